@@ -1,0 +1,43 @@
+# Each target works on a fresh machine with Python 3.11, pip and make: the first one to run builds
+# .venv with the versions in constraints.txt, and rebuilds it when they or pyproject.toml change.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+EXTRAS := train,export,report,lightning,hf,dev
+
+.PHONY: demo test lint types bench zoo clean
+.DEFAULT_GOAL := test
+
+demo: $(STAMP)  ## train, prune, verify, recover, export and report, in about a minute
+	$(BIN)/python recipes/demo.py
+
+test: lint types  ## everything a change must pass: lint, types, tests, doctests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## the figures the documentation quotes
+	$(BIN)/python benchmarks/paper_flops.py
+
+zoo: $(STAMP)  ## prune and verify torchvision and timm models, one by one (long)
+	$(BIN)/python benchmarks/zoo.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torchvision and timm go in without their dependencies: torchvision's own pin of torch would
+# replace the CPU build. What timm needs beyond torch is named in the line before.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[$(EXTRAS)]' huggingface_hub pillow pyyaml
+	$(PIP) --no-deps torchvision timm
+	touch $@

@@ -1,0 +1,38 @@
+"""Smaller, faster convolutional networks by filter pruning via geometric median.
+
+    plan = fpgm.plan(model, example_inputs, rate=0.4)    # nothing has happened yet
+    small = fpgm.compact(model, plan)                    # a new module; model itself is untouched
+    fpgm.verify(model, plan, example_inputs).check()     # proof that small is what was planned
+"""
+
+from fpgm._version import __version__
+from fpgm.compact import compact
+from fpgm.errors import (
+    FileError,
+    FpgmError,
+    ModelError,
+    PlanError,
+    RequestError,
+    VerificationError,
+)
+from fpgm.masking import mask_
+from fpgm.plan import Plan
+from fpgm.planning import plan, prune
+from fpgm.verify import Certificate, verify
+
+__all__ = [
+    "Certificate",
+    "FileError",
+    "FpgmError",
+    "ModelError",
+    "Plan",
+    "PlanError",
+    "RequestError",
+    "VerificationError",
+    "__version__",
+    "compact",
+    "mask_",
+    "plan",
+    "prune",
+    "verify",
+]

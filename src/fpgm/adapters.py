@@ -1,0 +1,66 @@
+"""Gathers and scatters of channels, attached to a module as hooks.
+
+A compact model stays the user's own class. Where their code fixes a width that pruning changed
+(zero-padded shortcuts, shuffles, full-width residual streams), a hook on the nearest module picks
+or places channels. The positions are buffers, so they move between devices with the model; they
+are rebuilt from the plan and not stored in state dicts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.plan import Adapter
+
+
+def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Pick channels."""
+    return x.index_select(dim, index)
+
+
+def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
+    """Place channels among zeros."""
+    shape = list(x.shape)
+    shape[dim] = size
+    return x.new_zeros(shape).index_copy(dim, index, x)
+
+
+class _Hook:
+    """Callable that finds its positions on the module it is attached to, so copies stay apart."""
+
+    def __init__(self, adapter: Adapter, buffer: str) -> None:
+        self.dim, self.size, self.kind, self.buffer = (
+            adapter.dim, adapter.size, adapter.kind, buffer,
+        )  # fmt: skip
+
+    def adapt(self, module: nn.Module, x: Tensor) -> Tensor:
+        index = getattr(module, self.buffer)
+        if self.kind == "gather":
+            return gather(x, self.dim, index)
+        return scatter(x, self.dim, index, self.size)
+
+
+class _InputHook(_Hook):
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.adapt(module, args[0]), *args[1:])
+
+
+class _OutputHook(_Hook):
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        return self.adapt(module, out)
+
+
+def attach_(model: nn.Module, adapter: Adapter) -> None:
+    """Register an adapter's hook and its positions on the module it names."""
+    module = model.get_submodule(adapter.module)
+    taken = sum(name.startswith("fpgm_") for name, _ in module.named_buffers(recurse=False))
+    buffer = f"fpgm_{adapter.side}_{taken}"
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    module.register_buffer(buffer, torch.tensor(adapter.index, device=device), persistent=False)
+    if adapter.side == "input":
+        module.register_forward_pre_hook(_InputHook(adapter, buffer))
+    else:
+        module.register_forward_hook(_OutputHook(adapter, buffer))

@@ -1,0 +1,123 @@
+"""Applying a plan: a new, smaller module of the user's own class.
+
+The copy is a deep copy in which sliced tensors take the place of the originals from the start, so
+ties between parameters, references elsewhere in the model and hooks come along by themselves, and
+the full weights are never copied. The input model is untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.adapters import attach_
+from fpgm.errors import PlanError
+from fpgm.plan import Attribute, Cut, Plan
+
+PLANS = "fpgm_plans"
+"""Attribute under which a compact model carries the plans that made it, oldest first."""
+
+
+def compact(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return a copy of the model without the units the plan removes.
+
+    >>> import fpgm
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> small = fpgm.compact(net, fpgm.plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1))
+    >>> small[0].out_channels, net[0].out_channels
+    (4, 8)
+    """
+    check_fits(model, plan)
+    tensors = named_tensors(model)
+    memo: dict[int, object] = {}
+    for name, cuts in by_tensor(plan.cuts).items():
+        original = tensors[name]
+        memo[id(original)] = _like(original, cut(original.detach(), cuts))
+    small = copy.deepcopy(model, memo)
+    for attribute in plan.attributes:
+        _assign(small.get_submodule(attribute.module), attribute)
+    for adapter in plan.adapters:
+        attach_(small, adapter)
+    setattr(small, PLANS, (*getattr(model, PLANS, ()), plan))
+    return small
+
+
+def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    """Keep what the cuts say; a tensor of size 1 along a dim has nothing to lose there."""
+    for c in sorted(cuts, key=lambda c: -c.blocks):
+        if tensor.shape[c.dim] == 1 and c.size > 1:
+            continue
+        keep = torch.tensor(c.keep, device=tensor.device)
+        if c.blocks == 1:
+            tensor = tensor.index_select(c.dim, keep)
+        else:
+            rows = tensor.shape[0] // c.blocks
+            parts = [
+                tensor[b * rows : (b + 1) * rows].index_select(c.dim, share)
+                for b, share in enumerate(keep.reshape(c.blocks, -1))
+            ]
+            tensor = torch.cat(parts)
+    return tensor
+
+
+def _like(original: Tensor, new: Tensor) -> Tensor:
+    """Same memory format, same kind, same requires_grad."""
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        if new.ndim == (4 if layout == torch.channels_last else 5) and (
+            original.is_contiguous(memory_format=layout) and not original.is_contiguous()
+        ):
+            new = new.contiguous(memory_format=layout)
+            break
+    else:
+        new = new.contiguous()
+    if isinstance(original, nn.Parameter):
+        return nn.Parameter(new, requires_grad=original.requires_grad)
+    return new
+
+
+def _assign(module: nn.Module, attribute: Attribute) -> None:
+    value = attribute.after
+    held = getattr(module, attribute.name)
+    setattr(module, attribute.name, type(held)(value) if isinstance(held, list) else value)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by their first name; tied ones appear once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
+    """Cuts of each tensor."""
+    grouped: dict[str, list[Cut]] = {}
+    for c in cuts:
+        grouped.setdefault(c.tensor, []).append(c)
+    return grouped
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short name for a model's tensors and their shapes."""
+    text = ";".join(f"{name}{tuple(t.shape)}" for name, t in sorted(named_tensors(model).items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_fits(model: nn.Module, plan: Plan) -> None:
+    """Refuse a plan of another model, naming the first tensor that differs."""
+    if fingerprint(model) == plan.fingerprint:
+        return
+    tensors: Mapping[str, Tensor] = named_tensors(model)
+    for c in plan.cuts:
+        if c.tensor not in tensors:
+            raise PlanError(
+                f"The plan was made for another model: this one has no tensor '{c.tensor}'."
+            )
+        size = tensors[c.tensor].shape[c.dim] if c.dim < tensors[c.tensor].ndim else None
+        if size != c.size:
+            raise PlanError(
+                f"The plan was made for another model: '{c.tensor}' has size {size} along dim "
+                f"{c.dim}, the plan expects {c.size}."
+            )
+    raise PlanError("The plan was made for another model: its tensors differ from this one's.")

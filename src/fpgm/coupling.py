@@ -1,0 +1,265 @@
+"""From what was watched to what can be decided: units, pools of units, and what is frozen.
+
+Labels that met are one class. A class with a filter somewhere and no reason to stay is a unit;
+units written by the same layers form a pool, from which a share is removed. Nothing is chosen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fpgm import labels as lb
+from fpgm.watch import Slot, Watch
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A layer's filters: the tensor, and the class of each of its rows."""
+
+    slot: Slot
+    classes: Tensor
+
+    @property
+    def layer(self) -> str:
+        """Path of the module that owns the filters."""
+        return self.slot.name.rpartition(".")[0] or self.slot.name
+
+
+@dataclass
+class Pool:
+    """Units that the same layers write, in channel order."""
+
+    name: str
+    units: Tensor
+    writers: tuple[Writer, ...]
+    exact: bool = True
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Paths of the layers that write them."""
+        return tuple(dict.fromkeys(w.layer for w in self.writers))
+
+    @property
+    def channels_per_unit(self) -> int:
+        """How many rows of its first layer one unit holds."""
+        first = self.writers[0].classes
+        rows = int(torch.isin(first, self.units).sum())
+        return max(1, rows // len(self.units))
+
+
+@dataclass
+class Structure:
+    """Everything selection needs to know about a model."""
+
+    seen: Watch
+    classes: Tensor
+    writers: tuple[Writer, ...]
+    reasons: dict[int, str]
+    approximate: frozenset[int]
+    balances: list[Tensor]
+    ignored: dict[int, str] = field(default_factory=dict)
+    pools: list[Pool] = field(default_factory=list)
+
+    def of(self, labels: Tensor) -> Tensor:
+        """Class of every label."""
+        return self.classes[labels]
+
+    def kept_labels(self, removed: Tensor) -> Tensor:
+        """Boolean over labels from the classes that go."""
+        gone = torch.zeros(int(self.classes.max()) + 1, dtype=torch.bool)
+        gone[removed] = True
+        return ~gone[self.classes]
+
+    def macs(self, kept: Tensor) -> int:
+        """Multiply-accumulates when only these labels stay (first example)."""
+        total = 0
+        for work in self.seen.works:
+            amount = work.times
+            for factor in work.factors:
+                amount *= lb.kept_numel(factor.fields, factor.shape, kept)
+            total += amount
+        return total
+
+    def params(self, kept: Tensor) -> int:
+        """Parameters when only these labels stay."""
+        return sum(
+            lb.kept_numel(tuple(slot.fields), slot.shape, kept)
+            for slot in self.seen.slots.values()
+            if slot.trainable
+        )
+
+    def freeze(self, classes: Tensor, reason: str) -> None:
+        """Leave these classes alone from now on."""
+        for c in classes.unique().tolist():
+            self.reasons.setdefault(c, reason)
+        self.pools = _pools(self)
+
+
+def couple(seen: Watch, approximate: bool = False) -> Structure:
+    """Resolve labels into classes, classes into units, units into pools."""
+    classes = _components(seen)
+    _settle_roles(seen)
+    structure = Structure(
+        seen,
+        classes,
+        _writers(seen, classes),
+        {},
+        frozenset(),
+        [classes[balance.blocks] for balance in seen.balances],
+    )
+    _collect_reasons(structure, approximate)
+    structure.pools = _pools(structure)
+    return structure
+
+
+def _components(seen: Watch) -> Tensor:
+    """Connected components of all labels that met: hook the larger root to the smaller, repeat."""
+    parent = torch.arange(seen.count)
+    if not seen.pairs:
+        return parent
+    a = torch.cat([pair[0] for pair in seen.pairs])
+    b = torch.cat([pair[1] for pair in seen.pairs])
+    while True:
+        low, high = torch.minimum(parent[a], parent[b]), torch.maximum(parent[a], parent[b])
+        open_ = low != high
+        if not bool(open_.any()):
+            return parent
+        a, b = a[open_], b[open_]
+        parent.scatter_reduce_(0, high[open_], low[open_], "amin")
+        while not torch.equal(parent, parent[parent]):
+            parent = parent[parent]
+
+
+def _settle_roles(seen: Watch) -> None:
+    """Give axes that rules named only through computed tensors (views, norms) their role."""
+    for role, marks in seen.roles.items():
+        marked = torch.zeros(seen.count, dtype=torch.bool)
+        marked[torch.cat(marks)] = True
+        for slot in seen.slots.values():
+            slot.roles = [
+                role if own == "scale" and bool(marked[f].any()) else own
+                for f, own in zip(slot.fields, slot.roles, strict=True)
+            ]
+
+
+def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
+    found = []
+    for slot in seen.slots.values():
+        for f, role in zip(slot.fields, slot.roles, strict=True):
+            if role == "filter":
+                found.append(Writer(slot, classes[rows_of(slot, f)]))
+    return tuple(found)
+
+
+def rows_of(slot: Slot, f: Tensor) -> Tensor:
+    """Labels of a layer's filters in channel order, grouped transposed weights included."""
+    if len(lb.axes(f)) == 1:
+        return f.reshape(-1)
+    starts = block_starts(f)
+    return f.reshape(f.shape[0], -1)[starts].reshape(-1)
+
+
+def block_starts(f: Tensor) -> list[int]:
+    """First row of each block of equal rows in a grouped weight's per-block field."""
+    rows = f.reshape(f.shape[0], -1)
+    changes = (rows[1:] != rows[:-1]).any(1)
+    return [0, *(torch.nonzero(changes).reshape(-1) + 1).tolist()]
+
+
+def sliceable(f: Tensor) -> bool:
+    """Whether a field lies along one axis, or is one row per block of a grouped weight."""
+    used = lb.axes(f)
+    if len(used) == 1:
+        return True
+    if used != [0, 1]:
+        return False
+    starts = block_starts(f)
+    width = f.shape[0] // len(starts)
+    return starts == list(range(0, f.shape[0], width))
+
+
+def _collect_reasons(structure: Structure, approximate: bool) -> None:
+    seen, reasons = structure.seen, structure.reasons
+    soft: set[int] = set()
+    for stop in seen.stops:
+        ids = structure.of(stop.labels).unique().tolist()
+        if stop.soft and approximate:
+            soft.update(ids)
+        else:
+            for c in ids:
+                reasons.setdefault(c, stop.reason)
+    for slot in seen.slots.values():
+        for f in slot.fields:
+            if not sliceable(f):
+                for c in structure.of(f.reshape(-1)).unique().tolist():
+                    reasons.setdefault(c, f"'{slot.name}' does not hold them along one axis")
+    structure.approximate = frozenset(soft)
+
+
+def _freeze_unbalanced(structure: Structure) -> None:
+    """A block that cannot shrink keeps its partners from shrinking."""
+    changed = True
+    while changed:
+        changed = False
+        for blocks in structure.balances:
+            free = [[c for c in row if c not in structure.reasons] for row in blocks.tolist()]
+            if all(free) or not any(free):
+                continue
+            for row in free:
+                for c in row:
+                    structure.reasons[c] = "they must match channels that are frozen"
+            changed = True
+
+
+def _pools(structure: Structure) -> list[Pool]:
+    """Units grouped by the set of layers that write them."""
+    _freeze_unbalanced(structure)
+    count = int(structure.classes.max()) + 1
+    generator = torch.Generator().manual_seed(0)
+    signature = torch.zeros(count, dtype=torch.int64)
+    for writer in structure.writers:
+        key = torch.randint(1 << 61, (1,), generator=generator)
+        signature[writer.classes.unique()] += key
+    signature[list(structure.reasons)] = 0
+    units: dict[int, Tensor] = {}
+    writers: dict[int, list[Writer]] = {}
+    for writer in structure.writers:
+        mine = signature[writer.classes]
+        for key in dict.fromkeys(mine.tolist()):
+            if key and key not in units:
+                units[key] = torch.tensor(list(dict.fromkeys(writer.classes[mine == key].tolist())))
+            writers.setdefault(key, []).append(writer)
+    return [
+        Pool(
+            writers[key][0].layer,
+            classes,
+            tuple(writers[key]),
+            exact=not structure.approximate.intersection(classes.tolist()),
+        )
+        for key, classes in units.items()
+    ]
+
+
+def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
+    """Layers, channels and reason of everything with filters that stays, for people."""
+    rows: dict[str, tuple[list[str], int]] = {}
+    for writer in structure.writers:
+        by_reason: dict[str, int] = {}
+        for c in writer.classes.tolist():
+            reason = structure.reasons.get(c)
+            if reason is not None:
+                by_reason[reason] = by_reason.get(reason, 0) + 1
+        for reason, count in by_reason.items():
+            layers, total = rows.get(reason, ([], 0))
+            rows[reason] = ([*layers, writer.layer], total + count)
+    return [(tuple(dict.fromkeys(layers)), n, reason) for reason, (layers, n) in rows.items()]
+
+
+def unreached_rows(names: Sequence[str]) -> list[tuple[tuple[str, ...], int, str]]:
+    """Parameters no forward pass has used."""
+    layers = tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    return [(layers, 0, "no forward pass with the example inputs uses them")] if layers else []

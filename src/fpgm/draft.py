@@ -1,0 +1,187 @@
+"""Writing a plan down: from chosen classes to cuts, attributes, adapters and rows for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm import labels as lb
+from fpgm.compact import by_tensor, fingerprint
+from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
+from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Plan
+from fpgm.watch import Slot
+
+_FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")
+_SECOND_DIM = ("in_channels", "in_features")
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A module's own number that follows a row of channels: found when a replay disagreed."""
+
+    module: str
+    name: str
+    labels: Tensor
+
+
+class Uneven(Exception):
+    """Blocks of a grouped weight would keep different numbers."""
+
+    def __init__(self, classes: Tensor) -> None:
+        super().__init__("uneven blocks")
+        self.classes = classes
+
+
+def draft(
+    model: nn.Module,
+    structure: Structure,
+    removed: Tensor,
+    kept_counts: Sequence[int],
+    asked: Mapping[str, Any],
+    remembered: Sequence[Remembered] = (),
+    adapters: Sequence[Adapter] = (),
+) -> Plan:
+    """The plan that removes these classes."""
+    kept = structure.kept_labels(removed)
+    everything = torch.ones_like(kept)
+    cuts = tuple(
+        c for slot in structure.seen.slots.values() for c in _cuts(structure, slot, kept)
+    )
+    return Plan(
+        fingerprint=fingerprint(model),
+        asked=dict(asked),
+        cuts=cuts,
+        attributes=tuple(_attributes(model, structure, cuts, kept, remembered)),
+        adapters=(*_windows(structure, kept), *adapters),
+        groups=tuple(
+            Group(pool.name, pool.layers, len(pool.units), count, pool.exact)
+            for pool, count in zip(structure.pools, kept_counts, strict=True)
+        ),
+        frozen=tuple(
+            Frozen(*row)
+            for row in [*frozen_rows(structure), *unreached_rows(structure.seen.unreached())]
+        ),
+        macs_before=structure.macs(everything),
+        macs_after=structure.macs(kept),
+        params_before=structure.params(everything),
+        params_after=structure.params(kept),
+    )
+
+
+def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
+    cuts = []
+    for f, role in zip(slot.fields, slot.roles, strict=True):
+        stays = kept[f]
+        if bool(stays.all()):
+            continue
+        used = lb.axes(f)
+        if len(used) == 1:
+            keep = torch.nonzero(stays.reshape(-1)).reshape(-1).tolist()
+            cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), _role(role)))
+        else:
+            cuts += _block_cut(structure, slot, f, stays, role)
+    return cuts
+
+
+def _block_cut(
+    structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: str
+) -> list[Cut]:
+    """A grouped weight: every block keeps its own columns, equally many; whole blocks are rows."""
+    rows = stays.reshape(f.shape[0], -1)[block_starts(f)]
+    counts = rows.sum(1)
+    alive = counts[counts > 0]
+    if len(alive) and not bool((alive == alive[0]).all()):
+        raise Uneven(structure.of(f.reshape(-1)))
+    if len(alive) < len(counts):
+        if bool((alive == f.shape[1]).all()):
+            return []  # the rows of those blocks go, and the rest is whole
+        raise Uneven(structure.of(f.reshape(-1)))
+    keep = torch.nonzero(rows)[:, 1].tolist()
+    return [Cut(slot.name, 1, f.shape[1], tuple(keep), _role(role), len(counts))]
+
+
+def _role(role: str) -> Any:
+    return role
+
+
+def _attributes(
+    model: nn.Module,
+    structure: Structure,
+    cuts: Sequence[Cut],
+    kept: Tensor,
+    remembered: Sequence[Remembered],
+) -> list[Attribute]:
+    """Sizes that modules remember and that the cuts change."""
+    found: dict[tuple[str, str], Attribute] = {}
+
+    def change(module: str, name: str, before: Any, after: Any) -> None:
+        if before != after:
+            found.setdefault((module, name), Attribute(module, name, before, after))
+
+    for grouping in structure.seen.groupings:
+        old = grouping.blocks.shape[0]
+        new = int(kept[grouping.blocks].any(1).sum())
+        for name in _group_names(model.get_submodule(grouping.module), old):
+            change(grouping.module, name, old, new)
+    groups_after = {m: a.after for (m, n), a in found.items() if n == "groups"}
+    for tensor, own in by_tensor(cuts).items():
+        path = tensor.rpartition(".")[0]
+        module = model.get_submodule(path)
+        sizes = {c.dim: (c.size, c.kept) for c in own}
+        groups = getattr(module, "groups", 1)
+        for name, before, after in _sizes(module, sizes, groups, groups_after.get(path, groups)):
+            change(path, name, before, after)
+    for item in remembered:
+        module = model.get_submodule(item.module)
+        before = getattr(module, item.name)
+        after = int(kept[item.labels].sum())
+        change(item.module, item.name, before, after)
+    return list(found.values())
+
+
+def _group_names(module: nn.Module, groups: int) -> list[str]:
+    """Attributes that hold a module's number of groups."""
+    named = [n for n in ("groups", "num_groups") if getattr(module, n, None) == groups]
+    return named or [n for n, v in vars(module).items() if type(v) is int and v == groups]
+
+
+def _sizes(
+    module: nn.Module, sizes: Mapping[int, tuple[int, int]], groups: int, groups_after: Any
+) -> list[tuple[str, Any, Any]]:
+    """Name, old and new value of the sizes a module keeps about its own weight."""
+    transposed = bool(getattr(module, "transposed", False))
+    changes: list[tuple[str, Any, Any]] = []
+    for names, dim in ((_FIRST_DIM, 1 if transposed else 0), (_SECOND_DIM, 0 if transposed else 1)):
+        for name in names:
+            held = getattr(module, name, None)
+            if type(held) is not int:
+                continue
+            if dim in sizes and held in (sizes[dim][0], sizes[dim][0] * groups):
+                per_group = held != sizes[dim][0] and groups > 1
+                changes.append((name, held, sizes[dim][1] * (groups_after if per_group else 1)))
+            elif dim == 1 and groups_after != groups and held % groups == 0:
+                changes.append((name, held, held // groups * groups_after))
+    shape = getattr(module, "normalized_shape", None)
+    if shape is not None and len(shape) == 1 and 0 in sizes:
+        changes.append(("normalized_shape", tuple(shape), (sizes[0][1],)))
+    return changes
+
+
+def _windows(structure: Structure, kept: Tensor) -> list[Adapter]:
+    """Convolutions along the channels get the full width: zeros in, picks out."""
+    adapters = []
+    for window in structure.seen.windows:
+        stays = kept[window.labels]
+        if bool(stays.all()):
+            continue
+        index = tuple(torch.nonzero(stays).reshape(-1).tolist())
+        size = window.labels.numel()
+        for side, kind in (("input", "scatter"), ("output", "gather")):
+            adapter = Adapter(window.module, side, kind, window.dim, index, size)  # type: ignore[arg-type]
+            if adapter not in adapters:
+                adapters.append(adapter)
+    return adapters

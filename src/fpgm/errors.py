@@ -1,0 +1,35 @@
+"""Every error a user can meet, in one tree.
+
+    FpgmError
+    ├── RequestError        an argument makes no sense: rate, budget, pattern, criterion
+    ├── ModelError          the model or its example input cannot be worked with
+    ├── PlanError           the plan was made for another model
+    ├── VerificationError   the compact model is not the silenced one: never ignored
+    └── FileError           a file is missing, foreign, truncated or cannot be written
+
+Messages are one line: what is wrong, where, and what to do.
+"""
+
+
+class FpgmError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class RequestError(FpgmError, ValueError):
+    """An argument makes no sense."""
+
+
+class ModelError(FpgmError):
+    """The model or its example input cannot be worked with."""
+
+
+class PlanError(FpgmError, ValueError):
+    """The plan does not fit the model it is applied to."""
+
+
+class VerificationError(FpgmError):
+    """The compact model does not compute what the silenced original computes."""
+
+
+class FileError(FpgmError, OSError):
+    """A file is missing, foreign, truncated or cannot be written."""

@@ -1,0 +1,51 @@
+"""Example inputs: what users pass, brought into one shape.
+
+A tensor, a tuple of arguments or a dict of keyword arguments is one example; a list holds several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fpgm.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def call(self, model: nn.Module) -> Any:
+        """Call the model with them."""
+        return model(*self.args, **self.kwargs)
+
+
+def as_examples(inputs: Any) -> list[Example]:
+    """Read `example_inputs` in any of its forms.
+
+    >>> import torch
+    >>> [example.kwargs for example in as_examples({"x": 1})]
+    [{'x': 1}]
+    >>> len(as_examples([torch.zeros(1), (torch.zeros(1), torch.zeros(1))]))
+    2
+    """
+    if isinstance(inputs, list):
+        if not inputs:
+            raise RequestError("example_inputs is an empty list: give at least one example.")
+        return [example for item in inputs for example in as_examples(item)]
+    if isinstance(inputs, Tensor):
+        return [Example((inputs,), {})]
+    if isinstance(inputs, tuple):
+        return [Example(inputs, {})]
+    if isinstance(inputs, Mapping):
+        return [Example((), dict(inputs))]
+    raise RequestError(
+        f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
+        "a dict of keyword arguments, or a list of these."
+    )

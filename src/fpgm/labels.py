@@ -1,0 +1,154 @@
+"""Label fields: which channel every position of a tensor belongs to.
+
+A field is an int64 tensor with as many dims as the tensor it describes, each of size 1 (the label
+does not change along that dim) or full. A tensor may carry several fields: a weight has one along
+the axis it writes and one along the axis it reads. Fields never have a single element: one
+channel alone can never be removed, so it needs no name. This file holds the pure arithmetic on
+fields; what an operator does to them is in `rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Fields = tuple[Tensor, ...]
+
+ANY = 0
+"""The label of a position that is the same constant whatever its channel (padding, zeros)."""
+
+
+def axes(field: Tensor) -> list[int]:
+    """Dims along which the labels change.
+
+    >>> axes(torch.tensor([[1], [2]]))
+    [0]
+    """
+    return [dim for dim, size in enumerate(field.shape) if size > 1]
+
+
+def varies(field: Tensor, dims: Iterable[int]) -> bool:
+    """Whether the labels change along any of these dims."""
+    return any(field.shape[dim] > 1 for dim in dims)
+
+
+def along(labels: Tensor, ndim: int, dim: int) -> Tensor:
+    """A 1-d row of labels, laid along one dim of an `ndim`-dimensional field."""
+    shape = [1] * ndim
+    shape[dim] = labels.numel()
+    return labels.reshape(shape)
+
+
+def lift(field: Tensor, ndim: int) -> Tensor:
+    """Prepend dims of size 1, as broadcasting does."""
+    return field.reshape((1,) * (ndim - field.ndim) + tuple(field.shape))
+
+
+def shrink(field: Tensor) -> Tensor:
+    """Reduce to size 1 every dim along which the labels turn out not to change.
+
+    >>> shrink(torch.tensor([[1, 1], [2, 2]]))
+    tensor([[1],
+            [2]])
+    """
+    for dim in axes(field):
+        first = field.narrow(dim, 0, 1)
+        if bool((field == first).all()):
+            field = first
+    return field
+
+
+def tidy(fields: Iterable[Tensor]) -> Fields:
+    """Drop what no longer distinguishes anything."""
+    return tuple(f for f in map(shrink, fields) if f.numel() > 1)
+
+
+def spread(field: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:
+    """Give the named dims their full size."""
+    wanted = set(dims)
+    return field.expand([shape[d] if d in wanted else field.shape[d] for d in range(field.ndim)])
+
+
+def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """What `view(after)` of a tensor of shape `before` does to its field.
+
+    Only dims that really split or merge are spread out, so a field stays small in batch and space.
+
+    >>> row = along(torch.tensor([1, 2]), 4, 1)
+    >>> reshape(row, (8, 2, 1, 3), (8, 6))
+    tensor([[1, 1, 1, 2, 2, 2]])
+    """
+    sizes: list[int] = []
+    pieces: list[int] = []
+    for ins, outs in _dim_groups(before, after):
+        if varies(field, ins):
+            pieces += [before[d] for d in ins]
+            sizes += [after[d] for d in outs]
+        else:
+            pieces += [1] * len(ins)
+            sizes += [1] * len(outs)
+    return field.expand(pieces).reshape(sizes)
+
+
+def _dim_groups(
+    before: Sequence[int], after: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Smallest runs of dims whose products agree: each run reshapes on its own."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        ins, outs = [], []
+        left = right = 1
+        if i < len(before):
+            left, ins = before[i], [i]
+            i += 1
+        if j < len(after):
+            right, outs = after[j], [j]
+            j += 1
+        while left != right:
+            if (left < right and i < len(before)) or j >= len(after):
+                left *= before[i]
+                ins.append(i)
+                i += 1
+            else:
+                right *= after[j]
+                outs.append(j)
+                j += 1
+        groups.append((ins, outs))
+    return groups
+
+
+def varying_dim(field: Tensor, dims: Sequence[int]) -> int:
+    """Of several dims that one channel axis was split into, the one taken to follow its size.
+
+    Code such as `view(b, groups, c // groups, h, w)` fixes the small number and derives the large
+    one. This is a guess, and replaying the compact model checks it.
+    """
+    return max(dims, key=lambda d: (field.shape[d], d))
+
+
+def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor) -> int:
+    """How many elements of a tensor remain when only labels with `kept[label]` stay.
+
+    >>> kept_numel((torch.tensor([[1], [2]]),), (2, 5), torch.tensor([True, True, False]))
+    5
+    """
+    total = math.prod(shape)
+    for mask in _independent(fields, kept):
+        total = total // mask.numel() * int(mask.sum())
+    return total
+
+
+def _independent(fields: Fields, kept: Tensor) -> list[Tensor]:
+    """Masks along disjoint axes; fields that share an axis (a grouped weight's) become one."""
+    masks: list[Tensor] = []
+    for field in fields:
+        mask = kept[field]
+        for other in [m for m in masks if varies(m, axes(mask))]:
+            masks = [m for m in masks if m is not other]
+            mask = mask & other
+        masks.append(mask)
+    return masks

@@ -1,0 +1,41 @@
+"""Zeroing the units a plan removes, in place, in the full-size model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.compact import by_tensor, check_fits, named_tensors
+from fpgm.plan import Cut, Plan
+
+
+@torch.no_grad()
+def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
+    """Zero every slice of the removed units, so that the model computes what the compact one does.
+
+    A norm's scale is left alone: its shift and running mean already silence a zeroed filter, and
+    zeroing the scale too would cut the filter off from its gradient for good. With
+    `readers=False` only the filters and shifts are zeroed, as the paper does between epochs;
+    the two are the same when the activation maps zero to zero.
+    """
+    check_fits(model, plan)
+    roles = ("filter", "shift", "reads") if readers else ("filter", "shift")
+    silence_(model, plan, roles)
+
+
+@torch.no_grad()
+def silence_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
+    """Zero the removed slices that play one of these roles."""
+    tensors = named_tensors(model)
+    for name, cuts in by_tensor(plan.cuts).items():
+        for c in cuts:
+            if c.role in roles:
+                _zero_(tensors[name], c)
+
+
+def _zero_(tensor: Tensor, c: Cut) -> None:
+    rows = tensor.shape[0] // c.blocks
+    for b in range(c.blocks):
+        block = tensor if c.blocks == 1 else tensor[b * rows : (b + 1) * rows]
+        gone = torch.tensor(c.removed(b), dtype=torch.int64, device=tensor.device)
+        block.index_fill_(c.dim, gone, 0)

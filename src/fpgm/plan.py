@@ -1,0 +1,208 @@
+"""The plan: an immutable value that says which tensor keeps which indices, and why the rest stays.
+
+A plan is made once, by looking at the model, and applies without looking again. It prints as a
+table, goes to JSON and back unchanged, and knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from fpgm.errors import PlanError
+
+FORMAT = 1
+"""Version of the JSON layout; raised when an old file would be misread."""
+
+Role = Literal["filter", "shift", "scale", "reads"]
+Side = Literal["input", "output"]
+Kind = Literal["gather", "scatter"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one parameter or buffer keeps along one dim, in the order the compact model wants it.
+
+    `role` tells masking what the slice means: a `filter` writes a unit, a `shift` adds to it
+    (bias, beta, running mean), a `scale` multiplies it, and `reads` is a later layer's view of it.
+    With `blocks` > 1 the tensor is a grouped weight: dim 0 falls into that many equal blocks, and
+    block b keeps its own share, the b-th equal part of `keep`.
+    """
+
+    tensor: str
+    dim: int
+    size: int
+    keep: tuple[int, ...]
+    role: Role
+    blocks: int = 1
+
+    @property
+    def kept(self) -> int:
+        """New size of the dim."""
+        return len(self.keep) // self.blocks
+
+    def removed(self, block: int = 0) -> list[int]:
+        """Indices that go (in one block of a grouped weight)."""
+        share = self.keep[block * self.kept : (block + 1) * self.kept]
+        return sorted(set(range(self.size)) - set(share))
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A size a module remembers (`out_channels`, `groups`, `split_width`) and its new value."""
+
+    module: str
+    name: str
+    before: int | tuple[int, ...]
+    after: int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A gather or scatter of channels at a module's input or output.
+
+    `gather` picks `index` along `dim`; `scatter` writes into zeros of `size` at `index`. They stand
+    where the user's own code fixes a width (zero-padded shortcuts, shuffles, full-width streams).
+    """
+
+    module: str
+    side: Side
+    kind: Kind
+    dim: int
+    index: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units of one or several layers that are chosen together, before and after."""
+
+    name: str
+    layers: tuple[str, ...]
+    units: int
+    kept: int
+    exact: bool = True
+
+    @property
+    def rate(self) -> float:
+        """Share of units removed."""
+        return 1 - self.kept / self.units
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Channels that are left alone, and a reason a person understands."""
+
+    layers: tuple[str, ...]
+    channels: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything needed to mask, compact, verify and explain; see the module docstring."""
+
+    fingerprint: str
+    asked: Mapping[str, Any]
+    cuts: tuple[Cut, ...]
+    attributes: tuple[Attribute, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+    groups: tuple[Group, ...] = ()
+    frozen: tuple[Frozen, ...] = ()
+    macs_before: int = 0
+    macs_after: int = 0
+    params_before: int = 0
+    params_after: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def macs_removed(self) -> float:
+        """Share of multiply-accumulates removed."""
+        return 1 - self.macs_after / self.macs_before if self.macs_before else 0.0
+
+    @property
+    def params_removed(self) -> float:
+        """Share of parameters removed."""
+        return 1 - self.params_after / self.params_before if self.params_before else 0.0
+
+    @property
+    def exact(self) -> bool:
+        """False when a removed unit took part in a norm over channels (asked for, approximate)."""
+        return all(group.exact for group in self.groups if group.kept < group.units)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """JSON text from which `from_json` makes an equal plan."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote; anything else is a `PlanError`."""
+        try:
+            return cls._from_dict(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"This is not a plan: {error}.") from error
+
+    @classmethod
+    def _from_dict(cls, raw: Any) -> Plan:
+        if not isinstance(raw, dict) or "format" not in raw:
+            raise PlanError("This is not a plan: no 'format' field.")
+        if raw.pop("format") != FORMAT:
+            raise PlanError(f"The plan is in another format than {FORMAT}: update fpgm.")
+        parts: dict[str, type] = {
+            "cuts": Cut,
+            "attributes": Attribute,
+            "adapters": Adapter,
+            "groups": Group,
+            "frozen": Frozen,
+        }
+        values = {
+            key: tuple(_rebuild(parts[key], item) for item in value) if key in parts else value
+            for key, value in raw.items()
+        }
+        values["notes"] = tuple(values.get("notes", ()))
+        return cls(**values)
+
+    def __str__(self) -> str:
+        rows = [
+            (g.name, str(len(g.layers)), f"{g.units} → {g.kept}", f"{g.rate:.0%}", _exactness(g))
+            for g in self.groups
+        ]
+        lines = [_table(("group", "layers", "units", "removed", ""), rows)]
+        lines += [
+            f"MACs   {self.macs_before:,} → {self.macs_after:,}  (−{self.macs_removed:.1%})",
+            f"params {self.params_before:,} → {self.params_after:,}  (−{self.params_removed:.1%})",
+        ]
+        lines += [
+            f"frozen {_shorten(f.layers)} ({f.channels} channels): {f.reason}" for f in self.frozen
+        ]
+        lines += [f"note   {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _rebuild(kind: type, item: Mapping[str, Any]) -> Any:
+    known = {f.name for f in fields(kind)}
+    if unknown := set(item) - known:
+        raise PlanError(f"This is not a plan: {kind.__name__} has no {sorted(unknown)[0]!r}.")
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+
+
+def _exactness(group: Group) -> str:
+    return "" if group.exact else "approximate"
+
+
+def _shorten(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

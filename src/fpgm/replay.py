@@ -1,0 +1,207 @@
+"""Replaying a compact model with labels: does the user's own code follow the smaller sizes?
+
+The same rules run again, on the compact model, with every weight carrying the classes it kept. Now
+two labels that meet must be equal, sizes must be as predicted, and a module must return its
+channels in the predicted order. Constants in user code (`view(-1, 9216)`, `split(x, 64)`) show up
+here as a mismatch at a known place; a mere change of order at a module's output is mended by a
+gather there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm import labels as lb
+from fpgm.compact import by_tensor, compact, cut, named_tensors
+from fpgm.coupling import Structure
+from fpgm.examples import Example
+from fpgm.plan import Adapter, Plan
+from fpgm.watch import Factor, Place, RuleFault, Slot, Tracer, undisturbed
+
+
+class Mismatch(Exception):
+    """The compact model does not do what the labels say; carries the classes involved."""
+
+    def __init__(self, reason: str, classes: Sequence[Tensor], module: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.classes = (
+            torch.cat([c.reshape(-1) for c in classes]) if classes else torch.zeros(0).long()
+        )
+        self.module = module
+        self.sizes: list[tuple[int, Tensor]] = []
+
+
+class Replay(Tracer):
+    """A tracer that checks instead of collecting."""
+
+    trusts_positions = True
+
+    def __init__(
+        self, small: nn.Module, structure: Structure, plan: Plan, removed: Tensor
+    ) -> None:
+        super().__init__(small, _kept_slots(small, structure, plan))
+        self.structure = structure
+        self.kept = structure.kept_labels(removed)
+        self.adapters: dict[str, Adapter] = {}
+        self._latest: list[Tensor] = []
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            out = super().call(func, args, kwargs)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise self._mismatch(f"sizes are fixed in the code ({_first_line(error)})", args) from None
+        if isinstance(out, Tensor):
+            self._latest = [out, *self._latest[:1]]
+        return out
+
+    def _mismatch(self, reason: str, tensors: Sequence[Any]) -> Mismatch:
+        fields = [f for t in tensors if isinstance(t, Tensor) for f in self.fields(t)[:1]]
+        return Mismatch(f"{reason} in {self.where()}", fields, self.module)
+
+    def outside(self, error: Exception) -> Mismatch:
+        """An error raised by user code between operators: blame what was computed last."""
+        return self._mismatch(f"sizes are fixed in the code ({_first_line(error)})", self._latest)
+
+    def fresh(self, count: int) -> Tensor:
+        return torch.full((count,), lb.ANY)
+
+    def prefer(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(a == lb.ANY, b, a)
+
+    def relate(self, a: Tensor, b: Tensor) -> None:
+        try:
+            a, b = torch.broadcast_tensors(a, b)
+        except RuntimeError:
+            raise self._clash([a, b]) from None
+        if not bool(((a == b) | (a == lb.ANY) | (b == lb.ANY)).all()):
+            raise self._clash([a, b])
+
+    def _clash(self, fields: Sequence[Tensor]) -> Mismatch:
+        reason = f"channels would not line up after pruning in {self.where()}"
+        return Mismatch(reason, fields, self.module)
+
+    def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
+        """What had to be frozen was frozen when watching."""
+
+    def window(self, dim: int, labels: Tensor) -> bool:
+        return True
+
+    def risky(self, out: Tensor) -> None:
+        expected = self.structure.seen.risks.get(self.next_risk())
+        if expected is None:
+            return
+        wanted = self._predicted_shape(expected)
+        if wanted != tuple(out.shape):
+            problem = Mismatch(
+                f"a size is fixed in the code in {self.where()}",
+                [self.structure.of(f) for f in expected.fields],
+                self.module,
+            )
+            problem.sizes = [
+                (expected.shape[d], f.reshape(-1))
+                for f in expected.fields
+                for d in lb.axes(f)
+                if wanted[d] != out.shape[d] and len(lb.axes(f)) == 1
+            ]
+            raise problem
+
+    def _predicted_shape(self, expected: Factor) -> tuple[int, ...]:
+        shape = list(expected.shape)
+        for f in expected.fields:
+            stays = self.kept[f]
+            for d in lb.axes(f):
+                others = [o for o in range(f.ndim) if o != d]
+                shape[d] = int(stays.any(others).sum() if others else stays.sum())
+        return tuple(shape)
+
+    def returned(self, path: str, out: Any) -> Any:
+        expected = self.structure.seen.returns.get(self.here(path))
+        if expected is None or not isinstance(out, Tensor) or len(expected.fields) != 1:
+            return None
+        field = expected.fields[0]
+        used = lb.axes(field)
+        own = [f for f in self.fields(out) if lb.axes(f) == used]
+        if len(used) != 1 or len(own) != 1:
+            return None
+        wanted = self.structure.of(field.reshape(-1)[self.kept[field.reshape(-1)]])
+        have = own[0].reshape(-1)
+        if wanted.shape == have.shape and bool(((have == wanted) | (have == lb.ANY)).all()):
+            return None
+        return self._mend(path, out, used[0], have, wanted)
+
+    def _mend(self, path: str, out: Tensor, dim: int, have: Tensor, wanted: Tensor) -> Tensor:
+        """Pick the predicted channels, in the predicted order, out of what the module returns."""
+        index = _positions(have.tolist(), wanted.tolist())
+        if index is None:
+            raise self._clash([have, wanted])
+        adapter = Adapter(path, "output", "gather", dim, tuple(index), len(have))
+        if self.adapters.setdefault(path, adapter) != adapter or not path:
+            raise self._clash([have, wanted])
+        picked = out.index_select(dim, torch.tensor(index, device=out.device))
+        self.set(picked, [lb.along(wanted, out.ndim, dim)])
+        return picked
+
+
+def replay(
+    model: nn.Module,
+    structure: Structure,
+    plan: Plan,
+    removed: Tensor,
+    examples: Sequence[Example],
+) -> list[Adapter]:
+    """Run the compact model on every example; returns the gathers it needs, or raises `Mismatch`."""
+    small = compact(model, plan)
+    checker = Replay(small, structure, plan, removed)
+    with undisturbed(small):
+        small.eval()
+        for example in examples:
+            try:
+                checker.run(example)
+            except (Mismatch, RuleFault):
+                raise
+            except Exception as error:
+                raise checker.outside(error) from error
+    return list(checker.adapters.values())
+
+
+def _positions(have: list[int], wanted: list[int]) -> list[int] | None:
+    """Where each wanted class stands; constants (padding) may stand for any class not found."""
+    places: dict[int, list[int]] = {}
+    for i, c in enumerate(have):
+        places.setdefault(c, []).append(i)
+    spare = places.pop(lb.ANY, [])
+    found = []
+    for c in wanted:
+        pool = places.get(c) or spare
+        if not pool:
+            return None
+        found.append(pool.pop(0))
+    return found
+
+
+def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:
+    """The slots of the compact model, labelled with the classes that stayed."""
+    cuts = by_tensor(plan.cuts)
+    tensors = named_tensors(small)
+    slots = {}
+    for slot in structure.seen.slots.values():
+        tensor = tensors[slot.name]
+        own = Slot(slot.name, tuple(tensor.shape), slot.trainable, seen=True)
+        own.name_axes([
+            (cut(structure.of(f), cuts.get(slot.name, [])), role)
+            for f, role in zip(slot.fields, slot.roles, strict=True)
+        ])
+        slots[id(tensor)] = own
+    return slots
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+__all__ = ["Mismatch", "Place", "replay"]

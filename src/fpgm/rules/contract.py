@@ -1,0 +1,245 @@
+"""Convolutions and matrix products: what a weight writes, and what it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fpgm import labels as lb
+from fpgm.rules.normalise import adopt, channel_row
+
+if TYPE_CHECKING:
+    from fpgm.watch import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+_READS_FIXED = "it reads the model's input or a tensor of fixed size"
+
+
+def _convolution(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    x, weight, bias = args[:3]
+    transposed, groups = args[6], args[8]
+    space = range(2, x.ndim)
+    if _slides_along_channels(tracer, x, weight, out, space):
+        return
+    for f in tracer.fields(x):
+        if lb.varies(f, space):
+            tracer.freeze([f], "a convolution runs along the channels")
+    reads = channel_row(tracer, x, 1)
+    if reads is not None and reads.numel() != x.shape[1]:
+        reads = None
+    if tracer.untouched(weight) is not None:
+        writes = _label_weight(tracer, weight, reads, groups, transposed)
+    else:
+        writes = _relate_weight(tracer, weight, reads, groups, transposed)
+    per_filter = math.prod(x.shape[2:] if transposed else out.shape[2:]) * x.shape[0]
+    tracer.work(per_filter, [(tracer.fields(weight), weight.shape)])
+    adopt(tracer, bias, writes, "shift")
+    if writes is not None:
+        tracer.set(out, [lb.along(writes, out.ndim, 1)])
+
+
+def _slides_along_channels(
+    tracer: Tracer, x: Tensor, weight: Tensor, out: Tensor, space: Sequence[int]
+) -> bool:
+    """ECA's gate: one small kernel slides along the channels laid out in space."""
+    if x.shape[1] != 1 or weight.shape[0] != 1:
+        return False
+    rows = [(f, d) for f in tracer.fields(x) for d in space if lb.axes(f) == [d]]
+    if len(rows) != 1 or len(tracer.fields(x)) != 1:
+        return False
+    field, dim = rows[0]
+    if out.shape[dim] != x.shape[dim] or not tracer.window(dim, field.reshape(-1)):
+        return False
+    tracer.set(out, [field])
+    tracer.fields(weight)
+    tracer.work(out.numel() * weight.numel(), [])
+    return True
+
+
+def _label_weight(
+    tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
+) -> Tensor | None:
+    """Name the axes of a weight seen for the first time; returns the labels it writes."""
+    slot = tracer.untouched(weight)
+    assert slot is not None
+    outs = weight.shape[1] * groups if transposed else weight.shape[0]
+    ins = weight.shape[0] if transposed else weight.shape[1] * groups
+    if reads is None:
+        reads = tracer.fresh(ins)
+        tracer.freeze([reads], _READS_FIXED)
+    writes = reads if groups == ins == outs and groups > 1 else tracer.fresh(outs)
+    if groups > 1:
+        _couple_groups(tracer, reads, writes, groups)
+    named = _weight_fields(weight, reads, writes, groups, transposed)
+    slot.name_axes([(f, r) for f, r in zip(named, ("filter", "reads"), strict=True)])
+    return writes if writes.numel() > 1 else None
+
+
+def _weight_fields(
+    weight: Tensor, reads: Tensor, writes: Tensor, groups: int, transposed: bool
+) -> tuple[Tensor, Tensor]:
+    """Fields of what a weight writes and reads; in a grouped weight one of them is per block."""
+    per_row, per_block = (reads, writes) if transposed else (writes, reads)
+    rows = lb.along(per_row, weight.ndim, 0)
+    columns = per_block.reshape(groups, -1).repeat_interleave(len(per_row) // groups, 0)
+    if groups == 1:
+        columns = columns[:1]
+    columns = columns.reshape(*columns.shape, *[1] * (weight.ndim - 2))
+    if columns.shape[1] == 1 and groups > 1:
+        columns = columns[:1, :1]  # one column a group: the row's label says it all
+    return (columns, rows) if transposed else (rows, columns)
+
+
+def _couple_groups(tracer: Tracer, reads: Tensor, writes: Tensor, groups: int) -> None:
+    """Either whole groups go, or every group keeps equally many: whichever is finer."""
+    ins, outs = reads.reshape(groups, -1), writes.reshape(groups, -1)
+    whole = groups > min(ins.shape[1], outs.shape[1])
+    if whole:
+        tracer.tie(ins, [1])
+        if writes is not reads:
+            tracer.relate(outs, ins[:, :1])
+    else:
+        tracer.balance(ins)
+        tracer.balance(outs)
+    tracer.grouped(outs, whole)
+
+
+def _relate_weight(
+    tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
+) -> Tensor | None:
+    """A weight that was computed or is shared: its labels exist, and meet those of the input."""
+    fields = tracer.fields(weight)
+    write_dim, read_dim = (1, 0) if transposed else (0, 1)
+    flat = [f for f in fields if len(lb.axes(f)) == 1]
+    if len(flat) < len(fields) and groups > 1:
+        return _relate_grouped(tracer, weight, reads, groups, transposed)
+    for f in fields:
+        if lb.varies(f, range(2, weight.ndim)) or len(lb.axes(f)) > 1:
+            tracer.freeze([f], "a weight's labels do not lie along its axes")
+    writes = next((f.reshape(-1) for f in flat if lb.axes(f) == [write_dim]), None)
+    read = next((f.reshape(-1) for f in flat if lb.axes(f) == [read_dim]), None)
+    if writes is not None:
+        tracer.role(writes, "filter")
+    if read is not None:
+        tracer.role(read, "reads")
+    if reads is not None and read is None:
+        if groups == 1:
+            tracer.freeze([reads], "a convolution with a computed weight reads them")
+    elif read is not None and reads is None:
+        tracer.freeze([read], _READS_FIXED)
+    elif read is not None and reads is not None:
+        tracer.relate(reads.reshape(groups, -1), read.reshape(1, -1))
+    if groups > 1 and writes is not None:
+        writes = writes if not transposed else writes.repeat(groups)
+        if reads is not None:
+            _couple_groups(tracer, reads, writes, groups)
+        else:
+            tracer.freeze([writes], _READS_FIXED)
+    elif groups > 1 and reads is not None:
+        tracer.freeze([reads], "a grouped convolution with a computed weight reads them")
+    return writes
+
+
+def _relate_grouped(
+    tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
+) -> Tensor | None:
+    """A grouped weight met again: the module is shared, or a second example runs."""
+    rows = next(f for f in tracer.fields(weight) if lb.axes(f) == [0])
+    blocks = next((f for f in tracer.fields(weight) if lb.axes(f) == [0, 1]), None)
+    per_row = rows.reshape(-1)
+    per_block = per_row if blocks is None else (
+        blocks.reshape(groups, -1, weight.shape[1])[:, 0].reshape(-1)
+    )
+    own_reads, writes = (per_row, per_block) if transposed else (per_block, per_row)
+    if reads is None:
+        tracer.freeze([own_reads], _READS_FIXED)
+    else:
+        tracer.relate(own_reads, reads)
+    tracer.grouped(writes.reshape(groups, -1), True)
+    return writes
+
+
+def _mm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    _product(tracer, args[0], args[1], out)
+
+
+def _addmm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    bias, a, b = args[:3]
+    _product(tracer, a, b, out)
+    row = [f for f in tracer.fields(out) if lb.axes(f) == [out.ndim - 1]]
+    if bias.ndim == 1:
+        adopt(tracer, bias, row[0].reshape(-1) if row else None, "shift")
+    else:
+        tracer.freeze(tracer.fields(bias), "a matrix is added to a product")
+
+
+def _product(tracer: Tracer, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """[…, m, k] @ […, k, n]: rows and columns pass through, k is read."""
+    last, inner = a.ndim - 1, b.ndim - 2
+    fa, fb = tracer.fields(a), tracer.fields(b)
+    read_a = [f for f in fa if f.shape[last] > 1]
+    read_b = [f for f in fb if f.shape[inner] > 1]
+    rows = [f for f in fa if f.shape[last] == 1]
+    columns = [f for f in fb if f.shape[inner] == 1]
+    _contract(tracer, a, b, read_a, read_b)
+    for weight, written in ((a, rows), (b, columns)):
+        if tracer.is_constant(weight):
+            for f in written:
+                tracer.role(f, "filter")
+    per_matrix = tuple(f for f in fb if not lb.varies(f, range(b.ndim - 2)))
+    tracer.work(1, [(tuple(rows), a.shape[:-1]), (per_matrix, b.shape[-2:])])
+    tracer.set(out, _meeting_batches(tracer, rows, columns))
+
+
+def _meeting_batches(tracer: Tracer, rows: list[Tensor], columns: list[Tensor]) -> list[Tensor]:
+    merged = list(rows)
+    for c in columns:
+        for i, r in enumerate(merged):
+            if lb.varies(r, lb.axes(c)):
+                tracer.relate(r, c)
+                shape = [max(x, y) for x, y in zip(r.shape, c.shape, strict=True)]
+                merged[i] = r.expand(shape)
+                break
+        else:
+            merged.append(c)
+    return merged
+
+
+def _contract(
+    tracer: Tracer, a: Tensor, b: Tensor, read_a: list[Tensor], read_b: list[Tensor]
+) -> None:
+    """Labels along the contracted axis: a weight reads an activation, or nothing can be said."""
+    flat = all(len(lb.axes(f)) == 1 for f in (*read_a, *read_b))
+    one_weight = tracer.is_constant(a) != tracer.is_constant(b)
+    if flat and one_weight and len(read_a) == len(read_b) == 1:
+        tracer.relate(read_a[0].reshape(-1), read_b[0].reshape(-1))
+        tracer.role((read_b if tracer.is_constant(b) else read_a)[0], "reads")
+    elif one_weight and not (read_b if tracer.is_constant(a) else read_a):
+        tracer.freeze([*read_a, *read_b], _READS_FIXED)
+    else:
+        tracer.freeze([*read_a, *read_b], "a product of activations reads them")
+
+
+def _attention(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    for tensor in args[:3]:
+        tracer.freeze(tracer.fields(tensor), "attention reads them")
+    tracer.set(out[0] if isinstance(out, tuple | list) else out, tracer.fields(args[2]))
+
+
+RULES: dict[str, Any] = {
+    "convolution": _convolution,
+    **{name: _mm for name in ("mm", "bmm")},
+    **{name: _addmm for name in ("addmm", "baddbmm")},
+    **{
+        name: _attention
+        for name in ("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
+                     "_scaled_dot_product_flash_attention", "_scaled_dot_product_math",
+                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_attention_math",
+                     "_scaled_dot_product_cudnn_attention")
+    },
+}  # fmt: skip

@@ -1,0 +1,135 @@
+"""Normalisation: per channel is harmless, over channels is not.
+
+BatchNorm treats every channel on its own. LayerNorm and GroupNorm take statistics over channels,
+so removing some changes the rest: whole norm-groups can go exactly, anything else would be an
+approximation and is frozen softly (it may be asked for).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fpgm import labels as lb
+
+if TYPE_CHECKING:
+    from fpgm.watch import Tracer
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+_OVER = "statistics over channels would change"
+
+
+def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: str) -> None:
+    """Give a 1-d parameter the labels of the channel axis it belongs to."""
+    if tensor is None or tensor.ndim != 1 or tensor.numel() < 2:
+        return
+    slot = tracer.untouched(tensor)
+    if row is None:
+        tracer.freeze(tracer.fields(tensor), "it belongs to channels of fixed size")
+    elif slot is not None:
+        slot.name_axes([(row.reshape(-1), role)])
+    else:
+        for field in tracer.fields(tensor):
+            tracer.relate(field, row.reshape(-1))
+            tracer.role(field, role)
+
+
+def channel_row(tracer: Tracer, x: Tensor, dim: int) -> Tensor | None:
+    """Labels along one dim, tied over any other dim they change along."""
+    rows = [f for f in tracer.fields(x) if f.shape[dim] > 1]
+    if not rows:
+        return None
+    row = rows[0]
+    for other in rows[1:]:
+        tracer.freeze([other], "two kinds of channels share an axis")
+    others = [d for d in lb.axes(row) if d != dim]
+    tracer.tie(row, others)
+    for d in others:
+        row = row.narrow(d, 0, 1)
+    return row.reshape(-1)
+
+
+def _batch_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, weight, bias = args[:3]
+    mean, var = (args[3], args[4]) if isinstance(args[3], Tensor) else (None, None)
+    uses_batch = mean is None or any(a is True for a in args[5:6])
+    if uses_batch:
+        for f in tracer.fields(x):
+            others = [d for d in lb.axes(f) if d != 1]
+            if others and f.shape[1] == 1:
+                tracer.freeze([f], _OVER, soft=False)
+    row = channel_row(tracer, x, 1)
+    for tensor, role in ((weight, "scale"), (bias, "shift"), (mean, "shift"), (var, "scale")):
+        adopt(tracer, tensor, row, role)
+    tracer.set(out[0], tracer.fields(x) if row is None else _with_row(tracer, x, row))
+
+
+def _with_row(tracer: Tracer, x: Tensor, row: Tensor) -> list[Tensor]:
+    rest = [f for f in tracer.fields(x) if f.shape[1] == 1]
+    return [lb.along(row, x.ndim, 1), *rest]
+
+
+def _layer_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, shape = args[0], args[1]
+    dims = range(x.ndim - len(shape), x.ndim)
+    rows = []
+    for f in tracer.fields(x):
+        mixed = [d for d in dims if f.shape[d] > 1]
+        if mixed:
+            one_axis = len(shape) == 1 and lb.axes(f) == [x.ndim - 1]
+            has_weight = len(args) > 2 and args[2] is not None
+            tracer.freeze([f], _OVER, soft=one_axis and has_weight)
+            rows.append(f)
+    for tensor, role in zip(args[2:4], ("scale", "shift"), strict=False):
+        if tensor is not None and len(shape) == 1:
+            adopt(tracer, tensor, rows[0].reshape(-1) if rows else None, role)
+        elif tensor is not None:
+            tracer.freeze(tracer.fields(tensor), _OVER)
+    tracer.set(out[0], tracer.fields(x))
+
+
+def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, weight, bias, groups = args[0], args[1], args[2], args[6]
+    row = channel_row(tracer, x, 1)
+    for tensor, role in ((weight, "scale"), (bias, "shift")):
+        adopt(tracer, tensor, row, role)
+    if row is not None:
+        blocks = row.reshape(groups, -1)
+        if groups == 1:
+            tracer.freeze([row], _OVER)
+        elif blocks.shape[1] > 1:
+            tracer.tie(blocks, [1])
+        tracer.grouped(blocks, whole=True)
+        tracer.set(out[0], _with_row(tracer, x, row))
+    else:
+        tracer.set(out[0], tracer.fields(x))
+
+
+def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """w = g · v / ‖v‖: a zeroed input slice leaves the norm to the rest, masked or removed."""
+    v, g = args[:2]
+    dim = args[2] if len(args) > 2 else 0
+    fields = tracer.fields(v)
+    for f in tracer.fields(g):
+        for own in fields:
+            if own.shape[dim] > 1 and f.shape[dim] > 1:
+                tracer.relate(own, f)
+    result = out[0] if isinstance(out, tuple) else out
+    tracer.set(result, fields)
+
+
+RULES: dict[str, Any] = {
+    **{
+        name: _batch_norm
+        for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
+                     "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
+                     "miopen_batch_norm", "_batch_norm_no_update")
+    },
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "_weight_norm_interface": _weight_norm,
+    "_weight_norm": _weight_norm,
+}  # fmt: skip

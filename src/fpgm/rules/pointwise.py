@@ -1,0 +1,97 @@
+"""Element-wise operators: positions that meet belong to the same units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fpgm import labels as lb
+from fpgm.labels import Fields
+
+if TYPE_CHECKING:
+    from fpgm.watch import Tracer
+
+_KEEPS_ZERO = {"relu", "gelu", "silu", "leaky_relu", "tanh", "hardswish", "clone", "neg", "abs"}
+"""Functions with f(0) = 0: a channel that is zero before is zero after."""
+
+
+def combine(
+    tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
+    """Relate the operands' labels position by position, with broadcasting."""
+    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 0]
+    if not isinstance(out, Tensor) or not operands:
+        return
+    if name.startswith("add") and len(operands) == 2:
+        _mark_shifts(tracer, operands)
+        operands = tracer.at_sum(operands)
+    tracer.set(out, meet(tracer, operands, tuple(out.shape)))
+    if len(operands) == 1 and name.removesuffix("_") in _KEEPS_ZERO:
+        tracer.passed(operands[0], out)
+
+
+def _mark_shifts(tracer: Tracer, operands: Sequence[Tensor]) -> None:
+    for tensor in operands:
+        slot = tracer.slots.get(id(tensor))
+        if slot is not None:
+            tracer.fields(tensor)
+            slot.roles = ["shift" if role == "scale" else role for role in slot.roles]
+
+
+def meet(tracer: Tracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
+    """Fields of an element-wise result; labels that meet a tensor of fixed size are frozen."""
+    ndim = len(shape)
+    # Larger tensors first, so that a result is named by the weight and not by its gain.
+    order = sorted(operands, key=lambda x: -x.numel())
+    lifted = [(x, [lb.lift(f, ndim) for f in tracer.fields(x)]) for x in order]
+    merged: list[Tensor] = []
+    for _, fields in lifted:
+        for field in fields:
+            merged = _merge(tracer, merged, field)
+    for tensor, fields in lifted:
+        sizes = (1,) * (ndim - tensor.ndim) + tuple(tensor.shape)
+        labelled = {dim for field in fields for dim in lb.axes(field)}
+        for field in merged:
+            if any(sizes[dim] > 1 and dim not in labelled for dim in lb.axes(field)):
+                tracer.freeze([field], "they meet a tensor of fixed size")
+    return tuple(merged)
+
+
+def _merge(tracer: Tracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
+    apart = []
+    for other in merged:
+        if lb.varies(other, lb.axes(field)):
+            tracer.relate(other, field)
+            field = tracer.prefer(*torch.broadcast_tensors(other, field))
+        else:
+            apart.append(other)
+    return [*apart, field]
+
+
+def same(
+    tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
+    """The result has the first argument's labels (dropout, in-place fills)."""
+    results = out if isinstance(out, list | tuple) else [out]
+    for result in results:
+        if isinstance(result, Tensor) and result.ndim == args[0].ndim:
+            tracer.set(result, tracer.fields(args[0]))
+            tracer.passed(args[0], result)
+
+
+RULES = {
+    **{
+        name: same
+        for name in (
+            "native_dropout", "bernoulli", "fill", "zero", "uniform", "normal", "hardswish",
+            "rand_like", "randn_like", "zeros_like", "ones_like", "full_like", "empty_like",
+            "rrelu_with_noise", "alpha_dropout", "feature_dropout", "celu", "elu", "selu",
+            "hardtanh", "threshold", "mish", "log_sigmoid_forward", "softplus", "random",
+            "nan_to_num", "_fake_quantize_learnable_per_tensor_affine",
+        )
+    },
+    **{name: combine for name in ("copy", "_prelu_kernel", "masked_fill", "lerp")},
+}

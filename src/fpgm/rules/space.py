@@ -1,0 +1,50 @@
+"""Operators along space: pooling, resizing, padding by content. Channels pass through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fpgm import labels as lb
+
+if TYPE_CHECKING:
+    from fpgm.watch import Tracer
+
+_SPATIAL = {
+    1: ("adaptive_max_pool1d", "avg_pool1d", "upsample_linear1d", "upsample_nearest1d",
+        "_upsample_nearest_exact1d", "reflection_pad1d", "replication_pad1d"),
+    2: ("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d",
+        "max_pool2d_with_indices", "max_pool2d", "fractional_max_pool2d", "upsample_nearest2d",
+        "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "reflection_pad2d",
+        "replication_pad2d", "grid_sampler_2d", "max_unpool2d"),
+    3: ("_adaptive_avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d",
+        "max_pool3d_with_indices", "upsample_nearest3d", "_upsample_nearest_exact3d",
+        "upsample_trilinear3d", "reflection_pad3d", "replication_pad3d", "grid_sampler_3d"),
+}  # fmt: skip
+
+
+def _over(count: int) -> Any:
+    def rule(
+        tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        x = args[0]
+        space = range(x.ndim - count, x.ndim)
+        good = []
+        for field in tracer.fields(x):
+            if lb.varies(field, space):
+                tracer.freeze([field], f"'{name}' runs along the channels")
+            else:
+                good.append(field)
+        for result in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(result, Tensor):
+                tracer.set(result, good)
+                tracer.passed(x, result)
+
+    return rule
+
+
+RULES: dict[str, Any] = {
+    name: _over(count) for count, names in _SPATIAL.items() for name in names
+}

@@ -1,0 +1,211 @@
+"""Choosing which units go: scores per layer, counts from the budget, equal shares where needed."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fpgm import criteria
+from fpgm.balance import Cells, Component, components
+from fpgm.budget import Budget, Rounder
+from fpgm.coupling import Pool, Structure, Writer
+from fpgm.errors import RequestError
+
+Scorer = Callable[[Tensor, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Classes that go, and what that leaves."""
+
+    removed: Tensor
+    kept: tuple[int, ...]
+
+
+class Selector:
+    """Turns a budget into a choice; scores are computed once per rate and remembered."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        structure: Structure,
+        scorer: Scorer,
+        rounder: Rounder,
+        uses_scale: bool = False,
+    ) -> None:
+        self.tensors: dict[str, Tensor] = {
+            **dict(model.named_parameters()),
+            **dict(model.named_buffers()),
+        }
+        self.structure = structure
+        self.scorer = scorer
+        self.rounder = rounder
+        self.uses_scale = uses_scale
+        self._layer_scores: dict[tuple[str, float], Tensor] = {}
+
+    def choose(self, budget: Budget) -> Choice:
+        """The units to remove."""
+        pools = self.structure.pools
+        fixed = pool_rates(pools, budget.rates)
+        parts = components(pools, self.structure.balances)
+        if budget.macs is None and budget.params is None:
+            rates = [fixed.get(p.name, budget.rate or 0.0) for p in pools]
+            return self._choice(parts, self._counts(parts, rates))
+        return self._reach(budget, fixed, parts)
+
+    def _reach(
+        self, budget: Budget, fixed: Mapping[str, float], parts: Sequence[Component]
+    ) -> Choice:
+        """The uniform rate whose plan is nearest to a target, then one pool at a time."""
+        name, measure = (
+            ("macs", self.structure.macs) if budget.macs is not None else
+            ("params", self.structure.params)
+        )
+        share = budget.macs if budget.macs is not None else budget.params
+        assert share is not None
+        everything = torch.ones(self.structure.seen.count, dtype=torch.bool)
+        goal = measure(everything) * (1 - share)
+        pools = self.structure.pools
+
+        def counts(rate: float) -> list[Cells]:
+            return self._counts(parts, [fixed.get(p.name, rate) for p in pools])
+
+        def cost(cells: Sequence[Cells]) -> int:
+            removed = self._any_choice(parts, cells)
+            return measure(self.structure.kept_labels(removed))
+
+        low, high = 0.0, 1.0
+        most = cost(counts(high))
+        if most > goal:
+            reachable = 1 - most / measure(everything)
+            raise RequestError(
+                f"{name}={share:g} cannot be reached: with min_channels="
+                f"{self.rounder.min_channels} and what is frozen, at most {reachable:.3f} can go."
+            )
+        at_low, at_high = counts(low), counts(high)
+        while at_low != at_high and high - low > 1e-4:
+            middle = (low + high) / 2
+            found = counts(middle)
+            if cost(found) > goal:
+                low, at_low = middle, found
+            else:
+                high, at_high = middle, found
+        return self._choice(parts, self._between(at_low, at_high, cost, goal))
+
+    @staticmethod
+    def _between(
+        low: list[Cells],
+        high: list[Cells],
+        cost: Callable[[Sequence[Cells]], int],
+        goal: float,
+    ) -> list[Cells]:
+        """Walk from one set of counts to the next, part by part, and stop nearest to the goal."""
+        best, best_gap = low, abs(cost(low) - goal)
+        current = list(low)
+        for i, target in enumerate(high):
+            if current[i] == target:
+                continue
+            current[i] = target
+            gap = abs(cost(current) - goal)
+            if gap < best_gap:
+                best, best_gap = list(current), gap
+        return best
+
+    def _counts(self, parts: Sequence[Component], rates: Sequence[float]) -> list[Cells]:
+        """How many units of each cell of each component go."""
+        by_name = dict(zip((id(p) for p in self.structure.pools), rates, strict=True))
+        found = []
+        for part in parts:
+            goals = [
+                len(p.units)
+                - self.rounder.kept(len(p.units), by_name[id(p)], p.channels_per_unit)
+                for p in part.pools
+            ]
+            found.append(part.solve(goals))
+        return found
+
+    def _any_choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Tensor:
+        """Some units in the right numbers: costs depend on numbers only."""
+        chosen = [part.first(cells) for part, cells in zip(parts, counts, strict=True)]
+        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+
+    def _choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Choice:
+        removed = []
+        for part, cells in zip(parts, counts, strict=True):
+            if not any(cells):
+                continue
+            scores = torch.cat([self._scores(p, part.rate(p, cells)) for p in part.pools])
+            removed.append(part.lowest(cells, scores))
+        gone = torch.cat(removed) if removed else torch.zeros(0, dtype=torch.int64)
+        kept = tuple(
+            len(p.units) - int(torch.isin(p.units, gone).sum()) for p in self.structure.pools
+        )
+        return Choice(gone, kept)
+
+    def _scores(self, pool: Pool, rate: float) -> Tensor:
+        """Mean over the layers of each unit's score, each layer brought to mean 1 first."""
+        total = torch.zeros(len(pool.units), dtype=torch.float64)
+        position = torch.full((int(self.structure.classes.max()) + 1,), -1)
+        position[pool.units] = torch.arange(len(pool.units))
+        for writer in pool.writers:
+            scores = self._writer_scores(writer, rate)
+            mine = position[writer.classes]
+            rows = mine >= 0
+            summed = torch.zeros_like(total).index_add(0, mine[rows], scores[rows])
+            times = torch.zeros_like(total).index_add(
+                0, mine[rows], torch.ones_like(scores[rows])
+            )
+            mean = scores.abs().mean()
+            total += summed / times / (mean if len(pool.writers) > 1 and mean > 0 else 1)
+        return total
+
+    def _writer_scores(self, writer: Writer, rate: float) -> Tensor:
+        key = (writer.slot.name, rate)
+        if key not in self._layer_scores:
+            rows = self._scale_of(writer) if self.uses_scale else self._filters(writer)
+            scores = criteria.score(self.scorer, rows, rate, writer.layer)
+            self._layer_scores[key] = scores.detach().double().cpu()
+        return self._layer_scores[key]
+
+    def _filters(self, writer: Writer) -> Tensor:
+        """[n, d]: one row a filter."""
+        weight = self.tensors[writer.slot.name].detach()
+        field = next(
+            f for f, r in zip(writer.slot.fields, writer.slot.roles, strict=True) if r == "filter"
+        )
+        used = [d for d, size in enumerate(field.shape) if size > 1]
+        if len(used) == 1:
+            return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
+        groups = len(writer.classes) // weight.shape[1]
+        blocks = weight.reshape(groups, -1, *weight.shape[1:])
+        return blocks.transpose(1, 2).flatten(0, 1).flatten(1)
+
+    def _scale_of(self, writer: Writer) -> Tensor:
+        """|γ| of the norm behind a layer, found as the scale whose classes are the layer's."""
+        for slot in self.structure.seen.slots.values():
+            if slot.trainable and slot.roles == ["scale"] and len(slot.shape) == 1:
+                own = self.structure.of(slot.fields[0])
+                if torch.equal(own, writer.classes):
+                    return self.tensors[slot.name].detach()[:, None]
+        raise RequestError(
+            f"criterion='bn': layer '{writer.layer}' has no norm with a scale behind it; "
+            "ignore it or choose another criterion."
+        )
+
+
+def pool_rates(pools: Sequence[Pool], rates: Mapping[str, float]) -> dict[str, float]:
+    """Rates by layer pattern; where a pool's layers disagree, the most careful one holds."""
+    found: dict[str, float] = {}
+    for pool in pools:
+        matching = [
+            rate
+            for pattern, rate in rates.items()
+            if any(fnmatch.fnmatchcase(layer, pattern) for layer in pool.layers)
+        ]
+        if matching:
+            found[pool.name] = min(matching)
+    return found

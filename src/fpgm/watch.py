@@ -1,0 +1,469 @@
+"""Watching one real forward pass: every ATen operator as it happens, labels flowing along.
+
+`Tracer` is the dispatch mode: it knows which module is running, hands each operator to its rule
+and keeps the labels of living tensors. What a rule's findings mean is left to two subclasses:
+`Watch` here collects them, `replay.Replay` checks a compact model against them. The model's
+weights, buffers, mode and random state are as before when the watching ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fpgm import labels as lb
+from fpgm import rules
+from fpgm.errors import FpgmError, ModelError
+from fpgm.examples import Example
+from fpgm.labels import Fields
+
+Place = tuple[int, str, int]
+"""Run, module path and how often the module was called before."""
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+
+
+@dataclass
+class Slot:
+    """What is known of one parameter or buffer: its fields and what each of them means."""
+
+    name: str
+    shape: tuple[int, ...]
+    trainable: bool
+    fields: list[Tensor] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    seen: bool = False
+
+    def name_axes(self, named: Sequence[tuple[Tensor, str]]) -> None:
+        """Label the axes, each with its role."""
+        self.seen = True
+        for labels, role in named:
+            if labels.numel() > 1:
+                self.fields.append(labels)
+                self.roles.append(role)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A tensor whose number of remaining elements a cost is proportional to."""
+
+    fields: Fields
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Multiply-accumulates of one operator: a constant times what remains of its factors."""
+
+    times: int
+    factors: tuple[Factor, ...]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Blocks of labels, one row each, that must keep equally many."""
+
+    blocks: Tensor
+    where: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution that slides along the channel axis (ECA): its module sees the full width."""
+
+    module: str
+    dim: int
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A grouped operator: which module remembers the number of groups, and each group's labels."""
+
+    module: str
+    blocks: Tensor
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Labels that must stay, and why."""
+
+    labels: Tensor
+    reason: str
+    soft: bool
+
+
+class RuleFault(FpgmError):
+    """A rule of ours broke: a bug here, not in the model."""
+
+
+class Tracer(TorchDispatchMode):
+    """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
+
+    def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
+        super().__init__()
+        self.model = model
+        self.slots = slots
+        self.stack: list[str] = []
+        self.runs = 0
+        self._calls: Counter[str] = Counter()
+        self._risks: Counter[str] = Counter()
+        self._fields: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._constant: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = self.call(func, args, kwargs)
+        try:
+            rules.apply(self, func, args, kwargs, out)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+                AssertionError) as error:
+            # A fault of ours must not pass for one of the user's code.
+            raise RuleFault(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
+        return out
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator itself."""
+        return func(*args, **kwargs)
+
+    # What rules ask.
+
+    def fields(self, tensor: Tensor) -> Fields:
+        """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
+        known = self._fields.get(tensor)
+        if known is not None:
+            return known  # type: ignore[no-any-return]
+        slot = self.slots.get(id(tensor))
+        if slot is None:
+            return ()
+        if not slot.seen:
+            ndim = len(slot.shape)
+            slot.name_axes([(lb.along(self.fresh(n), ndim, d), "scale")
+                            for d, n in enumerate(slot.shape) if n > 1])
+        return tuple(slot.fields)
+
+    def set(self, tensor: Tensor, fields: Sequence[Tensor]) -> None:
+        """Label a tensor."""
+        kept = tuple(f for f in fields if f.numel() > 1)
+        if kept or tensor in self._fields:
+            self._fields[tensor] = kept
+
+    def untouched(self, tensor: Tensor) -> Slot | None:
+        """The slot of a parameter that no rule has labelled yet, so a rule may name its axes."""
+        slot = self.slots.get(id(tensor))
+        return slot if slot is not None and not slot.seen else None
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made of parameters and buffers only."""
+        return id(tensor) in self.slots or tensor in self._constant
+
+    def mark_constant(self, tensor: Tensor) -> None:
+        """Remember that a tensor was computed from parameters only."""
+        self._constant[tensor] = True
+
+    @property
+    def module(self) -> str:
+        """Path of the module whose forward is running."""
+        return self.stack[-1] if self.stack else ""
+
+    def where(self) -> str:
+        """The running module and the line of user code, for people."""
+        place = source_line()
+        return f"{self.module or 'the model'} ({place})" if place else self.module or "the model"
+
+    trusts_positions = False
+    """Whether constant channel positions are right: they are ours in a replay, never before."""
+
+    # What rules find; subclasses say what it means.
+
+    def fresh(self, count: int) -> Tensor:
+        """New labels."""
+        raise NotImplementedError
+
+    def relate(self, a: Tensor, b: Tensor) -> None:
+        """Positions of two fields meet (with broadcasting): they belong to the same units."""
+        raise NotImplementedError
+
+    def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
+        """These labels cannot be removed."""
+        raise NotImplementedError
+
+    def tie(self, field: Tensor, dims: Sequence[int]) -> None:
+        """Labels along these dims go together."""
+        for dim in dims:
+            if field.shape[dim] > 1:
+                self.relate(field, field.narrow(dim, 0, 1))
+
+    def prefer(self, a: Tensor, b: Tensor) -> Tensor:
+        """The label of a position where two related fields meet."""
+        return a
+
+    def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
+        """Two activations are about to be added."""
+        return operands
+
+    def passed(self, x: Tensor, out: Tensor) -> None:
+        """An operator that keeps channels and zeros produced `out` from `x`."""
+
+    def balance(self, blocks: Tensor) -> None:
+        """Rows of labels that must keep equally many."""
+
+    def role(self, field: Tensor, role: str) -> None:
+        """What a parameter-made tensor's field means to the operator that uses it."""
+
+    def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
+        """Multiply-accumulates spent."""
+
+    def grouped(self, blocks: Tensor, whole: bool) -> None:
+        """A grouped operator ran, with these labels in each group."""
+
+    def window(self, dim: int, labels: Tensor) -> bool:
+        """A convolution slides along a labelled axis; whether it can be given the full width."""
+        return False
+
+    def risky(self, out: Tensor) -> None:
+        """An operator whose sizes may be fixed in the user's code produced this."""
+
+    def returned(self, path: str, out: Any) -> Any:
+        """A module returned; a result other than None takes the output's place."""
+        return None
+
+    def here(self, path: str) -> Place:
+        """Which call of a module this is, the same in every run of the same model."""
+        return self.runs, path, self._calls[path]
+
+    def next_risk(self) -> tuple[Place, int]:
+        """A name for the risky operator that just ran, the same in every run."""
+        self._risks[self.module] += 1
+        return self.here(self.module), self._risks[self.module]
+
+    # Running.
+
+    def run(self, example: Example) -> Any:
+        """One forward pass under the mode."""
+        self.runs += 1
+        self._calls.clear()
+        self._risks.clear()
+        with self._hooks(), torch.no_grad(), _plain_attention(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with self:
+                return example.call(self.model)
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        handles = []
+        for path, module in self.model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.stack.clear()
+
+    def _entering(self, path: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.stack.append(path)
+            self._calls[path] += 1
+            self._risks[path] = 0
+
+        return hook
+
+    def _leaving(self, path: str) -> Callable[[nn.Module, Any, Any], Any]:
+        def hook(module: nn.Module, args: Any, out: Any) -> Any:
+            if self.stack and self.stack[-1] == path:
+                self.stack.pop()
+                with _disable_current_modes():  # what we do here is not the model's doing
+                    return self.returned(path, out)
+            return None
+
+        return hook
+
+
+class Watch(Tracer):
+    """Collects everything the rules find in one or several forward passes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, _slots(model))
+        self.count = 1
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.stops: list[Stop] = []
+        self.balances: list[Balance] = []
+        self.roles: dict[str, list[Tensor]] = {}
+        self.works: list[Work] = []
+        self.groupings: list[Grouped] = []
+        self.windows: list[Window] = []
+        self.returns: dict[Place, Factor] = {}
+        self.risks: dict[tuple[Place, int], Factor] = {}
+
+    def fresh(self, count: int) -> Tensor:
+        start = self.count
+        self.count += count
+        return torch.arange(start, self.count)
+
+    def relate(self, a: Tensor, b: Tensor) -> None:
+        a, b = torch.broadcast_tensors(a, b)
+        if a is not b:
+            self.pairs.append((a.reshape(-1), b.reshape(-1)))
+
+    def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
+        if fields:
+            where = self.where()
+            for f in fields:
+                self.stops.append(Stop(f.reshape(-1), f"{reason} in {where}", soft))
+
+    def balance(self, blocks: Tensor) -> None:
+        if blocks.shape[0] > 1:
+            self.balances.append(Balance(blocks, self.where()))
+
+    def role(self, field: Tensor, role: str) -> None:
+        self.roles.setdefault(role, []).append(field.reshape(-1))
+
+    def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
+        if self.runs == 1:
+            self.works.append(Work(times, tuple(Factor(f, tuple(s)) for f, s in factors)))
+
+    def grouped(self, blocks: Tensor, whole: bool) -> None:
+        self.groupings.append(Grouped(self.module, blocks, whole))
+
+    def window(self, dim: int, labels: Tensor) -> bool:
+        if not self.module or not isinstance(
+            self.model.get_submodule(self.module), nn.modules.conv._ConvNd
+        ):
+            return False
+        self.windows.append(Window(self.module, dim, labels))
+        return True
+
+    def returned(self, path: str, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self.returns[self.here(path)] = Factor(self.fields(out), tuple(out.shape))
+
+    def risky(self, out: Tensor) -> None:
+        self.risks[self.next_risk()] = Factor(self.fields(out), tuple(out.shape))
+
+    def unreached(self) -> list[str]:
+        """Trainable parameters that no operator has used."""
+        return [slot.name for slot in self.slots.values() if slot.trainable and not slot.seen]
+
+
+def watch(model: nn.Module, examples: Sequence[Example], keep_outputs: bool = True) -> Watch:
+    """Run every example once and return what was seen; the model is left as it was.
+
+    Train mode is watched too when eval leaves parameters unreached (auxiliary heads), because a
+    compact model that only fits in eval would crash in training.
+    """
+    seen = Watch(model)
+    with undisturbed(model):
+        model.eval()
+        for example in examples:
+            _run(seen, example, keep_outputs)
+        if seen.unreached():
+            model.train()
+            try:
+                for example in examples:
+                    _run(seen, example, keep_outputs)
+            except ModelError:
+                pass  # what only training reaches stays unreached, and therefore frozen
+    return seen
+
+
+def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
+    try:
+        out = seen.run(example)
+    except RuleFault:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"The model's own forward fails on the example input: {text}"
+        ) from error
+    for tensor in tensors_in(out):
+        if keep_outputs:
+            for f in seen.fields(tensor):
+                seen.stops.append(Stop(f.reshape(-1), "the model's output", False))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in nested outputs: tuples, dicts, dataclasses, plain objects."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        for leaf in tree_leaves(todo.pop()):
+            if isinstance(leaf, Tensor):
+                found.append(leaf)
+            elif id(leaf) in seen or isinstance(leaf, str | bytes | int | float | type(None)):
+                continue
+            elif dataclasses.is_dataclass(leaf) or hasattr(leaf, "__dict__"):
+                seen.add(id(leaf))
+                todo.append(list(vars(leaf).values()))
+    return found
+
+
+def source_line() -> str:
+    """File and line of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, _TORCH, "<")):
+            if linecache.getline(name, frame.f_lineno):
+                return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _slots(model: nn.Module) -> dict[int, Slot]:
+    slots: dict[int, Slot] = {}
+    for name, parameter in model.named_parameters():
+        slots[id(parameter)] = Slot(name, tuple(parameter.shape), True)
+    for name, buffer in model.named_buffers():
+        slots.setdefault(id(buffer), Slot(name, tuple(buffer.shape), False))
+    return slots
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore mode, buffers and random state afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """The fused transformer path hides its operators; use the plain one while watching."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
