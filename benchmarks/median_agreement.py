@@ -69,11 +69,15 @@ def page(command: str, rows: list[dict[str, float | int | str]]) -> str:
         "",
         f"    {command}",
         "",
-        "Every convolution of trained CIFAR-10 ResNets, each layer on its own. Shares are of the "
-        "filters that Eq. 7's sum of distances chooses.",
+        (
+            "Every convolution of trained CIFAR-10 ResNets, each layer on its own. Shares are of the "
+            "filters that Eq. 7's sum of distances chooses."
+        ),
         "",
-        "| model | rate | filters chosen | also by exact median | layers with the same set "
-        "| also by l2 norm | layers with the norm's set |",
+        (
+            "| model | rate | filters chosen | also by exact median | layers with the same set "
+            "| also by l2 norm | layers with the norm's set |"
+        ),
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [

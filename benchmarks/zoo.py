@@ -89,31 +89,32 @@ def _ours(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
 
     yield "prune", None
     model, inputs = subject.model, subject.inputs
-    start = time.perf_counter()
+    start = _clocks()
     plan = fpgm.plan(model, inputs, rate=rate, align=1)
-    planned = time.perf_counter()
+    planned = _clocks()
     small = fpgm.compact(model, plan)
-    done = time.perf_counter()
-    chosen = sum(group.units for group in plan.groups)
+    done = _clocks()
+    channels = _output_channels(model)
     frozen = sum(place.channels for place in plan.frozen if not _is_output(place.reason))
     yield (
         "verify",
         {
-            "seconds": done - start,
-            "plan_seconds": planned - start,
+            "seconds": done[0] - start[0],
+            "plan_seconds": planned[0] - start[0],
+            "wall_seconds": done[1] - start[1],
             "groups": len(plan.groups),
             "frozen_channels": frozen,
-            "frozen_share": frozen / (chosen + frozen) if chosen + frozen else 0.0,
+            "frozen_share": frozen / channels,
             "reasons": sorted({f.reason for f in plan.frozen if not _is_output(f.reason)})[:5],
             "macs_planned": plan.macs_removed,
         },
     )
-    start = time.perf_counter()
+    start = _clocks()
     cert = fpgm.verify(model, plan, inputs)
     yield (
         "check",
         {
-            "verify_seconds": time.perf_counter() - start,
+            "verify_seconds": _clocks()[0] - start[0],
             "max_error": float(cert.max_error),
             "moved": float(cert.moved),
         },
@@ -124,9 +125,20 @@ def _ours(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
     yield "done", result
 
 
+def _clocks() -> tuple[float, float]:
+    """Processor time, which other work on the machine does not stretch, and wall time."""
+    return time.process_time(), time.perf_counter()
+
+
 def _is_output(reason: str) -> bool:
-    """A model's inputs and outputs stay as they are by nature; that does not count as frozen."""
-    return reason.startswith(("the model's output", "the model's input"))
+    """A model's outputs stay as they are by nature; that does not count as frozen."""
+    return reason.startswith("the model's output")
+
+
+def _output_channels(model: Any) -> int:
+    """Output channels of all convolutions and linear layers."""
+    sizes = (getattr(m, "out_channels", getattr(m, "out_features", 0)) for m in model.modules())
+    return sum(size for size in sizes if isinstance(size, int))
 
 
 def _peer(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
@@ -140,7 +152,7 @@ def _peer(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
     attention = {m: q for m in model.modules() if (q := _qkv(m)) is not None}
     heads = {qkv: m.num_heads for m, qkv in attention.items()}
     yield "prune", None
-    start = time.perf_counter()
+    start = _clocks()
     pruner = tp.pruner.BasePruner(
         model,
         inputs[0] if len(inputs) == 1 else inputs,
@@ -153,11 +165,12 @@ def _peer(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
     for group in pruner.step(interactive=True):  # what step() does, with the groups to look at
         group.prune()
         groups.append(group)
-    seconds = time.perf_counter() - start
+    done = _clocks()
     for module, qkv in attention.items():  # its timm example asks users to do this by hand
         module.num_heads = heads[qkv]
         module.head_dim = qkv.out_features // (3 * module.num_heads)
-    yield "check", {"seconds": seconds, "groups": len(groups)}
+    times = {"seconds": done[0] - start[0], "wall_seconds": done[1] - start[1]}
+    yield "check", times | {"groups": len(groups)}
     result = _measure(subject, original, model)
     if result["status"] == "ok":
         error = _peer_error(original, model, groups, inputs)
@@ -437,6 +450,8 @@ def is_pending(
 
 def write_report(cases: Sequence[Case], command: str, rate: float) -> None:
     """`zoo.json` for machines, `zoo.md` for people, both from the cache."""
+    import fpgm
+
     cache = read_cache()
     rows = [
         {
@@ -459,7 +474,8 @@ def write_report(cases: Sequence[Case], command: str, rate: float) -> None:
         "threads": 1,
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in _PACKAGES},
+            "fpgm": fpgm.__version__,
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
         },
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
@@ -468,14 +484,7 @@ def write_report(cases: Sequence[Case], command: str, rate: float) -> None:
     (HERE / "zoo.md").write_text("\n".join(_markdown(about, rows)) + "\n")
 
 
-_PACKAGES = ("fpgm", "torch", "torchvision", "timm", "torch-pruning")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+_PACKAGES = ("torch", "torchvision", "timm", "torch-pruning")
 
 
 def _public(record: Record | None) -> Record | None:
@@ -506,8 +515,8 @@ def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
     yield (
         f"Rate {about['rate']}, align {about['align']}, one thread, random weights with randomised "
         "norm statistics and layer scales. Beside it Torch-Pruning with its `FPGMImportance(p=2)` "
-        "and `BasePruner`, output layers ignored, same seed, same process. Seconds: plan + compact "
-        "for ours, build + step for the peer. MACs are counted by `torch.utils.flop_counter` on "
+        "and `BasePruner`, output layers ignored, same seed, same process. Seconds: processor time of "
+        "plan + compact for ours, of build + step for the peer. MACs are counted by `torch.utils.flop_counter` on "
         "the pruned models. Frozen: share of channels left alone for a reason other than being a "
         "model's output. `mismatch` means that the model runs but computes something else than "
         "the original without the removed units."
@@ -644,7 +653,7 @@ def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
     limits = Limits(options.timeout, options.rate)
     cache = read_cache()
     todo = [case for case in cases if is_pending(case, tools, cache, options)]
-    columns = ["{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress, ThreadPoolExecutor(options.jobs) as pool:
         bar = progress.add_task("zoo", total=len(cases), completed=len(cases) - len(todo))
         futures = {pool.submit(run_case, case, tools, limits): case for case in todo}
@@ -652,7 +661,8 @@ def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
             for future in as_completed(futures):
                 records = future.result()
                 append_cache(records)
-                progress.console.print(_news(futures[future], records), highlight=False)
+                news = _news(futures[future], records)
+                progress.console.print(news, markup=False, highlight=False, soft_wrap=True)
                 progress.advance(bar)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)

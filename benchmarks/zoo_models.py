@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 SUITES = ("torchvision", "timm")
@@ -184,8 +183,9 @@ def build(case: Case, fused_attention: bool = True) -> Subject:
     if case.suite == "timm":
         import_torchvision()
         import timm
+        from timm.layers.config import set_fused_attn
 
-        timm.layers.set_fused_attn(fused_attention)
+        set_fused_attn(fused_attention)
         model = timm.create_model(case.name)
     else:
         models = import_torchvision().models
@@ -230,42 +230,21 @@ def randomise_(model: Any, shape: tuple[int, ...]) -> None:
         model(torch.randn(2, *shape[1:]))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-            variance = norm.running_var
+            variance: Any = norm.running_var
             variance.clamp_(min=float(variance.mean()) / 10 + 1e-6)
             variance.mul_(torch.empty_like(variance).uniform_(0.8, 1.25))
 
 
-def import_torchvision() -> ModuleType:
-    """torchvision, also where its compiled operators do not load.
+def import_torchvision() -> Any:
+    """torchvision, with what its detectors need where its compiled operators do not load."""
+    from fpgm.models._torchvision import import_torchvision as load
 
-    Its Python part then refuses to import for want of two operator schemas, and its detectors
-    lack non-maximum suppression: both are supplied.
-    """
-    try:
-        from fpgm.models._torchvision import import_torchvision as load
-    except ImportError:
-        load = _declare_and_import
-    torchvision = load()
+    torchvision: Any = load()
     if not torchvision.extension._has_ops():
         import torch
 
         torch.compiler.set_stance("force_eager")  # its Python roi_align asks to be compiled
         torchvision.ops.boxes.nms = _nms
-    return torchvision
-
-
-@functools.cache
-def _declare_and_import() -> ModuleType:
-    import torch
-
-    try:
-        import torchvision
-    except RuntimeError:
-        global _library  # the schemas last as long as this object does
-        _library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
     return torchvision
 
 
@@ -324,8 +303,8 @@ def _torchvision_cases() -> Iterator[Case]:
     for name in models.list_models(module=models.detection):
         size = DETECTOR_SIZES.get(name, 224)
         yield Case("torchvision", "detection backbones", "detection", name, (1, 3, size, size))
-    for name, size in TORCHVISION_VIDEO.items():
-        yield Case("torchvision", "video", "video", name, (1, 3, *size))
+    for name, clip in TORCHVISION_VIDEO.items():
+        yield Case("torchvision", "video", "video", name, (1, 3, *clip))
 
 
 def _timm_cases() -> Iterator[Case]:
@@ -336,6 +315,7 @@ def _timm_cases() -> Iterator[Case]:
     for kind, families in kinds.items():
         for family, names in families.items():
             for name, _, size in (entry.partition("@") for entry in names.split()):
-                own = timm.get_pretrained_cfg(name).input_size
+                settings: Any = timm.get_pretrained_cfg(name)
+                own = settings.input_size
                 shape = (1, own[0], int(size), int(size)) if size else (1, *own)
                 yield Case("timm", kind, family, name, shape)

@@ -171,10 +171,11 @@ def check_round_trip(model: nn.Module, plan: Plan, small: nn.Module) -> None:
 
 def check_trains(model: nn.Module, small: nn.Module, inputs: Inputs) -> None:
     """The compact model takes a step in training mode, where its outputs have their old shapes."""
-    model, small = copy.deepcopy(model).train(), copy.deepcopy(small).train()
-    # oneDNN writes out of bounds in the backward pass of a strided 1×1 convolution on fewer than
-    # eight channels-last channels (uxlfoundation/oneDNN#6035), which would end the process.
-    with torch.backends.mkldnn.flags(enabled=False), torch.random.fork_rng(devices=[]):
+    # In float64, for oneDNN's float32 code writes out of bounds in the backward pass of a strided
+    # 1×1 convolution on fewer than eight channels-last channels (uxlfoundation/oneDNN#6035).
+    model, small = (copy.deepcopy(m).double().train() for m in (model, small))
+    inputs = _double(inputs)
+    with torch.random.fork_rng(devices=[]):
         shapes = [tensor.shape for tensor in leaves(call(model, inputs))]
         step = torch.optim.SGD(small.parameters(), lr=1e-3)
         outputs = leaves(call(small, inputs))
@@ -200,6 +201,14 @@ def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     for module, mode in modes.items():
         module.training = mode
     return outputs
+
+
+def _double(inputs: Inputs) -> Inputs:
+    if isinstance(inputs, Tensor):
+        return inputs.double()
+    if isinstance(inputs, dict):
+        return {name: tensor.double() for name, tensor in inputs.items()}
+    return tuple(tensor.double() for tensor in inputs)
 
 
 def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:

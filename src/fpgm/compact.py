@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
 
 
-def compact(model: nn.Module, plan: Plan) -> nn.Module:
+def compact(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     """Return a copy of the model without the units the plan removes.
 
     >>> import fpgm
@@ -30,13 +31,19 @@ def compact(model: nn.Module, plan: Plan) -> nn.Module:
     >>> small = fpgm.compact(net, fpgm.plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1))
     >>> small[0].out_channels, net[0].out_channels
     (4, 8)
+
+    With `values=False` only shapes matter: cut tensors hold zeros and the others are shared.
     """
     check_fits(model, plan)
-    tensors = named_tensors(model)
+    cuts = by_tensor(plan.cuts)
     memo: dict[int, object] = {}
-    for name, cuts in by_tensor(plan.cuts).items():
-        original = tensors[name]
-        memo[id(original)] = _like(original, cut(original.detach(), cuts))
+    for name, original in named_tensors(model).items():
+        if name in cuts and values:
+            memo[id(original)] = _like(original, cut(original.detach(), cuts[name]))
+        elif name in cuts:
+            memo[id(original)] = _like(original, _zeros(original, cuts[name]))
+        elif not values:
+            memo[id(original)] = original
     small = copy.deepcopy(model, memo)
     for attribute in plan.attributes:
         _assign(small.get_submodule(attribute.module), attribute)
@@ -51,7 +58,7 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
     for c in sorted(cuts, key=lambda c: -c.blocks):
         if tensor.shape[c.dim] == 1 and c.size > 1:
             continue
-        keep = torch.tensor(c.keep, device=tensor.device)
+        keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
         if c.blocks == 1:
             tensor = tensor.index_select(c.dim, keep)
         else:
@@ -62,6 +69,13 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
             ]
             tensor = torch.cat(parts)
     return tensor
+
+
+def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    shape = list(original.shape)
+    for c in cuts:
+        shape[c.dim] = c.kept
+    return original.new_zeros(shape)
 
 
 def _like(original: Tensor, new: Tensor) -> Tensor:

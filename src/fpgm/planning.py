@@ -67,26 +67,28 @@ def plan(
     asked = {**budget.asked(), "criterion": _name(criterion), "distance": distance,
              "residual": residual, "align": align, "rounding": rounding}
     selector = Selector(model, structure, scorer, rounder, uses_scale=criterion == "bn")
-    remembered: list[Remembered] = []
+    attributes = _Attributes(model, structure)
     adapters: Sequence[Adapter] = ()
     for _ in range(_MOST_REPLAYS):
         if not structure.pools:
             raise ModelError(_nothing(structure))
         choice = selector.choose(budget)
         try:
-            found = draft(model, structure, choice.removed, choice.kept, asked, remembered)
+            found = draft(model, structure, choice.removed, choice.kept, asked, attributes.chosen)
             if len(choice.removed):
                 adapters = replay(model, structure, found, choice.removed, examples)
         except Uneven as uneven:
             structure.freeze(_pool_units(structure, uneven.classes), "its groups cannot shrink alike")
             continue
         except Mismatch as mismatch:
-            if __import__("os").environ.get("DBG"): print("MISMATCH", mismatch.reason, mismatch.sizes and mismatch.sizes[0][0], len(mismatch.classes))
-            _resolve(model, structure, mismatch, remembered)
+            if not attributes.mend(mismatch):
+                structure.freeze(_blamed(structure, mismatch.classes), mismatch.reason)
             continue
         if not adapters:
             return found
-        return draft(model, structure, choice.removed, choice.kept, asked, remembered, adapters)
+        return draft(
+            model, structure, choice.removed, choice.kept, asked, attributes.chosen, adapters
+        )
     raise ModelError("No plan could be made to fit the model's own code; please report this model.")
 
 
@@ -105,24 +107,58 @@ def _ignore(structure: Structure, patterns: Sequence[str]) -> None:
                 structure.freeze(writer.classes, f"ignored on request ({pattern!r})")
 
 
-def _resolve(
-    model: nn.Module, structure: Structure, mismatch: Mismatch, remembered: list[Remembered]
-) -> None:
-    """Update a number the module remembers, or leave the channels alone."""
-    for size, labels in mismatch.sizes:
-        path: str | None = mismatch.module
-        while path is not None:
-            holder = model.get_submodule(path)
-            for name, value in vars(holder).items():
-                known = any(r.module == path and r.name == name for r in remembered)
-                if type(value) is int and value == size and not known:
-                    remembered.append(Remembered(path, name, labels))
-                    return
-            path = path.rpartition(".")[0] if path else None
-    units = _pool_units(structure, mismatch.classes)
-    if not len(units):
-        units = torch.cat([p.units for p in structure.pools])
-    structure.freeze(units, mismatch.reason)
+class _Attributes:
+    """Numbers that modules remember about their channels, tried one after another.
+
+    When the code of a module fixes a size, the size is often an attribute (`split(x, self.width)`).
+    The attributes whose value is a channel count at that place are tried in turn, in every module
+    of the same class at once; what does not mend the place is taken back.
+    """
+
+    def __init__(self, model: nn.Module, structure: Structure) -> None:
+        self.model = model
+        self.structure = structure
+        self.chosen: list[Remembered] = []
+        self._options: dict[tuple[str, int], list[list[Remembered]]] = {}
+        self._trying: dict[tuple[str, int], list[Remembered]] = {}
+
+    def mend(self, mismatch: Mismatch) -> bool:
+        """Try the next attribute for this place; False when there is none left."""
+        if mismatch.place is None:
+            return False
+        (_, path, _), number = mismatch.place
+        key = (type(self.model.get_submodule(path)).__qualname__, number)
+        if key not in self._options:
+            self._options[key] = self._candidates(path, number)
+        dropped = {id(r) for r in self._trying.pop(key, [])}
+        self.chosen = [r for r in self.chosen if id(r) not in dropped]
+        if not self._options[key]:
+            return False
+        self._trying[key] = self._options[key].pop(0)
+        self.chosen += self._trying[key]
+        return True
+
+    def _candidates(self, path: str, number: int) -> list[list[Remembered]]:
+        kind = type(self.model.get_submodule(path))
+        by_name: dict[str, list[Remembered]] = {}
+        for (place, n), risk in self.structure.seen.risks.items():
+            module = self.model.get_submodule(place[1])
+            if n != number or type(module) is not kind:
+                continue
+            for size, labels in risk.sizes():
+                for name, value in vars(module).items():
+                    if type(value) is int and value == size:
+                        found = by_name.setdefault(name, [])
+                        if all(r.module != place[1] for r in found):
+                            found.append(Remembered(place[1], name, labels))
+        every = [r for found in by_name.values() for r in found]
+        return [*by_name.values(), *([every] if len(by_name) > 1 else [])]
+
+
+def _blamed(structure: Structure, classes: Tensor) -> Tensor:
+    """Units to leave alone after a mismatch: those of the pools involved, or all if none is known."""
+    units = _pool_units(structure, classes)
+    return units if len(units) else torch.cat([p.units for p in structure.pools])
 
 
 def _pool_units(structure: Structure, classes: Tensor) -> Tensor:

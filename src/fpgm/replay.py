@@ -22,18 +22,21 @@ from fpgm.examples import Example
 from fpgm.plan import Adapter, Plan
 from fpgm.watch import Factor, Place, RuleFault, Slot, Tracer, undisturbed
 
+_HEAVY = {"aten::convolution", "aten::addmm", "aten::mm", "aten::bmm"}
+
 
 class Mismatch(Exception):
     """The compact model does not do what the labels say; carries the classes involved."""
 
-    def __init__(self, reason: str, classes: Sequence[Tensor], module: str = "") -> None:
+    def __init__(
+        self, reason: str, classes: Sequence[Tensor], place: tuple[Place, int] | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.classes = (
             torch.cat([c.reshape(-1) for c in classes]) if classes else torch.zeros(0).long()
         )
-        self.module = module
-        self.sizes: list[tuple[int, Tensor]] = []
+        self.place = place
 
 
 class Replay(Tracer):
@@ -52,20 +55,23 @@ class Replay(Tracer):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            out = super().call(func, args, kwargs)
+            heavy = func._schema.name in _HEAVY
+            out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
-            raise self._mismatch(f"sizes are fixed in the code ({_first_line(error)})", args) from None
+            raise self._mismatch(_fixed(error), args, self.next_risk()) from None
         if isinstance(out, Tensor):
             self._latest = [out, *self._latest[:1]]
         return out
 
-    def _mismatch(self, reason: str, tensors: Sequence[Any]) -> Mismatch:
+    def _mismatch(
+        self, reason: str, tensors: Sequence[Any], place: tuple[Place, int] | None = None
+    ) -> Mismatch:
         fields = [f for t in tensors if isinstance(t, Tensor) for f in self.fields(t)[:1]]
-        return Mismatch(f"{reason} in {self.where()}", fields, self.module)
+        return Mismatch(f"{reason} in {self.where()}", fields, place)
 
     def outside(self, error: Exception) -> Mismatch:
         """An error raised by user code between operators: blame what was computed last."""
-        return self._mismatch(f"sizes are fixed in the code ({_first_line(error)})", self._latest)
+        return self._mismatch(_fixed(error), self._latest)
 
     def fresh(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
@@ -83,7 +89,7 @@ class Replay(Tracer):
 
     def _clash(self, fields: Sequence[Tensor]) -> Mismatch:
         reason = f"channels would not line up after pruning in {self.where()}"
-        return Mismatch(reason, fields, self.module)
+        return Mismatch(reason, fields)
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """What had to be frozen was frozen when watching."""
@@ -91,32 +97,27 @@ class Replay(Tracer):
     def window(self, dim: int, labels: Tensor) -> bool:
         return True
 
-    def risky(self, out: Tensor) -> None:
-        expected = self.structure.seen.risks.get(self.next_risk())
-        if expected is None:
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
+        place = self.next_risk()
+        expected = self.structure.seen.risks.get(place)
+        if expected is None or self._predicted_shape(expected.out) == tuple(out.shape):
             return
-        wanted = self._predicted_shape(expected)
-        if wanted != tuple(out.shape):
-            problem = Mismatch(
-                f"a size is fixed in the code in {self.where()}",
-                [self.structure.of(f) for f in expected.fields],
-                self.module,
-            )
-            problem.sizes = [
-                (expected.shape[d], f.reshape(-1))
-                for f in expected.fields
-                for d in lb.axes(f)
-                if wanted[d] != out.shape[d] and len(lb.axes(f)) == 1
-            ]
-            raise problem
+        raise Mismatch(
+            f"a size is fixed in the code in {self.where()}",
+            [self.structure.of(f) for f in expected.out.fields],
+            place,
+        )
 
     def _predicted_shape(self, expected: Factor) -> tuple[int, ...]:
         shape = list(expected.shape)
         for f in expected.fields:
             stays = self.kept[f]
+            main = lb.varying_dim(f, lb.axes(f))
             for d in lb.axes(f):
-                others = [o for o in range(f.ndim) if o != d]
-                shape[d] = int(stays.any(others).sum() if others else stays.sum())
+                if d == main:  # blocks keep equally many, though not the same ones
+                    shape[d] = int(stays.sum(d).max())
+                else:
+                    shape[d] = int(stays.any([o for o in range(f.ndim) if o != d]).sum())
         return tuple(shape)
 
     def returned(self, path: str, out: Any) -> Any:
@@ -155,7 +156,7 @@ def replay(
     examples: Sequence[Example],
 ) -> list[Adapter]:
     """Run the compact model on every example; returns the gathers it needs, or raises `Mismatch`."""
-    small = compact(model, plan)
+    small = compact(model, plan, values=False)
     checker = Replay(small, structure, plan, removed)
     with undisturbed(small):
         small.eval()
@@ -200,8 +201,19 @@ def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int,
     return slots
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _fixed(error: Exception) -> str:
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"sizes are fixed in the code ({line})"
+
+
+def _only_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The result of a heavy operator as far as a replay cares: its shape."""
+
+    def flat(value: Any) -> Any:
+        return value.to("meta") if isinstance(value, Tensor) else value
+
+    out = func(*(flat(a) for a in args), **{k: flat(v) for k, v in kwargs.items()})
+    return torch.zeros(out.shape, dtype=out.dtype, device=args[0].device)
 
 
 __all__ = ["Mismatch", "Place", "replay"]

@@ -76,6 +76,24 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Risk:
+    """What an operator with possibly fixed sizes made, and of what."""
+
+    out: Factor
+    source: Factor | None
+
+    def sizes(self) -> list[tuple[int, Tensor]]:
+        """Every channel count a constant could stand for, with its labels."""
+        return [
+            (factor.shape[f_axes[0]], f.reshape(-1))
+            for factor in (self.out, self.source)
+            if factor is not None
+            for f in factor.fields
+            if len(f_axes := lb.axes(f)) == 1
+        ]
+
+
+@dataclass(frozen=True)
 class Balance:
     """Blocks of labels, one row each, that must keep equally many."""
 
@@ -240,8 +258,8 @@ class Tracer(TorchDispatchMode):
         """A convolution slides along a labelled axis; whether it can be given the full width."""
         return False
 
-    def risky(self, out: Tensor) -> None:
-        """An operator whose sizes may be fixed in the user's code produced this."""
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
+        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
 
     def returned(self, path: str, out: Any) -> Any:
         """A module returned; a result other than None takes the output's place."""
@@ -314,7 +332,7 @@ class Watch(Tracer):
         self.groupings: list[Grouped] = []
         self.windows: list[Window] = []
         self.returns: dict[Place, Factor] = {}
-        self.risks: dict[tuple[Place, int], Factor] = {}
+        self.risks: dict[tuple[Place, int], Risk] = {}
 
     def fresh(self, count: int) -> Tensor:
         start = self.count
@@ -358,8 +376,13 @@ class Watch(Tracer):
         if isinstance(out, Tensor):
             self.returns[self.here(path)] = Factor(self.fields(out), tuple(out.shape))
 
-    def risky(self, out: Tensor) -> None:
-        self.risks[self.next_risk()] = Factor(self.fields(out), tuple(out.shape))
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
+        known = Factor(self.fields(out), tuple(out.shape))
+        if source is None:
+            self.risks[self.next_risk()] = Risk(known, None)
+        else:
+            origin = Factor(self.fields(source), tuple(source.shape))
+            self.risks[self.next_risk()] = Risk(known, origin)
 
     def unreached(self) -> list[str]:
         """Trainable parameters that no operator has used."""

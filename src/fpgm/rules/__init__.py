@@ -42,8 +42,9 @@ def apply(
     name, rule = _found[func]
     rule(tracer, name, args, kwargs, out)
     if name in move.RISKY:
+        source = args[0] if args and isinstance(args[0], Tensor) else None
         for result in tensors((out,)):
-            tracer.risky(result)
+            tracer.risky(result, source)
     inputs = list(tensors((*args, *kwargs.values())))
     if inputs and all(tracer.is_constant(x) for x in inputs):
         for result in tensors((out,)):

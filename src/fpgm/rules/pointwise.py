@@ -53,9 +53,10 @@ def meet(tracer: Tracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> 
             merged = _merge(tracer, merged, field)
     for tensor, fields in lifted:
         sizes = (1,) * (ndim - tensor.ndim) + tuple(tensor.shape)
-        labelled = {dim for field in fields for dim in lb.axes(field)}
         for field in merged:
-            if any(sizes[dim] > 1 and dim not in labelled for dim in lb.axes(field)):
+            # An operand that shares one of the axes has tied the units along the others.
+            shared = any(lb.varies(own, lb.axes(field)) for own in fields)
+            if not shared and any(sizes[dim] > 1 for dim in lb.axes(field)):
                 tracer.freeze([field], "they meet a tensor of fixed size")
     return tuple(merged)
 

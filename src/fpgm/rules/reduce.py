@@ -68,10 +68,9 @@ def _along(position: int) -> Any:
     ) -> None:
         x = args[0]
         dims = _dims(args[position] if len(args) > position else kwargs.get("dim", -1), x.ndim)
-        fields = []
-        for f in tracer.fields(x):
-            mixed = mix(tracer, f, dims, name)
-            fields.append(mixed if len(lb.axes(mixed)) else f)
+        fields = tracer.fields(x)
+        for f in fields:
+            mix(tracer, f, dims, name)
         for result in out if isinstance(out, tuple | list) else (out,):
             tracer.set(result, fields if result.shape == x.shape else [])
 
