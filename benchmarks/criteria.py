@@ -30,6 +30,7 @@ SLOW_S = 5.0  # what takes longer is timed once
 WEIGHTS = 512 * 3 * 3
 RATE = 0.4
 HERE = Path(__file__).parent
+COMMAND = "python benchmarks/criteria.py"
 
 SCIPY_NAMES = {"l2": "euclidean", "l1": "cityblock", "cosine": "cosine"}
 
@@ -179,12 +180,13 @@ def page(results: dict[str, list[dict[str, object]]], machine: dict[str, object]
     lines = [
         "# Sums of distances: speed, memory, accuracy",
         "",
-        "    python benchmarks/criteria.py",
+        f"    {COMMAND} --threads {machine['threads']}",
         "",
         (
             f"torch {machine['torch']}, scipy {machine['scipy']}, threads: {machine['threads']}, "
-            f"{machine['architecture']}. Filters of {WEIGHTS} float32 weights. Medians of interleaved "
-            "rounds; memory is what one call adds to a fresh process's peak."
+            f"{machine['architecture']}. Filters of {WEIGHTS} float32 weights. Medians of "
+            f"interleaved rounds, one run only of what takes over {SLOW_S:.0f} s; memory is what "
+            "one call adds to a fresh process's peak."
         ),
         "",
         (
@@ -210,8 +212,8 @@ def page(results: dict[str, list[dict[str, object]]], machine: dict[str, object]
         "## Layers that are hard to get right",
         "",
         (
-            "Time on 512 filters, l2: pairs too close for a Gram matrix are measured again, directly, "
-            "which costs time where there are many."
+            "Time on 512 filters, l2: pairs too close for a Gram matrix are measured again, "
+            "directly, which costs time where there are many."
         ),
         "",
         "| layer | fpgm s | torch.cdist s |",
@@ -223,9 +225,10 @@ def page(results: dict[str, list[dict[str, object]]], machine: dict[str, object]
     lines += [
         "",
         (
-            "Accuracy on the same, against a float64 brute force: the worst relative error of a score, "
-            f"and how many of the {int(RATE * 512)} filters chosen at rate {RATE} are wrong. Where "
-            "filters are equal or nearly so, scores tie to the last digit and any choice is as good."
+            "Accuracy on the same, against a float64 brute force: the worst relative error of a "
+            f"score, and how many of the {int(RATE * 512)} filters chosen at rate {RATE} are "
+            "others than float64 chooses. Where filters are equal or nearly so, scores tie to the "
+            "last digit and either choice is as good."
         ),
         "",
         "| layer | distance | fpgm error | torch error | fpgm wrong | torch wrong |",
@@ -258,7 +261,8 @@ def main() -> None:
         "architecture": platform.machine(),
     }
     results = {"speed": speed(), "hard_layers": hard_layers_speed(), "accuracy": accuracy()}
-    record = {"command": "python benchmarks/criteria.py", "machine": machine, **results}
+    command = f"{COMMAND} --threads {asked.threads}"
+    record = {"command": command, "machine": machine, **results}
     (HERE / "criteria.json").write_text(json.dumps(record, indent=2) + "\n")
     (HERE / "criteria.md").write_text(page(results, machine), encoding="utf-8")
 

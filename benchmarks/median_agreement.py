@@ -70,8 +70,8 @@ def page(command: str, rows: list[dict[str, float | int | str]]) -> str:
         f"    {command}",
         "",
         (
-            "Every convolution of trained CIFAR-10 ResNets, each layer on its own. Shares are of the "
-            "filters that Eq. 7's sum of distances chooses."
+            "Every convolution of trained CIFAR-10 ResNets, each layer on its own. Shares are "
+            "of the filters that Eq. 7's sum of distances chooses."
         ),
         "",
         (

@@ -14,13 +14,15 @@ import argparse
 import json
 import platform
 import random
+import re
 import sys
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ from tests.networks import BLOCKS, HEADS, Case, draw_case, smaller  # noqa: E402
 from tests.test_property import check  # noqa: E402
 
 BATCH = 50
-SHRINKING_SECONDS = 60
+SHRINKING_SECONDS = 120
 
 
 @dataclass
@@ -73,7 +75,7 @@ def main() -> int:
             break
     seconds = time.perf_counter() - start
 
-    smallest = [_shrink(failure) for failure in total.failures[:5]]
+    smallest = _smallest(total.failures)
     _write(options.out, total, seconds, options.seed, smallest)
     print(_summary(total, seconds))
     for case, error in smallest:
@@ -134,21 +136,38 @@ def _tallies(seed: int, examples: int, workers: int) -> Iterator[Tally]:
             yield waiting.popleft().result()
 
 
+def _smallest(failures: list[dict[str, str]]) -> list[tuple[str, str]]:
+    """Different failures in their smallest form, a few of each kind of error."""
+    kinds: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
+    for failure in failures:
+        kinds[_kind(failure["error"])].append(failure)
+    found: dict[str, str] = {}
+    until = time.perf_counter() + SHRINKING_SECONDS
+    for failure in chain.from_iterable(zip_longest(*kinds.values())):
+        if failure is not None and time.perf_counter() < until:
+            case, error = _shrink(failure)
+            found[case] = error
+    return list(found.items())
+
+
 def _shrink(failure: dict[str, str]) -> tuple[str, str]:
     """The smallest case that still fails with the same kind of error, and that error."""
     seed, number = failure["seed"].split("/")
     case, error = _draw(int(seed), int(number)), failure["error"]
-    kind = error.split(":")[0]
-    until = time.perf_counter() + SHRINKING_SECONDS
+    kind = _kind(error)
     found = True
-    while found and time.perf_counter() < until:
+    while found:
         found = False
         for candidate in smaller(case):
             other = _error(candidate)
-            if other is not None and other.split(":")[0] == kind:
+            if other is not None and _kind(other) == kind:
                 case, error, found = candidate, other, True
                 break
     return repr(case), error
+
+
+def _kind(error: str) -> str:
+    return re.sub(r"[\d.]+(e[-+]\d+)?", "#", error)[:60]
 
 
 def _summary(total: Tally, seconds: float) -> str:

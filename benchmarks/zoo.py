@@ -515,11 +515,12 @@ def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
     yield (
         f"Rate {about['rate']}, align {about['align']}, one thread, random weights with randomised "
         "norm statistics and layer scales. Beside it Torch-Pruning with its `FPGMImportance(p=2)` "
-        "and `BasePruner`, output layers ignored, same seed, same process. Seconds: processor time of "
-        "plan + compact for ours, of build + step for the peer. MACs are counted by `torch.utils.flop_counter` on "
-        "the pruned models. Frozen: share of channels left alone for a reason other than being a "
-        "model's output. `mismatch` means that the model runs but computes something else than "
-        "the original without the removed units."
+        "and `BasePruner`, output layers ignored, same seed, same process. Seconds: processor "
+        "time of plan + compact for ours, of build + step for the peer. MACs are counted by "
+        "`torch.utils.flop_counter` on the pruned models. Frozen: share of channels left alone for "
+        "a reason other than being a model's output. `mismatch` means that the model runs but "
+        "computes something else than the original without the removed units; it cannot be told "
+        "for the peer where units go through a norm over channels."
     )
     yield ""
     yield "## Summary"

@@ -237,15 +237,17 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def variants(name: str) -> Iterator[Net]:
-    """Networks around one block or head, which differ from the plainest in one option each."""
+    """Networks around one block or head, which differ from the plainest in one option each.
+
+    Widths are left out, and so are most activations where they are not the point.
+    """
     entry = BLOCKS.get(name) or HEADS[name]
     described = [B(name)]
-    described += [
-        B(name, **{option: value})
-        for option, values in entry.options.items()
-        for value in values[1:]
-        if option not in ("out", "body")
-    ]
+    for option, values in entry.options.items():
+        if option == "act" and name not in ("conv", "residual", "act"):
+            described += [B(name, act=value) for value in ("sigmoid", "prelu")]
+        elif option not in ("out", "body"):
+            described += [B(name, **{option: value}) for value in values[1:]]
     for item in described:
         for dims in entry.dims if item == described[0] else entry.dims[:1]:
             if name in HEADS:

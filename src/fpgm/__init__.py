@@ -3,6 +3,9 @@
     plan = fpgm.plan(model, example_inputs, rate=0.4)    # nothing has happened yet
     small = fpgm.compact(model, plan)                    # a new module; model itself is untouched
     fpgm.verify(model, plan, example_inputs).check()     # proof that small is what was planned
+    fpgm.save(small, "small.safetensors")                # weights and plan, no pickle
+
+The names below are all there is to rely on; modules behind them may change.
 """
 
 from fpgm._version import __version__
@@ -18,6 +21,7 @@ from fpgm.errors import (
 from fpgm.masking import mask_
 from fpgm.plan import Plan
 from fpgm.planning import plan, prune
+from fpgm.store import load, save
 from fpgm.verify import Certificate, verify
 
 __all__ = [
@@ -31,8 +35,10 @@ __all__ = [
     "VerificationError",
     "__version__",
     "compact",
+    "load",
     "mask_",
     "plan",
     "prune",
+    "save",
     "verify",
 ]

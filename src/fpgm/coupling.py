@@ -16,6 +16,10 @@ from fpgm import labels as lb
 from fpgm.watch import Slot, Watch
 
 
+FILTERS = ("filter", "direction")
+"""Roles of an axis whose rows are filters."""
+
+
 @dataclass(frozen=True)
 class Writer:
     """A layer's filters: the tensor, and the class of each of its rows."""
@@ -150,7 +154,7 @@ def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
     found = []
     for slot in seen.slots.values():
         for f, role in zip(slot.fields, slot.roles, strict=True):
-            if role == "filter":
+            if role in FILTERS:
                 found.append(Writer(slot, classes[rows_of(slot, f)]))
     return tuple(found)
 

@@ -330,15 +330,20 @@ def _sum_cosine(rows: Tensor) -> Tensor:
 
     Squared distances to all directions add up to n times the one to their mean, plus a constant.
     In float64, because filters that share a large offset differ in the last digits of their
-    directions only.
+    directions only; a few rows at once, so that no float64 copy of the filters is made.
     """
-    wide = _widen(rows)
-    largest = wide.abs().amax(1, keepdim=True)
-    wide = wide / torch.where(largest == 0, 1, largest)  # squares stay in range
-    norms = _norms(wide)[:, None]
-    wide /= torch.where(norms == 0, 1, norms)
-    squares = _norms(wide - wide.mean(0)).square()
+    at_once = max(1, 2**17 // rows.shape[1])
+    blocks = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+    mean = torch.stack([_directions(block).sum(0) for block in blocks]).sum(0) / len(rows)
+    squares = torch.cat([_norms(_directions(block) - mean).square() for block in blocks])
     return ((len(rows) * squares + squares.sum()) / 2).to(rows)
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """Rows at length 1 in float64; zeros stay zeros."""
+    wide = _widen(rows)
+    norms = _norms(wide)[:, None]
+    return wide / torch.where(norms == 0, 1, norms)
 
 
 @contextmanager

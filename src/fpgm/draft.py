@@ -56,7 +56,7 @@ def draft(
         asked=dict(asked),
         cuts=cuts,
         attributes=tuple(_attributes(model, structure, cuts, kept, remembered)),
-        adapters=(*_windows(structure, kept), *adapters),
+        adapters=(*_windows(structure, kept), *_junctions(structure, kept), *adapters),
         groups=tuple(
             Group(pool.name, pool.layers, len(pool.units), count, pool.exact)
             for pool, count in zip(structure.pools, kept_counts, strict=True)
@@ -185,3 +185,20 @@ def _windows(structure: Structure, kept: Tensor) -> list[Adapter]:
             if adapter not in adapters:
                 adapters.append(adapter)
     return adapters
+
+
+def _junctions(structure: Structure, kept: Tensor) -> list[Adapter]:
+    """Branches are scattered into full-width streams; a direct reader picks them out again."""
+    adapters: dict[tuple[str, str], Adapter] = {}
+    for sites, side, kind in (
+        (structure.seen.sites, "output", "scatter"),
+        (structure.seen.picks, "input", "gather"),
+    ):
+        for site in sites:
+            stays = kept[site.labels]
+            if not bool(stays.all()):
+                index = tuple(torch.nonzero(stays).reshape(-1).tolist())
+                adapters[site.module, side] = Adapter(
+                    site.module, side, kind, site.dim, index, site.labels.numel()  # type: ignore[arg-type]
+                )
+    return list(adapters.values())

@@ -19,8 +19,8 @@ def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     the two are the same when the activation maps zero to zero.
     """
     check_fits(model, plan)
-    roles = ("filter", "shift", "reads") if readers else ("filter", "shift")
-    silence_(model, plan, roles)
+    writers = ("filter", "gain", "shift")
+    silence_(model, plan, (*writers, "reads") if readers else writers)
 
 
 @torch.no_grad()

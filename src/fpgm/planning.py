@@ -16,12 +16,13 @@ from fpgm.compact import compact
 from fpgm.coupling import Structure, couple
 from fpgm.draft import Remembered, Uneven, draft
 from fpgm.errors import ModelError, RequestError
-from fpgm.examples import as_examples
+from fpgm.examples import Example, as_examples
 from fpgm.plan import Adapter, Plan
 from fpgm.replay import Mismatch, replay
 from fpgm.select import Selector
 from fpgm.verify import verify
-from fpgm.watch import watch
+from fpgm.streams import IndependentWatch, find_junctions
+from fpgm.watch import Watch, watch
 
 Criterion = str | Callable[[Tensor], Tensor]
 
@@ -59,7 +60,8 @@ def plan(
         raise RequestError(f"residual is {residual!r}: give 'coupled' or 'independent'.")
     scorer = criteria.resolve(criterion, distance=distance, seed=seed)
     examples = as_examples(example_inputs)
-    structure = couple(watch(model, examples, keep_outputs), approximate)
+    seen = watch(_watcher(model, examples, residual), examples, keep_outputs)
+    structure = couple(seen, approximate)
     layers = [w.layer for w in structure.writers]
     check_patterns("rates", list(budget.rates), layers)
     check_patterns("ignore", list(ignore), layers)
@@ -98,6 +100,13 @@ def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
     small = compact(model, made)
     verify(model, made, example_inputs, compacted=small).check()
     return small
+
+
+def _watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:
+    if residual == "coupled":
+        return Watch(model)
+    watch(Watch(model), examples[:1])  # a failing forward is reported once, in its own words
+    return IndependentWatch(model, find_junctions(model, examples))
 
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:
@@ -156,8 +165,16 @@ class _Attributes:
 
 
 def _blamed(structure: Structure, classes: Tensor) -> Tensor:
-    """Units to leave alone after a mismatch: those of the pools involved, or all if none is known."""
+    """Units to leave alone after a mismatch, the fewest first.
+
+    Where a zero-padded shortcut meets a branch it is the padding that cannot shrink; otherwise
+    all pools involved stay, and if none is known, everything does.
+    """
     units = _pool_units(structure, classes)
+    if structure.seen.pads and len(units):
+        padding = _pool_units(structure, structure.of(torch.cat(structure.seen.pads)))
+        both = units[torch.isin(units, padding)]
+        units = both if len(both) else units
     return units if len(units) else torch.cat([p.units for p in structure.pools])
 
 

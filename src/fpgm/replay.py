@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm.compact import by_tensor, compact, cut, named_tensors
@@ -52,6 +53,9 @@ class Replay(Tracer):
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[str, Adapter] = {}
         self._latest: list[Tensor] = []
+        self._branches = {site.module: site.labels for site in structure.seen.sites}
+        self._pickers = {site.module: site.labels for site in structure.seen.picks}
+        self._scattered: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -120,10 +124,36 @@ class Replay(Tracer):
                     shape[d] = int(stays.any([o for o in range(f.ndim) if o != d]).sum())
         return tuple(shape)
 
+    def passed(self, x: Tensor, out: Tensor) -> None:
+        if x in self._scattered and out is not x:
+            self._scattered[out] = self._scattered[x]
+
+    def picked(self, x: Tensor, out: Tensor) -> None:
+        if self.module in self._pickers and x in self._scattered:
+            self.set(out, [lb.along(self._scattered[x], out.ndim, 1)])
+
+    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """Nothing was cut from a whole branch, so nothing is picked, but it is read as one."""
+        if self.module in self._pickers and x in self._scattered:
+            return self._scattered[x]  # type: ignore[no-any-return]
+        return row
+
+    def _enter_stream(self, path: str, out: Tensor, expected: Factor) -> Tensor | None:
+        """A branch left its module: from here on its channels are the stream's."""
+        if tuple(out.shape) != expected.shape:
+            raise self._clash([self.structure.of(self._branches[path])])
+        handed = torch.ops.aten.alias(out)
+        self.set(handed, [self.structure.of(f) for f in expected.fields])
+        labels = self._branches[path]
+        self._scattered[handed] = self.structure.of(labels[self.kept[labels]])
+        return handed
+
     def returned(self, path: str, out: Any) -> Any:
         expected = self.structure.seen.returns.get(self.here(path))
         if expected is None or not isinstance(out, Tensor) or len(expected.fields) != 1:
             return None
+        if path in self._branches:
+            return self._enter_stream(path, out, expected)
         field = expected.fields[0]
         used = lb.axes(field)
         own = [f for f in self.fields(out) if lb.axes(f) == used]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fpgm import criteria
 from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Rounder
-from fpgm.coupling import Pool, Structure, Writer
+from fpgm.coupling import FILTERS, Pool, Structure, Writer
 from fpgm.errors import RequestError
 
 Scorer = Callable[[Tensor, float], Tensor]
@@ -175,7 +175,7 @@ class Selector:
         """[n, d]: one row a filter."""
         weight = self.tensors[writer.slot.name].detach()
         field = next(
-            f for f, r in zip(writer.slot.fields, writer.slot.roles, strict=True) if r == "filter"
+            f for f, r in zip(writer.slot.fields, writer.slot.roles, strict=True) if r in FILTERS
         )
         used = [d for d, size in enumerate(field.shape) if size > 1]
         if len(used) == 1:

@@ -111,6 +111,15 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Site:
+    """A module at whose border a branch's labels are scattered into, or picked from, a stream."""
+
+    module: str
+    dim: int
+    labels: Tensor
+
+
+@dataclass(frozen=True)
 class Grouped:
     """A grouped operator: which module remembers the number of groups, and each group's labels."""
 
@@ -235,6 +244,16 @@ class Tracer(TorchDispatchMode):
         """The label of a position where two related fields meet."""
         return a
 
+    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """The labels a convolution reads, given those its input carries."""
+        return row
+
+    def picked(self, x: Tensor, out: Tensor) -> None:
+        """Channels were picked out of `x` by position."""
+
+    def gathers(self, branch: Tensor) -> None:
+        """The running convolution reads these labels out of a scattered tensor."""
+
     def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
         """Two activations are about to be added."""
         return operands
@@ -247,6 +266,9 @@ class Tracer(TorchDispatchMode):
 
     def role(self, field: Tensor, role: str) -> None:
         """What a parameter-made tensor's field means to the operator that uses it."""
+
+    def padded(self, labels: Tensor) -> None:
+        """These labels stand for padding."""
 
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Multiply-accumulates spent."""
@@ -331,6 +353,9 @@ class Watch(Tracer):
         self.works: list[Work] = []
         self.groupings: list[Grouped] = []
         self.windows: list[Window] = []
+        self.pads: list[Tensor] = []
+        self.sites: list[Site] = []
+        self.picks: list[Site] = []
         self.returns: dict[Place, Factor] = {}
         self.risks: dict[tuple[Place, int], Risk] = {}
 
@@ -356,6 +381,9 @@ class Watch(Tracer):
 
     def role(self, field: Tensor, role: str) -> None:
         self.roles.setdefault(role, []).append(field.reshape(-1))
+
+    def padded(self, labels: Tensor) -> None:
+        self.pads.append(labels)
 
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         if self.runs == 1:
@@ -389,13 +417,13 @@ class Watch(Tracer):
         return [slot.name for slot in self.slots.values() if slot.trainable and not slot.seen]
 
 
-def watch(model: nn.Module, examples: Sequence[Example], keep_outputs: bool = True) -> Watch:
-    """Run every example once and return what was seen; the model is left as it was.
+def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -> Watch:
+    """Run every example once and collect what is seen; the model is left as it was.
 
     Train mode is watched too when eval leaves parameters unreached (auxiliary heads), because a
     compact model that only fits in eval would crash in training.
     """
-    seen = Watch(model)
+    model = seen.model
     with undisturbed(model):
         model.eval()
         for example in examples:
@@ -448,7 +476,8 @@ def source_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, _TORCH, "<")):
+        ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
+        if not ours and not name.startswith((_TORCH, "<")):
             if linecache.getline(name, frame.f_lineno):
                 return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]

@@ -30,8 +30,7 @@ def _convolution(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Ten
         if lb.varies(f, space):
             tracer.freeze([f], "a convolution runs along the channels")
     reads = channel_row(tracer, x, 1)
-    if reads is not None and reads.numel() != x.shape[1]:
-        reads = None
+    reads = tracer.reading(x, weight, reads)
     if tracer.untouched(weight) is not None:
         writes = _label_weight(tracer, weight, reads, groups, transposed)
     else:

@@ -256,7 +256,9 @@ def _padded(tracer: Tracer, f: Tensor, dim: int, before: int, after: int) -> Ten
     def zeros(count: int) -> Tensor:
         shape = list(f.shape)
         shape[dim] = count
-        return lb.along(tracer.fresh(count), f.ndim, dim).expand(shape)
+        added = tracer.fresh(count)
+        tracer.padded(added)
+        return lb.along(added, f.ndim, dim).expand(shape)
 
     return torch.cat([zeros(before), f, zeros(after)], dim)
 
@@ -290,6 +292,7 @@ def _index_select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Te
         else:
             tracer.freeze([f], "channels are picked by fixed positions")
     tracer.set(out, fields)
+    tracer.picked(x, out)
 
 
 def _index_copy(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -413,7 +416,8 @@ RULES: dict[str, Any] = {
 
 RISKY = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "slice", "split",
-    "split_with_sizes", "constant_pad_nd", "channel_shuffle", "native_channel_shuffle", "zeros",
+    "split_with_sizes", "channel_shuffle", "native_channel_shuffle", "zeros",
     "ones", "full", "new_zeros", "new_ones", "new_full", "repeat",
 }  # fmt: skip
-"""Operators whose sizes may be constants of the user's code."""
+"""Operators whose sizes may be constants of the user's code, but for padding: what it adds is all
+alike, so a module that returns too much of it is mended there."""

@@ -119,6 +119,14 @@ def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any
                 tracer.relate(own, f)
     result = out[0] if isinstance(out, tuple) else out
     tracer.set(result, fields)
+    # Zeroing v would divide by its zero norm, so it is g that silences a filter.
+    for tensor, role in ((v, "direction"), (g, "gain")):
+        slot = tracer.slots.get(id(tensor))
+        if slot is not None:
+            slot.roles = [
+                role if f.shape[dim] > 1 else own
+                for f, own in zip(slot.fields, slot.roles, strict=True)
+            ]
 
 
 RULES: dict[str, Any] = {

@@ -14,7 +14,8 @@ from fpgm.labels import Fields
 if TYPE_CHECKING:
     from fpgm.watch import Tracer
 
-_KEEPS_ZERO = {"relu", "gelu", "silu", "leaky_relu", "tanh", "hardswish", "clone", "neg", "abs"}
+_KEEPS_ZERO = {"relu", "gelu", "silu", "leaky_relu", "tanh", "hardswish", "clone", "neg", "abs",
+               "_prelu_kernel"}
 """Functions with f(0) = 0: a channel that is zero before is zero after."""
 
 
@@ -29,7 +30,7 @@ def combine(
         _mark_shifts(tracer, operands)
         operands = tracer.at_sum(operands)
     tracer.set(out, meet(tracer, operands, tuple(out.shape)))
-    if len(operands) == 1 and name.removesuffix("_") in _KEEPS_ZERO:
+    if (len(operands) == 1 or name == "_prelu_kernel") and name.removesuffix("_") in _KEEPS_ZERO:
         tracer.passed(operands[0], out)
 
 

@@ -1,0 +1,161 @@
+"""What subcommands share: options, the model and its input, progress, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+from fpgm.errors import RequestError
+from fpgm.models.spec import default_shape, load_model
+from fpgm.models.weights import load_weights
+from fpgm.plan import Frozen
+
+SEED = 0
+"""Fresh weights and example inputs are the same in every run."""
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="resnet56 (built in), torchvision:NAME, timm:NAME or path/to/file.py:factory.",
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Trained weights: safetensors or a tensor-only checkpoint."),
+]
+Input = Annotated[
+    str | None,
+    typer.Option("--input", metavar="1x3x224x224", help="Shape of one input, batch included."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+def build(spec: str, weights: Path | None) -> nn.Module:
+    """The model a spec names, in eval mode, with trained weights or the same fresh ones as ever."""
+    torch.manual_seed(SEED)
+    model = load_model(spec)
+    return (load_weights(model, weights) if weights else model).eval()
+
+
+def example(shape: Sequence[int]) -> Tensor:
+    """Noise of a shape, the same in every run."""
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(SEED))
+
+
+def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
+    """Read `--input`, or take what suits the model.
+
+    >>> input_shape("1x3x64x64", "resnet56")
+    (1, 3, 64, 64)
+    """
+    if text is None:
+        return default_shape(spec)
+    if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", text):
+        raise RequestError(f"--input is {text!r}: write sizes like 1x3x224x224.")
+    return tuple(int(size) for size in re.split("[x×]", text))
+
+
+class Steps:
+    """Names the running step on stderr, if that is a terminal, and remembers how long each took."""
+
+    def __init__(self, total: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=total)
+
+    def __enter__(self) -> Steps:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        self._progress.update(self._task, description=name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+        self._progress.advance(self._task)
+
+
+def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+    """Print a Markdown table; all but the first `left` columns hold numbers."""
+    table = Table(box=box.MARKDOWN)
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # A row cut at the terminal's width would no longer be Markdown: let the terminal wrap it.
+    wide = Console(width=10_000, highlight=False, markup=False, emoji=False)
+    with wide.capture() as captured:
+        wide.print(table)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().strip().splitlines()))
+
+
+def show_frozen(frozen: Sequence[Frozen]) -> None:
+    """Print what stays whole and why."""
+    if frozen:
+        typer.echo("\nLeft whole:\n")
+        rows = [(shorten(f.layers), f.reason, str(f.channels)) for f in frozen]
+        show_table(("layers", "reason", "channels"), rows, left=2)
+
+
+def shorten(names: Sequence[str], most: int = 3) -> str:
+    """The first names and how many more.
+
+    >>> shorten(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Sizes as `--input` takes them.
+
+    >>> shape_text((1, 3, 8, 8))
+    '1x3x8x8'
+    """
+    return "x".join(str(size) for size in shape)
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON document."""
+    typer.echo(to_json(value))
+
+
+def to_json(value: Any) -> str:
+    """JSON text as strict parsers want it: what is not finite becomes null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,108 @@
+"""`fpgm inspect`: what of a model could be pruned, what could not and why, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fpgm.budget import Residual
+from fpgm.cli import common
+from fpgm.plan import Group
+from fpgm.planning import plan
+
+
+def inspect(
+    model: common.Model,
+    input: common.Input = None,  # noqa: A002  (the option's name)
+    residual: Annotated[
+        str, typer.Option(metavar="POLICY", help="Residual streams: coupled or independent.")
+    ] = "coupled",
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Include groups under a norm over channels.")
+    ] = False,
+    json: common.AsJson = False,
+) -> None:
+    """Show the groups of a model, the layers that stay whole, and the costs; change nothing."""
+    shape = common.input_shape(input, model)
+    with common.Steps(3) as steps:
+        with steps.step("build"):
+            net = common.build(model, None)
+            x = common.example(shape)
+        with steps.step("watch and plan"):
+            # Whether the model's own code follows smaller sizes shows only when some units go.
+            found = plan(
+                net, x, rate=0.5, align=1, residual=_policy(residual), approximate=approximate
+            )
+        with steps.step("count"):
+            macs = macs_by_module(net, x)
+    total = sum(macs.values())
+    shares = [_share(group, macs, total) for group in found.groups]
+    if json:
+        common.show_json(
+            {
+                "model": model,
+                "input": shape,
+                "macs": found.macs_before,
+                "params": found.params_before,
+                "groups": [
+                    {
+                        "name": g.name,
+                        "layers": g.layers,
+                        "units": g.units,
+                        "macs_share": round(share, 6),
+                        "exact": g.exact,
+                    }
+                    for g, share in zip(found.groups, shares, strict=True)
+                ],
+                "frozen": [asdict(f) for f in found.frozen],
+            }
+        )
+        return
+    typer.echo(
+        f"{model} on {common.shape_text(shape)}: {found.macs_before:,} MACs, "
+        f"{found.params_before:,} parameters\n"
+    )
+    common.show_table(
+        ("group", "layers", "units", "MACs", "exact"),
+        [
+            (g.name, str(len(g.layers)), str(g.units), f"{share:.1%}", "yes" if g.exact else "no")
+            for g, share in zip(found.groups, shares, strict=True)
+        ],
+    )
+    common.show_frozen(found.frozen)
+
+
+def _policy(text: str) -> Residual:
+    # `plan` refuses anything else with its own words.
+    return text  # type: ignore[return-value]
+
+
+def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """Multiply-accumulates of each module's own operators, its children's not included.
+
+    >>> macs_by_module(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3))
+    {'': 0, '0': 12, '1': 8}
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(x)
+    counts = counter.get_flop_counts()
+    root = type(model).__name__
+
+    def whole(path: str) -> int:
+        key = f"{root}.{path}" if path else root
+        return sum(counts[key].values()) // 2 if key in counts else 0
+
+    return {
+        path: whole(path)
+        - sum(whole(f"{path}.{name}" if path else name) for name, _ in module.named_children())
+        for path, module in model.named_modules()
+    }
+
+
+def _share(group: Group, macs: dict[str, int], total: int) -> float:
+    return sum(macs.get(layer, 0) for layer in group.layers) / total if total else 0.0

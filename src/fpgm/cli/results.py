@@ -1,0 +1,121 @@
+"""A folder of results: what `fpgm prune` writes and `fpgm verify` reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fpgm.cli.common import to_json
+from fpgm.errors import FileError
+from fpgm.plan import Plan
+from fpgm.store import save
+from fpgm.verify import Certificate
+
+SMALL, PLAN, RESULTS = "small.safetensors", "plan.json", "results.json"
+FORMAT = 1
+"""Version of results.json."""
+
+
+def achieved(made: Plan) -> dict[str, Any]:
+    """Costs before and after."""
+    return {
+        "macs_before": made.macs_before,
+        "macs_after": made.macs_after,
+        "macs_removed": round(made.macs_removed, 6),
+        "params_before": made.params_before,
+        "params_after": made.params_after,
+        "params_removed": round(made.params_removed, 6),
+    }
+
+
+def certificate_dict(certificate: Certificate) -> dict[str, Any]:
+    """A certificate with its verdict."""
+    return {"ok": certificate.ok, **asdict(certificate)}
+
+
+def certificate_line(certificate: Certificate) -> str:
+    """A certificate in one sentence."""
+    return (
+        f"{'Certified' if certificate.ok else 'NOT certified'}: small and silenced original differ "
+        f"by {certificate.max_error:.1e} (at most {certificate.tolerance:.0e} is rounding), "
+        f"silenced and original by {certificate.moved:.1e}, over {certificate.inputs} inputs in "
+        f"{certificate.precision}."
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a file's bytes."""
+    with path.open("rb") as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def tensors_sha256(model: nn.Module) -> str:
+    """Digest of a model's tensors, by which an original is known again."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def check_folder(out: Path, force: bool) -> None:
+    """Refuse early, before anything is computed, to overwrite what is there."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise FileError(f"{out} is a file: --out names a folder.")
+    inside = sorted(file.name for file in out.iterdir())
+    others = [name for name in inside if name not in (SMALL, PLAN, RESULTS)]
+    if others and force:
+        raise FileError(f"{out} holds {others[0]!r} too: --force replaces only results of prune.")
+    if inside and not force:
+        raise FileError(f"{out} is not empty: choose another --out, or --force to replace it.")
+
+
+def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> None:
+    """Write all three files or none: they are made beside the folder and moved into place."""
+    token = secrets.token_hex(4)
+    part, old = (out.with_name(f".{out.name}.{token}.{kind}") for kind in ("part", "old"))
+    try:
+        part.mkdir(parents=True)
+        save(small, part / SMALL)
+        (part / PLAN).write_text(made.to_json(indent=1) + "\n", encoding="utf-8")
+        (part / RESULTS).write_text(to_json(results) + "\n", encoding="utf-8")
+        if out.exists():
+            out.rename(old)
+        part.rename(out)
+    except OSError as error:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise FileError(f"{out} cannot be written: {error.strerror or error}.") from error
+    finally:
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What `fpgm prune` wrote about its own run."""
+    file = folder / RESULTS
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{folder} holds no results of fpgm prune: no {RESULTS}.") from error
+    except ValueError as error:
+        raise FileError(f"{file} cannot be read: {error}.") from error
+    needed = ("model", "weights", "original_sha256", "input")
+    if not isinstance(results, dict) or any(key not in results for key in needed):
+        raise FileError(f"{file} was not written by fpgm prune.")
+    if results.get("format") != FORMAT:
+        raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
+    return results

@@ -1,0 +1,98 @@
+"""`fpgm verify`: build the original again and prove once more what a folder of results claims."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from fpgm.cli import common
+from fpgm.cli import results as res
+from fpgm.compact import compact
+from fpgm.errors import FileError, PlanError, VerificationError
+from fpgm.plan import Plan
+from fpgm.store import load, read_plans
+from fpgm.verify import verify as certify
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fpgm prune` wrote.")],
+    weights: common.Weights = None,
+    json: common.AsJson = False,
+) -> None:
+    """Prove again that the small model in a folder is the original without the removed units."""
+    results = res.read(folder)
+    with common.Steps(3) as steps:
+        with steps.step("build"):
+            _check_weights(folder, results, weights)
+            original = common.build(results["model"], weights)
+            if res.tensors_sha256(original) != results["original_sha256"]:
+                raise FileError(
+                    f"{results['model']!r} is not the model that {folder} was made from: its "
+                    "weights or its code have changed."
+                )
+        with steps.step("load"):
+            made = _read_plan(folder)
+            small = load(folder / res.SMALL, lambda: copy.deepcopy(original))
+        with steps.step("verify"):
+            _check_tensors(folder, small, compact(original, made))
+            x = common.example(results["input"])
+            certificate = certify(original, made, x, compacted=small)
+    if json:
+        common.show_json(
+            {
+                "folder": str(folder),
+                "model": results["model"],
+                "achieved": res.achieved(made),
+                "certificate": res.certificate_dict(certificate),
+            }
+        )
+    else:
+        typer.echo(
+            f"{results['model']}: MACs −{made.macs_removed:.1%}, "
+            f"parameters −{made.params_removed:.1%}"
+        )
+        typer.echo(res.certificate_line(certificate))
+    certificate.check()
+
+
+def _check_weights(folder: Path, results: dict[str, Any], weights: Path | None) -> None:
+    used = results["weights"]
+    if used is None:
+        if weights is not None:
+            raise FileError(f"{folder} was made without a weights file: leave out --weights.")
+    elif weights is None:
+        raise FileError(f"{folder} was made from {used['file']}: give that file with --weights.")
+    elif weights.is_file() and res.file_sha256(weights) != used["sha256"]:
+        raise FileError(
+            f"{weights} is not the {used['file']} that {folder} was made from: its sha256 differs."
+        )
+
+
+def _read_plan(folder: Path) -> Plan:
+    file = folder / res.PLAN
+    try:
+        made = Plan.from_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{file} cannot be read: {error.strerror}.") from error
+    except PlanError as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    if read_plans(folder / res.SMALL).get("") != (made,):
+        raise FileError(f"{file} is not the plan in {folder / res.SMALL}.")
+    return made
+
+
+def _check_tensors(folder: Path, small: nn.Module, expected: nn.Module) -> None:
+    """The file must hold the kept weights bit by bit, else the proof is about another model."""
+    found = small.state_dict()
+    for name, tensor in expected.state_dict().items():
+        same = torch.equal(tensor, found[name]) if tensor.numel() else True
+        if not same:
+            raise VerificationError(
+                f"{folder / res.SMALL} is not the original without the removed units: "
+                f"'{name}' holds other values (trained since, or damaged)."
+            )

@@ -1,0 +1,295 @@
+"""Pruned models on disk: weights and plans in one safetensors file, never a pickle.
+
+A file holds tensors and text only, so it needs the user's own factory to become a model again: the
+factory builds the original, the plans in the file give it its smaller shape, and the weights are
+loaded strictly. Reading other people's checkpoints is left to `models.weights`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from fpgm._version import __version__
+from fpgm.compact import PLANS, by_tensor, compact, fingerprint
+from fpgm.errors import FileError, ModelError, PlanError, RequestError
+from fpgm.plan import Cut, Plan
+
+FORMAT = 1
+"""Version of the file's metadata; raised when an older fpgm would misread it."""
+
+Plans = dict[str, tuple[Plan, ...]]
+"""Plans by the path of the module they were applied to ("" is the model itself), oldest first."""
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a model's weights and the plans that made it; the file appears whole or not at all.
+
+    Weights shared between modules are written once. Plans of submodules that were pruned alone are
+    kept too. The class, hooks and optimizer are not: `load` takes the class from a factory.
+    """
+    model = _unwrapped(model)
+    tensors, shared = _storable(model)
+    plans = {name: _plans_of(module) for name, module in model.named_modules()}
+    metadata = {
+        "format": "pt",
+        "fpgm_format": str(FORMAT),
+        "fpgm_version": __version__,
+        "fpgm_shared": json.dumps(shared),
+        "fpgm_plans": json.dumps(
+            {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
+        ),
+    }
+    # Through a link, the file it points to is replaced, not the link.
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        save_file(tensors, part, metadata)
+        part.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path} cannot be written: {_reason(error)}.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
+    """Rebuild a saved model from a function that returns the original architecture.
+
+    Device, train or eval mode and `requires_grad` are the factory's; dtypes are the file's: when
+    all its floating tensors agree, the whole model is converted, else each tensor on its own.
+    """
+    stored = _read(path)
+    model = factory()
+    if not isinstance(model, nn.Module):
+        raise RequestError(
+            f"factory() returned {type(model).__name__}: it must return the original model."
+        )
+    if any(t.is_meta for t in model.state_dict().values()):
+        raise RequestError("factory() returned a model on the meta device: give it real tensors.")
+    original = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    try:
+        model = _replay_plans(model, stored.plans)
+    except PlanError as error:
+        why = _difference(original, _original_shapes(stored)) or str(error)
+        raise FileError(f"{path} does not fit the model that factory() returns: {why}") from None
+    found = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    if problem := _difference(found, stored.shapes()):
+        raise FileError(f"{path} does not fit the model that factory() returns: {problem}")
+    _match_dtypes_(model, stored.tensors)
+    model.load_state_dict(stored.tensors)
+    return model
+
+
+def read_plans(path: str | Path) -> Plans:
+    """The plans in a saved file, by module path, without building any model."""
+    return _read(path).plans
+
+
+@dataclass(frozen=True)
+class _Stored:
+    tensors: dict[str, Tensor]
+    plans: Plans
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(t.shape) for name, t in self.tensors.items()}
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The user's module inside DataParallel, DDP and torch.compile, whose names carry a prefix."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _plans_of(module: nn.Module) -> tuple[Plan, ...]:
+    plans: tuple[Plan, ...] = vars(module).get(PLANS, ())
+    return plans
+
+
+def _storable(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors as safetensors wants them, contiguous and apart, and the names that share one."""
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    first: dict[object, str] = {}
+    memory: set[int] = set()
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ModelError(
+                f"The model cannot be saved: its state '{name}' is a {type(value).__name__}, "
+                "not a tensor."
+            )
+        storage = value.untyped_storage().data_ptr() if value.numel() else 0
+        place = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if storage and place in first:
+            shared[name] = first[place]
+            continue
+        first[place] = name
+        plain = value.detach().contiguous()
+        overlaps = storage in memory and plain.data_ptr() == value.data_ptr()
+        tensors[name] = plain.clone() if overlaps else plain
+        memory.add(storage)
+    return tensors, shared
+
+
+def _read(path: str | Path) -> _Stored:
+    file = Path(path)
+    _check_kind(file)
+    try:
+        with safe_open(file, framework="pt") as stream:
+            metadata = stream.metadata() or {}
+            _check_format(file, metadata)
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} is truncated or damaged: {_reason(error)}.") from error
+    try:
+        shared: dict[str, str] = json.loads(metadata["fpgm_shared"])
+        raw = json.loads(metadata["fpgm_plans"])
+        plans = {
+            name: tuple(Plan.from_json(json.dumps(plan)) for plan in own)
+            for name, own in raw.items()
+        }
+        tensors.update({name: tensors[same] for name, same in shared.items()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{path} holds plans that cannot be read: {_reason(error)}.") from error
+    return _Stored(tensors, plans)
+
+
+def _check_kind(file: Path) -> None:
+    if not file.exists():
+        raise FileError(f"{file} does not exist.")
+    if file.is_dir():
+        raise FileError(f"{file} is a folder: name the file in it.")
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(9)
+    except OSError as error:
+        raise FileError(f"{file} cannot be read: {_reason(error)}.") from error
+    if not head:
+        raise FileError(f"{file} is empty.")
+    if head[8:] != b"{":
+        raise FileError(f"{file} is not a safetensors file.")
+
+
+def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
+    version = metadata.get("fpgm_format", "")
+    if not version.isdecimal():
+        raise FileError(
+            f"{file} was not written by fpgm.save: read plain weights with "
+            "fpgm.models.weights.load_weights."
+        )
+    if int(version) > FORMAT:
+        by = metadata.get("fpgm_version", "a later version")
+        raise FileError(
+            f"{file} was written by fpgm {by} in format {version}; fpgm {__version__} reads "
+            f"format {FORMAT}: update fpgm."
+        )
+
+
+def _replay_plans(model: nn.Module, plans: Plans) -> nn.Module:
+    """Apply every plan in the order it was made.
+
+    Between a module and one inside it the order is not written down, but the plans know: one that
+    came second does not fit before the first. So the outermost that fits goes first.
+    """
+    waiting = {name: list(own) for name, own in sorted(plans.items()) if own}
+    while waiting:
+        fitting = [
+            name
+            for name, own in waiting.items()
+            if (part := _submodule(model, name)) is not None
+            and fingerprint(part) == own[0].fingerprint
+        ]
+        name = fitting[0] if fitting else next(iter(waiting))
+        part = _submodule(model, name)
+        if part is None:
+            raise PlanError(
+                f"The plan was made for another model: this one has no module '{name}'."
+            )
+        small = compact(part, waiting[name].pop(0))
+        if not waiting[name]:
+            del waiting[name]
+        model = _replaced(model, part, small)
+    return model
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    if model is old:
+        return new
+    for parent in model.modules():
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, new)
+    return model
+
+
+def _original_shapes(stored: _Stored) -> dict[str, tuple[int, ...]]:
+    """Shapes before the plans, worked out backwards from what the cuts say."""
+    shapes = stored.shapes()
+    for prefix, plans in stored.plans.items():
+        for plan in reversed(plans):
+            for name, cuts in by_tensor(plan.cuts).items():
+                full = f"{prefix}.{name}" if prefix else name
+                if full in shapes:
+                    shapes[full] = _uncut(shapes[full], cuts)
+    return shapes
+
+
+def _uncut(shape: tuple[int, ...], cuts: list[Cut]) -> tuple[int, ...]:
+    sizes = {c.dim: c.size for c in cuts}
+    return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
+
+
+def _difference(
+    model: Mapping[str, tuple[int, ...]], file: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    """The first tensor that differs, for people."""
+    for name, shape in file.items():
+        if name not in model:
+            return f"it has no '{name}'."
+        if model[name] != shape:
+            return f"its '{name}' is {_size(model[name])}, the file's was {_size(shape)}."
+    surplus = next((name for name in model if name not in file), None)
+    return f"the file has no '{surplus}'." if surplus is not None else None
+
+
+def _match_dtypes_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    floating = {t.dtype for t in tensors.values() if t.is_floating_point()}
+    if len(floating) == 1:
+        model.to(dtype=floating.pop())
+    for name, own in model.state_dict(keep_vars=True).items():
+        if own.dtype != tensors[name].dtype:
+            own.data = own.data.to(tensors[name].dtype)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "×".join(str(n) for n in shape) or "a scalar"
+
+
+def _reason(error: BaseException) -> str:
+    """One line, without the full stop."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0].rstrip(".")

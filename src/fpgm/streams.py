@@ -1,0 +1,173 @@
+"""The paper's residual policy: every convolution is pruned on its own, streams keep their width.
+
+A first pass finds where branches are added into a stream and which module hands each branch over;
+a second pass cuts the labels there. In the compact model that module scatters its channels among
+zeros, and a convolution that reads such a scattered tensor directly gathers the channels back, as
+the block behind the stem does in the paper. Projection shortcuts stay whole, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fpgm import labels as lb
+from fpgm import rules
+from fpgm.examples import Example
+from fpgm.watch import Site, Tracer, Watch, undisturbed
+
+_STARTS_FROM_ZERO = {
+    "convolution", "addmm", "mm", "native_batch_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "native_group_norm",
+}  # fmt: skip
+"""Operators whose output is zero for a unit whose filter, bias and shift are zero."""
+
+
+@dataclass(frozen=True)
+class Junctions:
+    """Modules that hand a branch to a stream, and those of projection shortcuts among them."""
+
+    branches: frozenset[str]
+    projections: frozenset[str]
+
+
+def find_junctions(model: nn.Module, examples: Sequence[Example]) -> Junctions:
+    """Watch once and see which modules' outputs are added to which."""
+    scout = _Scout(model)
+    with undisturbed(model):
+        model.eval()
+        for example in examples:
+            scout.run(example)
+    return scout.junctions()
+
+
+class _Scout(Watch):
+    """Remembers where every activation comes from and how many convolutions lie behind it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._depth: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._zero: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._times: Counter[str] = Counter()
+        self._sums: list[list[tuple[tuple[str, ...], int, bool]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        inputs = [x for x in rules.tensors(args) if not self.is_constant(x)]
+        depth = max((self._depth.get(x, 0) for x in inputs), default=0)
+        is_sum = name == "add" and len(inputs) == 2
+        contracts = name in ("convolution", "addmm", "mm")
+        if contracts and inputs:
+            self._read[inputs[0]] = True
+        zero = name in _STARTS_FROM_ZERO or (
+            name == "mul" and any(self._zero.get(x, False) for x in inputs)
+        )
+        for result in rules.tensors((out,)):
+            self._depth[result] = 0 if is_sum else depth + contracts
+            if zero:
+                self._zero[result] = True
+        return out
+
+    def passed(self, x: Tensor, out: Tensor) -> None:
+        if out is not x:
+            self._origins[out] = self._origins.get(x, ())
+            self._zero[out] = self._zero.get(x, False)
+
+    def returned(self, path: str, out: Any) -> None:
+        super().returned(path, out)
+        self._times[path] += 1
+        if isinstance(out, Tensor) and self._zero.get(out, False):
+            self._origins[out] = (*self._origins.get(out, ()), path)
+
+    def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
+        if not any(self.is_constant(x) or not self.fields(x) for x in operands):
+            self._sums.append([
+                (self._origins.get(x, ()), self._depth.get(x, 0), self._read.get(x, False))
+                for x in operands
+            ])
+        return operands
+
+    def junctions(self) -> Junctions:
+        """Decide which modules hand over a branch."""
+        branches: set[str] = set()
+        projections: set[str] = set()
+        for operands in self._sums:
+            fresh = [(self._hand(o), depth, read) for o, depth, read in operands if depth > 0]
+            found = [(path, depth, read) for path, depth, read in fresh if path is not None]
+            if len(found) == 2 and not found[0][2] and not found[1][2]:
+                shallow = min(found, key=lambda item: item[1])
+                if found[0][1] != found[1][1]:
+                    projections.add(shallow[0])
+                    found.remove(shallow)
+            branches.update(path for path, _, _ in found)
+        return Junctions(frozenset(branches - projections), frozenset(projections))
+
+    def _hand(self, origins: tuple[str, ...]) -> str | None:
+        """The last module a branch left through, if it ran only once."""
+        return next((p for p in reversed(origins) if p and self._times[p] == self.runs), None)
+
+
+class IndependentWatch(Watch):
+    """Watches with the labels cut where a branch enters a stream."""
+
+    def __init__(self, model: nn.Module, junctions: Junctions) -> None:
+        super().__init__(model)
+        self.junctions = junctions
+        self._scattered: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def returned(self, path: str, out: Any) -> Any:
+        result = None
+        if isinstance(out, Tensor) and path in self.junctions.projections:
+            self.freeze(self.fields(out), "projection shortcuts stay whole")
+        elif isinstance(out, Tensor) and path in self.junctions.branches:
+            result = self._cut(path, out)
+        super().returned(path, out if result is None else result)
+        return result
+
+    def _cut(self, path: str, out: Tensor) -> Tensor | None:
+        fields = self.fields(out)
+        if len(fields) != 1 or len(lb.axes(fields[0])) != 1:
+            return None
+        dim = lb.axes(fields[0])[0]
+        branch = fields[0].reshape(-1)
+        stream = self.fresh(branch.numel())
+        self.freeze([stream], "the residual stream keeps its full width")
+        self.sites.append(Site(path, dim, branch))
+        handed = torch.ops.aten.alias(out)
+        self.set(handed, [lb.along(stream, out.ndim, dim)])
+        self._scattered[handed] = branch
+        return handed
+
+    def passed(self, x: Tensor, out: Tensor) -> None:
+        if x in self._scattered and out is not x and x.shape[1:2] == out.shape[1:2]:
+            self._scattered[out] = self._scattered[x]
+
+    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        return read_through(self, self._scattered.get(x), weight, row)
+
+    def gathers(self, branch: Tensor) -> None:
+        self.picks.append(Site(self.module, 1, branch))
+
+
+def read_through(
+    tracer: Tracer, branch: Tensor | None, weight: Tensor, row: Tensor | None
+) -> Tensor | None:
+    """A convolution behind a scatter reads the branch itself, through a gather of its own."""
+    if branch is None or row is None or not tracer.module:
+        return row
+    module = tracer.model.get_submodule(tracer.module)
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.weight is not weight:
+        return row
+    tracer.gathers(branch)
+    return branch
