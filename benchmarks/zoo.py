@@ -169,6 +169,8 @@ def _peer(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
     for module, qkv in attention.items():  # its timm example asks users to do this by hand
         module.num_heads = heads[qkv]
         module.head_dim = qkv.out_features // (3 * module.num_heads)
+        if hasattr(module, "attn_dim"):  # newer than the example
+            module.attn_dim = module.num_heads * module.head_dim
     times = {"seconds": done[0] - start[0], "wall_seconds": done[1] - start[1]}
     yield "check", times | {"groups": len(groups)}
     result = _measure(subject, original, model)
@@ -548,9 +550,9 @@ def _summary(rows: Sequence[Record]) -> Iterator[str]:
     if ratios:
         values = [ratio for ratio, _ in ratios]
         yield (
-            f"Speed, over the {len(values)} models both prune: Torch-Pruning takes a median of "
+            f"Speed (models both prune: {len(values)}): Torch-Pruning takes a median of "
             f"**{statistics.median(values):.1f}×** our time (least {values[0]:.1f}×: "
-            f"{ratios[0][1]}; most {values[-1]:.0f}×: {ratios[-1][1]})."
+            f"{ratios[0][1]}; most {values[-1]:.1f}×: {ratios[-1][1]})."
         )
         slower = [f"{name} ({ratio:.2f}×)" for ratio, name in ratios if ratio < 1]
         yield f"Models where we are slower: {', '.join(slower) or 'none'}."

@@ -118,6 +118,9 @@ class Net:
         shown = [f"{k}={v!r}" for k, v in rest if v != getattr(plain, k)]
         return f"Net({', '.join([*map(repr, self.blocks), *shown])})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # or hypothesis prints fields that cannot be pasted
+
     def names(self) -> Iterator[str]:
         """Every block and head in it, nested ones included."""
         yield from _names(self.blocks)

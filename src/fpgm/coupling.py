@@ -16,15 +16,16 @@ from fpgm import labels as lb
 from fpgm.watch import Slot, Watch
 
 
-FILTERS = ("filter", "direction")
+FILTERS = ("filter", "both", "direction")
 """Roles of an axis whose rows are filters."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A layer's filters: the tensor, and the class of each of its rows."""
+    """A layer's filters: the tensor, the field along them, and the class of each of them."""
 
     slot: Slot
+    field: Tensor
     classes: Tensor
 
     @property
@@ -155,11 +156,11 @@ def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
     for slot in seen.slots.values():
         for f, role in zip(slot.fields, slot.roles, strict=True):
             if role in FILTERS:
-                found.append(Writer(slot, classes[rows_of(slot, f)]))
+                found.append(Writer(slot, f, classes[rows_of(f)]))
     return tuple(found)
 
 
-def rows_of(slot: Slot, f: Tensor) -> Tensor:
+def rows_of(f: Tensor) -> Tensor:
     """Labels of a layer's filters in channel order, grouped transposed weights included."""
     if len(lb.axes(f)) == 1:
         return f.reshape(-1)

@@ -21,11 +21,19 @@ _SECOND_DIM = ("in_channels", "in_features")
 
 @dataclass(frozen=True)
 class Remembered:
-    """A module's own number that follows a row of channels: found when a replay disagreed."""
+    """A module's own number (or list) that follows rows of channels, found by replaying."""
 
     module: str
     name: str
-    labels: Tensor
+    rows: tuple[Tensor, ...]
+
+
+class Emptied(Exception):
+    """A tensor would keep nothing along an axis."""
+
+    def __init__(self, classes: Tensor) -> None:
+        super().__init__("nothing left")
+        self.classes = classes
 
 
 class Uneven(Exception):
@@ -81,6 +89,8 @@ def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
         used = lb.axes(f)
         if len(used) == 1:
             keep = torch.nonzero(stays.reshape(-1)).reshape(-1).tolist()
+            if not keep:
+                raise Emptied(structure.of(f.reshape(-1)))
             cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), _role(role)))
         else:
             cuts += _block_cut(structure, slot, f, stays, role)
@@ -94,7 +104,9 @@ def _block_cut(
     rows = stays.reshape(f.shape[0], -1)[block_starts(f)]
     counts = rows.sum(1)
     alive = counts[counts > 0]
-    if len(alive) and not bool((alive == alive[0]).all()):
+    if not len(alive):
+        raise Emptied(structure.of(f.reshape(-1)))
+    if not bool((alive == alive[0]).all()):
         raise Uneven(structure.of(f.reshape(-1)))
     if len(alive) < len(counts):
         if bool((alive == f.shape[1]).all()):
@@ -138,8 +150,10 @@ def _attributes(
     for item in remembered:
         module = model.get_submodule(item.module)
         before = getattr(module, item.name)
-        after = int(kept[item.labels].sum())
-        change(item.module, item.name, before, after)
+        counts = tuple(int(kept[row].sum()) for row in item.rows)
+        listed = isinstance(before, list | tuple)
+        change(item.module, item.name, tuple(before) if listed else before,
+               counts if listed else counts[0])
     return list(found.values())
 
 

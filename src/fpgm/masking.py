@@ -19,7 +19,7 @@ def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     the two are the same when the activation maps zero to zero.
     """
     check_fits(model, plan)
-    writers = ("filter", "gain", "shift")
+    writers = ("filter", "both", "gain", "shift")
     silence_(model, plan, (*writers, "reads") if readers else writers)
 
 

@@ -16,7 +16,7 @@ from fpgm.errors import PlanError
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
 
-Role = Literal["filter", "direction", "gain", "shift", "scale", "reads"]
+Role = Literal["filter", "both", "direction", "gain", "shift", "scale", "reads"]
 Side = Literal["input", "output"]
 Kind = Literal["gather", "scatter"]
 
@@ -27,7 +27,8 @@ class Cut:
 
     `role` tells masking what the slice means: a `filter` writes a unit, a `shift` adds to it
     (bias, beta, running mean), a `scale` multiplies it, and `reads` is a later layer's view of it.
-    Under weight norm the filter is a `direction` times a `gain`.
+    Under weight norm the filter is a `direction` times a `gain`; a tied weight may do `both`, write
+    and read.
     With `blocks` > 1 the tensor is a grouped weight: dim 0 falls into that many equal blocks, and
     block b keeps its own share, the b-th equal part of `keep`.
     """

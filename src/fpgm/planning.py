@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,15 @@ from fpgm import criteria
 from fpgm.budget import Budget, Residual, Rounder, Rounding, check_patterns
 from fpgm.compact import compact
 from fpgm.coupling import Structure, couple
-from fpgm.draft import Remembered, Uneven, draft
+from fpgm.draft import Emptied, Remembered, Uneven, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import Example, as_examples
 from fpgm.plan import Adapter, Plan
-from fpgm.replay import Mismatch, replay
+from fpgm.replay import Mismatch, needs_replay, replay
 from fpgm.select import Selector
 from fpgm.verify import verify
 from fpgm.streams import IndependentWatch, find_junctions
-from fpgm.watch import Watch, watch
+from fpgm.watch import Risk, Watch, watch
 
 Criterion = str | Callable[[Tensor], Tensor]
 
@@ -58,7 +58,7 @@ def plan(
     rounder = Rounder(align, rounding, min_channels)
     if residual not in ("coupled", "independent"):
         raise RequestError(f"residual is {residual!r}: give 'coupled' or 'independent'.")
-    scorer = criteria.resolve(criterion, distance=distance, seed=seed)
+    criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name before any work
     examples = as_examples(example_inputs)
     seen = watch(_watcher(model, examples, residual), examples, keep_outputs)
     structure = couple(seen, approximate)
@@ -68,22 +68,39 @@ def plan(
     _ignore(structure, ignore)
     asked = {**budget.asked(), "criterion": _name(criterion), "distance": distance,
              "residual": residual, "align": align, "rounding": rounding}
-    selector = Selector(model, structure, scorer, rounder, uses_scale=criterion == "bn")
+
+    def scorer_of(layer: str) -> criteria.Scorer:
+        # A seed of its own, or random would pick the same positions in every layer of one width.
+        return criteria.resolve(criterion, distance=distance, seed=seed + crc32(layer.encode()))
+
+    selector = Selector(model, structure, scorer_of, rounder, uses_scale=criterion == "bn")
     attributes = _Attributes(model, structure)
     adapters: Sequence[Adapter] = ()
+    tolerated: set[Any] = set()
     for _ in range(_MOST_REPLAYS):
         if not structure.pools:
             raise ModelError(_nothing(structure))
         choice = selector.choose(budget)
         try:
             found = draft(model, structure, choice.removed, choice.kept, asked, attributes.chosen)
-            if len(choice.removed):
-                adapters = replay(model, structure, found, choice.removed, examples)
+            if needs_replay(structure, choice.removed):
+                adapters = replay(
+                    model, structure, found, choice.removed, examples, tolerated
+                )
+        except Emptied as emptied:
+            structure.freeze(
+                selector.dearest(emptied.classes), "a later layer would have nothing left to read"
+            )
+            continue
         except Uneven as uneven:
             structure.freeze(_pool_units(structure, uneven.classes), "its groups cannot shrink alike")
             continue
         except Mismatch as mismatch:
-            if not attributes.mend(mismatch):
+            if attributes.mend(mismatch):
+                continue
+            if mismatch.may_wait:
+                tolerated.add(mismatch.place)
+            else:
                 structure.freeze(_blamed(structure, mismatch.classes), mismatch.reason)
             continue
         if not adapters:
@@ -148,20 +165,31 @@ class _Attributes:
         return True
 
     def _candidates(self, path: str, number: int) -> list[list[Remembered]]:
+        """By attribute name: that attribute in every module of the same class."""
         kind = type(self.model.get_submodule(path))
         by_name: dict[str, list[Remembered]] = {}
         for (place, n), risk in self.structure.seen.risks.items():
             module = self.model.get_submodule(place[1])
             if n != number or type(module) is not kind:
                 continue
-            for size, labels in risk.sizes():
-                for name, value in vars(module).items():
-                    if type(value) is int and value == size:
-                        found = by_name.setdefault(name, [])
-                        if all(r.module != place[1] for r in found):
-                            found.append(Remembered(place[1], name, labels))
+            for name, rows in _holders(module, risk):
+                found = by_name.setdefault(name, [])
+                if all(r.module != place[1] for r in found):
+                    found.append(Remembered(place[1], name, rows))
         every = [r for found in by_name.values() for r in found]
         return [*by_name.values(), *([every] if len(by_name) > 1 else [])]
+
+
+def _holders(module: nn.Module, risk: Risk) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Attributes of a module that hold a size seen at a risky operator, and what it counts."""
+    lengths = [len(piece) for piece in risk.pieces]
+    for name, value in vars(module).items():
+        if isinstance(value, list | tuple) and value and list(value) == lengths:
+            yield name, risk.pieces
+        elif type(value) is int:
+            row = next((row for row in risk.rows() if len(row) == value), None)
+            if row is not None:
+                yield name, (row,)
 
 
 def _blamed(structure: Structure, classes: Tensor) -> Tensor:

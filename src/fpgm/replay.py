@@ -1,7 +1,7 @@
 """Replaying a compact model with labels: does the user's own code follow the smaller sizes?
 
-The same rules run again, on the compact model, with every weight carrying the classes it kept. Now
-two labels that meet must be equal, sizes must be as predicted, and a module must return its
+The same rules run again, on the compact model, with every weight carrying the labels it kept. Now
+two labels that meet must be of one class, sizes must be as predicted, and a module must return its
 channels in the predicted order. Constants in user code (`view(-1, 9216)`, `split(x, 64)`) show up
 here as a mismatch at a known place; a mere change of order at a module's output is mended by a
 gather there.
@@ -9,7 +9,7 @@ gather there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
+from fpgm import rules
 from fpgm.compact import by_tensor, compact, cut, named_tensors
 from fpgm.coupling import Structure
 from fpgm.examples import Example
@@ -38,6 +39,7 @@ class Mismatch(Exception):
             torch.cat([c.reshape(-1) for c in classes]) if classes else torch.zeros(0).long()
         )
         self.place = place
+        self.may_wait = False
 
 
 class Replay(Tracer):
@@ -46,7 +48,12 @@ class Replay(Tracer):
     trusts_positions = True
 
     def __init__(
-        self, small: nn.Module, structure: Structure, plan: Plan, removed: Tensor
+        self,
+        small: nn.Module,
+        structure: Structure,
+        plan: Plan,
+        removed: Tensor,
+        tolerated: Set[tuple[Place, int]],
     ) -> None:
         super().__init__(small, _kept_slots(small, structure, plan))
         self.structure = structure
@@ -56,22 +63,25 @@ class Replay(Tracer):
         self._branches = {site.module: site.labels for site in structure.seen.sites}
         self._pickers = {site.module: site.labels for site in structure.seen.picks}
         self._scattered: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._padding = False
+        self.tolerated = tolerated
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             heavy = func._schema.name in _HEAVY
+            self._padding = func._schema.name == "aten::constant_pad_nd"
             out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._mismatch(_fixed(error), args, self.next_risk()) from None
-        if isinstance(out, Tensor):
-            self._latest = [out, *self._latest[:1]]
+        self._latest = [x for x in rules.tensors((*args, *kwargs.values()))]
         return out
 
     def _mismatch(
         self, reason: str, tensors: Sequence[Any], place: tuple[Place, int] | None = None
     ) -> Mismatch:
         fields = [f for t in tensors if isinstance(t, Tensor) for f in self.fields(t)[:1]]
-        return Mismatch(f"{reason} in {self.where()}", fields, place)
+        classes = [self.structure.of(f) for f in fields]
+        return Mismatch(f"{reason} in {self.where()}", classes, place)
 
     def outside(self, error: Exception) -> Mismatch:
         """An error raised by user code between operators: blame what was computed last."""
@@ -79,6 +89,15 @@ class Replay(Tracer):
 
     def fresh(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
+
+    def fixed(self, number: int, count: int) -> Tensor:
+        key = self.here(self.module), self._joins[self.module], number
+        labels = self.structure.seen.parts.get(key)
+        if labels is None or len(labels) != count:
+            # A part that shrank to one channel has lost its name, and with it its order.
+            latest = [f for t in self._latest for f in self.fields(t)]
+            raise self._clash(latest)
+        return labels
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(a == lb.ANY, b, a)
@@ -88,12 +107,13 @@ class Replay(Tracer):
             a, b = torch.broadcast_tensors(a, b)
         except RuntimeError:
             raise self._clash([a, b]) from None
-        if not bool(((a == b) | (a == lb.ANY) | (b == lb.ANY)).all()):
+        same = self.structure.of(a) == self.structure.of(b)
+        if not bool((same | (a == lb.ANY) | (b == lb.ANY)).all()):
             raise self._clash([a, b])
 
     def _clash(self, fields: Sequence[Tensor]) -> Mismatch:
         reason = f"channels would not line up after pruning in {self.where()}"
-        return Mismatch(reason, fields)
+        return Mismatch(reason, [self.structure.of(f) for f in fields])
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """What had to be frozen was frozen when watching."""
@@ -104,13 +124,20 @@ class Replay(Tracer):
     def risky(self, out: Tensor, source: Tensor | None) -> None:
         place = self.next_risk()
         expected = self.structure.seen.risks.get(place)
-        if expected is None or self._predicted_shape(expected.out) == tuple(out.shape):
+        if (
+            expected is None
+            or place in self.tolerated
+            or self._predicted_shape(expected.out) == tuple(out.shape)
+        ):
             return
-        raise Mismatch(
+        problem = Mismatch(
             f"a size is fixed in the code in {self.where()}",
             [self.structure.of(f) for f in expected.out.fields],
             place,
         )
+        # What padding adds is all alike, so the module around it may yet return the right part.
+        problem.may_wait = self._padding
+        raise problem
 
     def _predicted_shape(self, expected: Factor) -> tuple[int, ...]:
         shape = list(expected.shape)
@@ -141,11 +168,11 @@ class Replay(Tracer):
     def _enter_stream(self, path: str, out: Tensor, expected: Factor) -> Tensor | None:
         """A branch left its module: from here on its channels are the stream's."""
         if tuple(out.shape) != expected.shape:
-            raise self._clash([self.structure.of(self._branches[path])])
+            raise self._clash([self._branches[path]])
         handed = torch.ops.aten.alias(out)
-        self.set(handed, [self.structure.of(f) for f in expected.fields])
+        self.set(handed, expected.fields)
         labels = self._branches[path]
-        self._scattered[handed] = self.structure.of(labels[self.kept[labels]])
+        self._scattered[handed] = labels[self.kept[labels]]
         return handed
 
     def returned(self, path: str, out: Any) -> Any:
@@ -159,23 +186,66 @@ class Replay(Tracer):
         own = [f for f in self.fields(out) if lb.axes(f) == used]
         if len(used) != 1 or len(own) != 1:
             return None
-        wanted = self.structure.of(field.reshape(-1)[self.kept[field.reshape(-1)]])
+        wanted = field.reshape(-1)[self.kept[field.reshape(-1)]]
         have = own[0].reshape(-1)
-        if wanted.shape == have.shape and bool(((have == wanted) | (have == lb.ANY)).all()):
+        if torch.equal(wanted, have):
             return None
         return self._mend(path, out, used[0], have, wanted)
 
-    def _mend(self, path: str, out: Tensor, dim: int, have: Tensor, wanted: Tensor) -> Tensor:
+    def _mend(
+        self, path: str, out: Tensor, dim: int, have: Tensor, wanted: Tensor
+    ) -> Tensor | None:
         """Pick the predicted channels, in the predicted order, out of what the module returns."""
-        index = _positions(have.tolist(), wanted.tolist())
+        index = self._positions(have.tolist(), wanted.tolist())
         if index is None:
             raise self._clash([have, wanted])
+        if index == list(range(len(have))):
+            return None
         adapter = Adapter(path, "output", "gather", dim, tuple(index), len(have))
         if self.adapters.setdefault(path, adapter) != adapter or not path:
             raise self._clash([have, wanted])
         picked = out.index_select(dim, torch.tensor(index, device=out.device))
         self.set(picked, [lb.along(wanted, out.ndim, dim)])
         return picked
+
+    def _positions(self, have: list[int], wanted: list[int]) -> list[int] | None:
+        """Where each wanted label stands: itself, else the only one of its class, else padding."""
+        places = {label: i for i, label in enumerate(have)}
+        spare = [i for i, label in enumerate(have) if label == lb.ANY]
+        by_class: dict[int, list[int]] = {}
+        for i, c in enumerate(self.structure.of(torch.tensor(have)).tolist()):
+            by_class.setdefault(c, []).append(i)
+        found = []
+        for label, c in zip(wanted, self.structure.of(torch.tensor(wanted)).tolist(), strict=True):
+            alike = by_class.get(c, [])
+            if label in places:
+                found.append(places[label])
+            elif len(alike) == 1:
+                found.append(alike[0])
+            elif not alike and spare:
+                found.append(spare.pop(0))
+            else:
+                return None
+        return found
+
+
+def needs_replay(structure: Structure, removed: Tensor) -> bool:
+    """Whether the plan touches anything whose size the user's code might fix."""
+    kept = structure.kept_labels(removed)
+    seen = structure.seen
+    return any(
+        not risk.safe and not bool(kept[f].all())
+        for risk in seen.risks.values()
+        for factor in (risk.out, risk.source)
+        if factor is not None
+        for f in factor.fields
+    ) or any(
+        not bool(kept[grouping.blocks].all())
+        for grouping in seen.groupings
+        if not isinstance(
+            seen.model.get_submodule(grouping.module), nn.modules.conv._ConvNd | nn.GroupNorm
+        )
+    )
 
 
 def replay(
@@ -184,10 +254,11 @@ def replay(
     plan: Plan,
     removed: Tensor,
     examples: Sequence[Example],
+    tolerated: Set[tuple[Place, int]] = frozenset(),
 ) -> list[Adapter]:
     """Run the compact model on every example; returns the gathers it needs, or raises `Mismatch`."""
     small = compact(model, plan, values=False)
-    checker = Replay(small, structure, plan, removed)
+    checker = Replay(small, structure, plan, removed, tolerated)
     with undisturbed(small):
         small.eval()
         for example in examples:
@@ -200,23 +271,8 @@ def replay(
     return list(checker.adapters.values())
 
 
-def _positions(have: list[int], wanted: list[int]) -> list[int] | None:
-    """Where each wanted class stands; constants (padding) may stand for any class not found."""
-    places: dict[int, list[int]] = {}
-    for i, c in enumerate(have):
-        places.setdefault(c, []).append(i)
-    spare = places.pop(lb.ANY, [])
-    found = []
-    for c in wanted:
-        pool = places.get(c) or spare
-        if not pool:
-            return None
-        found.append(pool.pop(0))
-    return found
-
-
 def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:
-    """The slots of the compact model, labelled with the classes that stayed."""
+    """The slots of the compact model, with the labels that stayed."""
     cuts = by_tensor(plan.cuts)
     tensors = named_tensors(small)
     slots = {}
@@ -224,7 +280,7 @@ def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int,
         tensor = tensors[slot.name]
         own = Slot(slot.name, tuple(tensor.shape), slot.trainable, seen=True)
         own.name_axes([
-            (cut(structure.of(f), cuts.get(slot.name, [])), role)
+            (cut(f, cuts.get(slot.name, [])), role)
             for f, role in zip(slot.fields, slot.roles, strict=True)
         ])
         slots[id(tensor)] = own

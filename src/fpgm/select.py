@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fpgm import criteria
 from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Rounder
-from fpgm.coupling import FILTERS, Pool, Structure, Writer
+from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
+from fpgm.labels import axes
 
 Scorer = Callable[[Tensor, float], Tensor]
 
@@ -33,7 +34,7 @@ class Selector:
         self,
         model: nn.Module,
         structure: Structure,
-        scorer: Scorer,
+        scorer_of: Callable[[str], Scorer],
         rounder: Rounder,
         uses_scale: bool = False,
     ) -> None:
@@ -42,10 +43,10 @@ class Selector:
             **dict(model.named_buffers()),
         }
         self.structure = structure
-        self.scorer = scorer
+        self.scorer_of = scorer_of
         self.rounder = rounder
         self.uses_scale = uses_scale
-        self._layer_scores: dict[tuple[str, float], Tensor] = {}
+        self._layer_scores: dict[tuple[int, float], Tensor] = {}
 
     def choose(self, budget: Budget) -> Choice:
         """The units to remove."""
@@ -56,6 +57,17 @@ class Selector:
             rates = [fixed.get(p.name, budget.rate or 0.0) for p in pools]
             return self._choice(parts, self._counts(parts, rates))
         return self._reach(budget, fixed, parts)
+
+    def dearest(self, classes: Tensor) -> Tensor:
+        """Of these classes, the unit with the highest score."""
+        ranked = [
+            (float(score), int(unit))
+            for pool in self.structure.pools
+            if bool(torch.isin(pool.units, classes).any())
+            for unit, score in zip(pool.units, self._scores(pool, 0.5), strict=True)
+            if bool(torch.isin(unit, classes))
+        ]
+        return torch.tensor([max(ranked)[1]])
 
     def _reach(
         self, budget: Budget, fixed: Mapping[str, float], parts: Sequence[Component]
@@ -164,20 +176,17 @@ class Selector:
         return total
 
     def _writer_scores(self, writer: Writer, rate: float) -> Tensor:
-        key = (writer.slot.name, rate)
+        key = (id(writer), rate)
         if key not in self._layer_scores:
             rows = self._scale_of(writer) if self.uses_scale else self._filters(writer)
-            scores = criteria.score(self.scorer, rows, rate, writer.layer)
-            self._layer_scores[key] = scores.detach().double().cpu()
+            scorer = self.scorer_of(writer.layer)
+            self._layer_scores[key] = criteria.score(scorer, rows, rate, writer.layer)
         return self._layer_scores[key]
 
     def _filters(self, writer: Writer) -> Tensor:
         """[n, d]: one row a filter."""
         weight = self.tensors[writer.slot.name].detach()
-        field = next(
-            f for f, r in zip(writer.slot.fields, writer.slot.roles, strict=True) if r in FILTERS
-        )
-        used = [d for d, size in enumerate(field.shape) if size > 1]
+        used = axes(writer.field)
         if len(used) == 1:
             return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
         groups = len(writer.classes) // weight.shape[1]

@@ -54,7 +54,10 @@ def save(model: nn.Module, path: str | Path) -> None:
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode
         save_file(tensors, part, metadata)
+        part.chmod(mode)  # safetensors lets nobody else read what it writes
         part.replace(target)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be written: {_reason(error)}.") from error
@@ -266,14 +269,14 @@ def _uncut(shape: tuple[int, ...], cuts: list[Cut]) -> tuple[int, ...]:
 def _difference(
     model: Mapping[str, tuple[int, ...]], file: Mapping[str, tuple[int, ...]]
 ) -> str | None:
-    """The first tensor that differs, for people."""
-    for name, shape in file.items():
-        if name not in model:
-            return f"it has no '{name}'."
-        if model[name] != shape:
-            return f"its '{name}' is {_size(model[name])}, the file's was {_size(shape)}."
-    surplus = next((name for name in model if name not in file), None)
-    return f"the file has no '{surplus}'." if surplus is not None else None
+    """The first tensor that differs, in the model's order, for people."""
+    for name, shape in model.items():
+        if name not in file:
+            return f"the file has no '{name}'."
+        if file[name] != shape:
+            return f"its '{name}' is {_size(shape)}, the file's was {_size(file[name])}."
+    missing = next((name for name in file if name not in model), None)
+    return f"it has no '{missing}'." if missing is not None else None
 
 
 def _match_dtypes_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

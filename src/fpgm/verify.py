@@ -153,7 +153,7 @@ def _quiet(model: nn.Module, plan: Plan | None) -> nn.Module:
     """A copy in which every reader ignores the removed units (none, without a plan)."""
     quiet = copy.deepcopy(model)
     if plan is not None:
-        silence_(quiet, plan, ("reads",))
+        silence_(quiet, plan, ("reads", "both"))
         for adapter in plan.adapters:
             if adapter.kind == "scatter":
                 _silence_at_(quiet, adapter)

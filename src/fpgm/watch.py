@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -81,16 +82,19 @@ class Risk:
 
     out: Factor
     source: Factor | None
+    pieces: tuple[Tensor, ...] = ()
+    safe: bool = False
 
-    def sizes(self) -> list[tuple[int, Tensor]]:
-        """Every channel count a constant could stand for, with its labels."""
-        return [
-            (factor.shape[f_axes[0]], f.reshape(-1))
+    def rows(self) -> list[Tensor]:
+        """Every row of labels whose length a number in the code could stand for."""
+        whole = [
+            f.reshape(-1)
             for factor in (self.out, self.source)
             if factor is not None
             for f in factor.fields
-            if len(f_axes := lb.axes(f)) == 1
+            if len(lb.axes(f)) == 1
         ]
+        return [*self.pieces, *whole]
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,36 @@ class Stop:
     soft: bool
 
 
+class Calls(TorchFunctionMode):
+    """Knows which public torch function the user's code is in, which operators no longer tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.stack.append(getattr(func, "__name__", ""))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.stack.pop()
+
+    @property
+    def derives_sizes(self) -> bool:
+        """Whether the running function takes its sizes from its input, so nothing is fixed."""
+        return bool(self.stack) and not _SAFE.isdisjoint(self.stack)
+
+
+_SAFE = {"flatten", "chunk", "expand_as", "view_as", "reshape_as", "adaptive_avg_pool2d", "linear",
+         "adaptive_avg_pool1d", "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
+         "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
+         "__matmul__", "max_pool1d", "avg_pool1d", "dropout", "multi_head_attention_forward",
+         "weight_norm", "conv1d", "conv2d", "conv3d", "pixel_shuffle", "pixel_unshuffle",
+         "softmax", "prelu", "glu", "einsum", "_weight_norm"}  # fmt: skip
+
+
 class RuleFault(FpgmError):
     """A rule of ours broke: a bug here, not in the model."""
 
@@ -149,9 +183,11 @@ class Tracer(TorchDispatchMode):
         self.model = model
         self.slots = slots
         self.stack: list[str] = []
+        self.calls = Calls()
         self.runs = 0
         self._calls: Counter[str] = Counter()
         self._risks: Counter[str] = Counter()
+        self._joins: Counter[str] = Counter()
         self._fields: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._constant: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -226,6 +262,14 @@ class Tracer(TorchDispatchMode):
         """New labels."""
         raise NotImplementedError
 
+    def fixed(self, number: int, count: int) -> Tensor:
+        """Labels for an unlabelled part of a concatenation, which cannot shrink."""
+        raise NotImplementedError
+
+    def joined(self) -> None:
+        """A concatenation is done."""
+        self._joins[self.module] += 1
+
     def relate(self, a: Tensor, b: Tensor) -> None:
         """Positions of two fields meet (with broadcasting): they belong to the same units."""
         raise NotImplementedError
@@ -267,8 +311,11 @@ class Tracer(TorchDispatchMode):
     def role(self, field: Tensor, role: str) -> None:
         """What a parameter-made tensor's field means to the operator that uses it."""
 
-    def padded(self, labels: Tensor) -> None:
-        """These labels stand for padding."""
+    def padded(self, ends: Sequence[Tensor]) -> None:
+        """These labels stand for padding before and after."""
+
+    def sized(self, pieces: Sequence[Tensor]) -> None:
+        """The next risky operator was given the sizes of these pieces."""
 
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Multiply-accumulates spent."""
@@ -303,9 +350,10 @@ class Tracer(TorchDispatchMode):
         self.runs += 1
         self._calls.clear()
         self._risks.clear()
+        self._joins.clear()
         with self._hooks(), torch.no_grad(), _plain_attention(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with self:
+            with self.calls, self:
                 return example.call(self.model)
 
     @contextmanager
@@ -326,6 +374,7 @@ class Tracer(TorchDispatchMode):
             self.stack.append(path)
             self._calls[path] += 1
             self._risks[path] = 0
+            self._joins[path] = 0
 
         return hook
 
@@ -353,7 +402,9 @@ class Watch(Tracer):
         self.works: list[Work] = []
         self.groupings: list[Grouped] = []
         self.windows: list[Window] = []
+        self.parts: dict[tuple[Place, int, int], Tensor] = {}
         self.pads: list[Tensor] = []
+        self._pieces: tuple[Tensor, ...] = ()
         self.sites: list[Site] = []
         self.picks: list[Site] = []
         self.returns: dict[Place, Factor] = {}
@@ -363,6 +414,12 @@ class Watch(Tracer):
         start = self.count
         self.count += count
         return torch.arange(start, self.count)
+
+    def fixed(self, number: int, count: int) -> Tensor:
+        labels = self.fresh(count)
+        self.freeze([labels], "a part of fixed size is concatenated")
+        self.parts[self.here(self.module), self._joins[self.module], number] = labels
+        return labels
 
     def relate(self, a: Tensor, b: Tensor) -> None:
         a, b = torch.broadcast_tensors(a, b)
@@ -382,8 +439,12 @@ class Watch(Tracer):
     def role(self, field: Tensor, role: str) -> None:
         self.roles.setdefault(role, []).append(field.reshape(-1))
 
-    def padded(self, labels: Tensor) -> None:
-        self.pads.append(labels)
+    def padded(self, ends: Sequence[Tensor]) -> None:
+        self.pads += ends
+        self.sized(ends)
+
+    def sized(self, pieces: Sequence[Tensor]) -> None:
+        self._pieces = tuple(piece.reshape(-1) for piece in pieces)
 
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         if self.runs == 1:
@@ -406,11 +467,9 @@ class Watch(Tracer):
 
     def risky(self, out: Tensor, source: Tensor | None) -> None:
         known = Factor(self.fields(out), tuple(out.shape))
-        if source is None:
-            self.risks[self.next_risk()] = Risk(known, None)
-        else:
-            origin = Factor(self.fields(source), tuple(source.shape))
-            self.risks[self.next_risk()] = Risk(known, origin)
+        origin = None if source is None else Factor(self.fields(source), tuple(source.shape))
+        self.risks[self.next_risk()] = Risk(known, origin, self._pieces, self.calls.derives_sizes)
+        self._pieces = ()
 
     def unreached(self) -> list[str]:
         """Trainable parameters that no operator has used."""

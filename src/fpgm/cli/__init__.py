@@ -40,7 +40,9 @@ class _Group(TyperGroup):
             code = 2
         except _UsageError as error:
             command = error.ctx.command_path if error.ctx else "fpgm"
-            _complain(f"{error.format_message().rstrip('.')}: see {command} --help.")
+            message = error.format_message()
+            stop = "" if message.endswith((".", "?")) else "."
+            _complain(f"{message}{stop} See {command} --help.")
             code = 2
         except typer.Abort:
             code = 130

@@ -75,13 +75,15 @@ class Steps:
 
     def __init__(self, total: int) -> None:
         self.seconds: dict[str, float] = {}
+        terminal = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=terminal,
             transient=True,
+            disable=not terminal.is_terminal,
         )
         self._task = self._progress.add_task("", total=total)
 

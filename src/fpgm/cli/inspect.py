@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -40,8 +42,7 @@ def inspect(
             )
         with steps.step("count"):
             macs = macs_by_module(net, x)
-    total = sum(macs.values())
-    shares = [_share(group, macs, total) for group in found.groups]
+    shares = macs_shares(found.groups, macs)
     if json:
         common.show_json(
             {
@@ -104,5 +105,19 @@ def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
     }
 
 
-def _share(group: Group, macs: dict[str, int], total: int) -> float:
-    return sum(macs.get(layer, 0) for layer in group.layers) / total if total else 0.0
+def macs_shares(groups: Sequence[Group], macs: Mapping[str, int]) -> list[float]:
+    """What part of all MACs each group's layers spend; a layer in two groups counts by units.
+
+    >>> macs_shares([Group("a", ("a", "b"), 8, 8), Group("c", ("b",), 24, 24)], {"a": 60, "b": 40})
+    [0.7, 0.3]
+    """
+    total = sum(macs.values())
+    units: Counter[str] = Counter()
+    for group in groups:
+        for layer in group.layers:
+            units[layer] += group.units
+    return [
+        sum(macs.get(layer, 0) * group.units / units[layer] for layer in group.layers)
+        / (total or 1)
+        for group in groups
+    ]

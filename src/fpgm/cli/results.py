@@ -46,7 +46,7 @@ def certificate_line(certificate: Certificate) -> str:
     return (
         f"{'Certified' if certificate.ok else 'NOT certified'}: small and silenced original differ "
         f"by {certificate.max_error:.1e} (at most {certificate.tolerance:.0e} is rounding), "
-        f"silenced and original by {certificate.moved:.1e}, over {certificate.inputs} inputs in "
+        f"silenced and original by {certificate.moved:.2g}, over {certificate.inputs} inputs in "
         f"{certificate.precision}."
     )
 
@@ -98,7 +98,9 @@ def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> N
     except OSError as error:
         if old.exists() and not out.exists():
             old.rename(out)
-        raise FileError(f"{out} cannot be written: {error.strerror or error}.") from error
+        # What `save` says names a file nobody has asked for; its cause is what matters.
+        reason = error.__cause__ if isinstance(error, FileError) else error
+        raise FileError(f"{out} cannot be written: {_one_line(reason)}.") from error
     finally:
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -119,3 +121,8 @@ def read(folder: Path) -> dict[str, Any]:
     if results.get("format") != FORMAT:
         raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
     return results
+
+
+def _one_line(error: BaseException | None) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return str(text).splitlines()[0].rstrip(".")

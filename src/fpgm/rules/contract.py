@@ -85,12 +85,13 @@ def _weight_fields(
     """Fields of what a weight writes and reads; in a grouped weight one of them is per block."""
     per_row, per_block = (reads, writes) if transposed else (writes, reads)
     rows = lb.along(per_row, weight.ndim, 0)
-    columns = per_block.reshape(groups, -1).repeat_interleave(len(per_row) // groups, 0)
     if groups == 1:
-        columns = columns[:1]
-    columns = columns.reshape(*columns.shape, *[1] * (weight.ndim - 2))
-    if columns.shape[1] == 1 and groups > 1:
-        columns = columns[:1, :1]  # one column a group: the row's label says it all
+        columns = lb.along(per_block, weight.ndim, 1)
+    elif len(per_block) == groups:
+        columns = rows[:1]  # one column a group: the row's label says it all
+    else:
+        columns = per_block.reshape(groups, -1).repeat_interleave(len(per_row) // groups, 0)
+        columns = columns.reshape(*columns.shape, *[1] * (weight.ndim - 2))
     return (columns, rows) if transposed else (rows, columns)
 
 
@@ -122,10 +123,7 @@ def _relate_weight(
             tracer.freeze([f], "a weight's labels do not lie along its axes")
     writes = next((f.reshape(-1) for f in flat if lb.axes(f) == [write_dim]), None)
     read = next((f.reshape(-1) for f in flat if lb.axes(f) == [read_dim]), None)
-    if writes is not None:
-        tracer.role(writes, "filter")
-    if read is not None:
-        tracer.role(read, "reads")
+    _use_again(tracer, weight, {write_dim: "filter", read_dim: "reads"})
     if reads is not None and read is None:
         if groups == 1:
             tracer.freeze([reads], "a convolution with a computed weight reads them")
@@ -142,6 +140,21 @@ def _relate_weight(
     elif groups > 1 and reads is not None:
         tracer.freeze([reads], "a grouped convolution with a computed weight reads them")
     return writes
+
+
+def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, str]) -> None:
+    """Note what this use makes of each axis; a tied weight may write and read along the same."""
+    slot = tracer.slots.get(id(weight))
+    for i, f in enumerate(tracer.fields(weight)):
+        use = uses.get(lb.axes(f)[0]) if len(lb.axes(f)) == 1 else None
+        if use is None:
+            continue
+        if slot is None:
+            tracer.role(f.reshape(-1), use)
+        elif slot.roles[i] == "scale":
+            slot.roles[i] = use
+        elif slot.roles[i] != use:
+            slot.roles[i] = "both"
 
 
 def _relate_grouped(

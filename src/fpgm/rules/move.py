@@ -158,6 +158,7 @@ def _split(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> N
         else:
             _balance_pieces(tracer, f, dim, sizes)
             pieces = f.split(sizes, dim)
+            tracer.sized(pieces)
         for own, piece in zip(fields, pieces, strict=True):
             own.append(piece)
     for piece, own in zip(out, fields, strict=True):
@@ -212,11 +213,11 @@ def _join(tracer: Tracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
 
 def _end_to_end(tracer: Tracer, parts: Any, pieces: list[Tensor | None], dim: int) -> Tensor:
     filled = []
-    for part, piece in zip(parts, pieces, strict=True):
+    for number, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
         if piece is None:
-            piece = lb.along(tracer.fresh(part.shape[dim]), part.ndim, dim)
-            tracer.freeze([piece], "a part of fixed size is concatenated")
+            piece = lb.along(tracer.fixed(number, part.shape[dim]), part.ndim, dim)
         filled.append(piece)
+    tracer.joined()
     shape = list(torch.broadcast_shapes(*(p.select(dim, 0).shape for p in filled)))
     return torch.cat(
         [p.expand([*shape[:dim], p.shape[dim], *shape[dim:]]) for p in filled], dim
@@ -253,14 +254,17 @@ def _pad(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> 
 
 
 def _padded(tracer: Tracer, f: Tensor, dim: int, before: int, after: int) -> Tensor:
-    def zeros(count: int) -> Tensor:
-        shape = list(f.shape)
-        shape[dim] = count
-        added = tracer.fresh(count)
-        tracer.padded(added)
-        return lb.along(added, f.ndim, dim).expand(shape)
+    added = [tracer.fresh(before), tracer.fresh(after)]
+    tracer.padded(added)
+    if before == after:  # one number in the code often serves both ends
+        tracer.balance(torch.stack(added))
 
-    return torch.cat([zeros(before), f, zeros(after)], dim)
+    def laid(labels: Tensor) -> Tensor:
+        shape = list(f.shape)
+        shape[dim] = labels.numel()
+        return lb.along(labels, f.ndim, dim).expand(shape)
+
+    return torch.cat([laid(added[0]), f, laid(added[1])], dim)
 
 
 def _fits(field: Tensor, out: Tensor) -> bool:
@@ -306,6 +310,19 @@ def _index_copy(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tens
             tracer.freeze([f], "channels are written to fixed positions")
         else:
             fields.append(f)
+    tracer.set(out, fields)
+
+
+def _glu(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """One half gates the other: the k-th channels of both go together."""
+    x = args[0]
+    dim = (args[1] if len(args) > 1 else -1) % x.ndim
+    fields = []
+    for f in tracer.fields(x):
+        if f.shape[dim] > 1:
+            f, gate = f.chunk(2, dim)
+            tracer.relate(f, gate)
+        fields.append(f)
     tracer.set(out, fields)
 
 
@@ -396,6 +413,7 @@ RULES: dict[str, Any] = {
     "index": _index,
     "index_select": _index_select,
     "index_copy": _index_copy,
+    "glu": _glu,
     "pixel_shuffle": _pixel_shuffle,
     "pixel_unshuffle": _pixel_unshuffle,
     **{name: _channel_shuffle for name in ("channel_shuffle", "native_channel_shuffle")},
@@ -416,8 +434,7 @@ RULES: dict[str, Any] = {
 
 RISKY = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "slice", "split",
-    "split_with_sizes", "channel_shuffle", "native_channel_shuffle", "zeros",
+    "split_with_sizes", "constant_pad_nd", "channel_shuffle", "native_channel_shuffle", "zeros",
     "ones", "full", "new_zeros", "new_ones", "new_full", "repeat",
 }  # fmt: skip
-"""Operators whose sizes may be constants of the user's code, but for padding: what it adds is all
-alike, so a module that returns too much of it is mended there."""
+"""Operators whose sizes may be constants of the user's code."""

@@ -1,0 +1,231 @@
+"""Every wrong request is answered in one line that says what to do, and leaves the model alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fpgm
+from fpgm.models import digits, resnet
+
+X = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Weights, mode, names and hooks are afterwards what they were."""
+    before = copy.deepcopy(model)
+    yield
+    assert [n for n, _ in model.named_modules()] == [n for n, _ in before.named_modules()]
+    assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not hasattr(model, "fpgm_plans")
+    assert list(model.state_dict()) == list(before.state_dict())
+    for name, tensor in before.state_dict().items():
+        assert torch.equal(tensor.nan_to_num(7), model.state_dict()[name].nan_to_num(7)), name
+
+
+def answer(kind: type[Exception], model: nn.Module, call: Callable[[], Any]) -> str:
+    """The whole message of the error a call ends with."""
+    with unchanged(model), pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+REQUESTS: list[tuple[dict[str, Any], str]] = [
+    ({"rate": -0.1}, "rate is -0.1: give a share of at least 0 and below 1."),
+    ({"rate": 1}, "rate is 1: give a share of at least 0 and below 1."),
+    ({"rate": 1.5}, "rate is 1.5: give a share of at least 0 and below 1."),
+    ({"rate": float("nan")}, "rate is nan: give a share of at least 0 and below 1."),
+    ({"rate": "40%"}, "rate is '40%': give a share of at least 0 and below 1."),
+    ({"rate": True}, "rate is True: give a share of at least 0 and below 1."),
+    ({"macs": 1.0}, "macs is 1.0: give a share of at least 0 and below 1."),
+    ({"params": -1}, "params is -1: give a share of at least 0 and below 1."),
+    (
+        {"rates": {"stem.0": 2}},
+        "rates['stem.0'] is 2: give a share of at least 0 and below 1.",
+    ),
+    ({"rate": 0.4, "macs": 0.5}, "Give one budget, not 2: rate, macs."),
+    ({"rate": 0.4, "macs": 0.5, "params": 0.1}, "Give one budget, not 3: rate, macs, params."),
+    ({}, "Say how much to remove: rate=, macs=, params= or rates=."),
+    (
+        {"rates": {"stage1.0.conv3": 0.4}},
+        (
+            "rates: no layer matches 'stage1.0.conv3'. Nearest: stage1.0.conv2, stage1.0.conv1, "
+            "stage2.0.conv2."
+        ),
+    ),
+    (
+        {"rate": 0.4, "ignore": ["stem"]},
+        "ignore: no layer matches 'stem'. Nearest: stem.0, stage2.1.conv2, stage2.1.conv1.",
+    ),
+    (
+        {"rate": 0.4, "ignore": ["qqq"]},
+        "ignore: no layer matches 'qqq'.",
+    ),
+    (
+        {"rate": 0.4, "criterion": "fgpm"},
+        (
+            "Unknown criterion 'fgpm' (did you mean 'fpgm'?): choose one of fpgm, exact, l1, l2, "
+            "bn, random, mix, or give a function."
+        ),
+    ),
+    (
+        {"rate": 0.4, "distance": "l3"},
+        "Unknown distance 'l3': choose one of l2, l1, cosine.",
+    ),
+    ({"rate": 0.4, "residual": "none"}, "residual is 'none': give 'coupled' or 'independent'."),
+    ({"rate": 0.4, "rounding": "up"}, "rounding is 'up': give 'nearest' or 'paper'."),
+    ({"rate": 0.4, "align": 0}, "align is 0: give a whole number from 1 up."),
+    ({"rate": 0.4, "min_channels": 0}, "min_channels is 0: give a whole number from 1 up."),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REQUESTS, ids=[m for _, m in REQUESTS])
+def test_requests_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    model = digits()
+    assert answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, **options)) == message
+    assert answer(fpgm.RequestError, model, lambda: fpgm.prune(model, X, **options)) == message
+
+
+def test_the_nearest_requests_that_do_make_sense() -> None:
+    model = digits()
+    for options in (
+        {"rate": 0},
+        {"rate": 0.999},
+        {"rates": {"stage1.0.conv1": 0.4}},
+        {"rate": 0.4, "ignore": ["stem*"]},
+    ):
+        with unchanged(model):
+            assert isinstance(fpgm.plan(model, X, **options), fpgm.Plan)
+
+
+def test_a_target_out_of_reach_says_how_far_one_can_go() -> None:
+    model = digits()
+    message = answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, macs=0.9999))
+    assert message == (
+        "macs=0.9999 cannot be reached: with min_channels=1 and what is frozen, at most 0.999 "
+        "can go."
+    )
+    # At 16 channels everywhere 19,322 of 169,834 parameters are left: ten 3×3 or 1×1 convolutions
+    # (144 + 8 · 2304 + 256), ten norms (320), the classifier (170).
+    message = answer(
+        fpgm.RequestError, model, lambda: fpgm.plan(model, X, params=0.9, min_channels=16)
+    )
+    assert message == (
+        "params=0.9 cannot be reached: with min_channels=16 and what is frozen, at most 0.886 "
+        "can go."
+    )
+
+
+@pytest.mark.parametrize("inputs", ["image.png", 3, None])
+def test_example_inputs_of_the_wrong_kind(inputs: Any) -> None:
+    model = digits()
+    assert answer(fpgm.RequestError, model, lambda: fpgm.plan(model, inputs, rate=0.4)) == (
+        f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
+        "a dict of keyword arguments, or a list of these."
+    )
+
+
+def test_no_example_at_all() -> None:
+    model = digits()
+    assert answer(fpgm.RequestError, model, lambda: fpgm.plan(model, [], rate=0.4)) == (
+        "example_inputs is an empty list: give at least one example."
+    )
+
+
+def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
+    model = digits()
+    wrong = torch.randn(1, 3, 8, 8)
+    assert answer(fpgm.ModelError, model, lambda: fpgm.plan(model, wrong, rate=0.4)) == (
+        "The model's own forward fails on the example input: Given groups=1, weight of size "
+        "[32, 1, 3, 3], expected input[1, 3, 8, 8] to have 1 channels, but got 3 channels instead"
+    )
+
+
+def test_a_half_precision_model_wants_a_half_precision_example() -> None:
+    model = digits().half()
+    message = answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4))
+    assert message.startswith("The model's own forward fails on the example input: ")
+    assert "Half" in message
+    with unchanged(model):
+        small = fpgm.prune(model, X.half(), rate=0.4)
+    assert {p.dtype for p in small.parameters()} == {torch.float16}
+    assert small(X.half()).dtype == torch.float16
+
+
+class OnlyOutputs(nn.Module):
+    """One layer, and its channels are the model's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+
+def test_a_model_without_anything_to_prune() -> None:
+    model: nn.Module = nn.ReLU()
+    assert answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4)) == (
+        "There is nothing to prune: no layer has a unit that can go."
+    )
+    model = OnlyOutputs()
+    message = answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4))
+    assert message.startswith("There is nothing to prune: no layer has a unit that can go.")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_name_their_layer(bad: float) -> None:
+    model = digits()
+    with torch.no_grad():
+        model.stage1[1].conv1.weight[3, 0, 0, 0] = bad
+    assert answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4)) == (
+        "Layer 'stage1.1.conv1' has NaN or infinite weights: fix or reload them before pruning."
+    )
+
+
+def other_models() -> list[tuple[nn.Module, str]]:
+    return [
+        (resnet(8), "this one has no tensor 'stem.0.weight'."),
+        (digits(width=16), "'stem.0.weight' has size 16 along dim 0, the plan expects 32."),
+        (digits(classes=7), "its tensors differ from this one's."),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["compact", "mask_", "verify"])
+def test_a_plan_of_another_model(verb: str) -> None:
+    plan = fpgm.plan(digits(), X, rate=0.4)
+    extra = (X,) if verb == "verify" else ()
+    for model, why in other_models():
+        message = answer(
+            fpgm.PlanError, model, lambda m=model: getattr(fpgm, verb)(m, plan, *extra)
+        )
+        assert message == f"The plan was made for another model: {why}"
+
+
+def test_a_criterion_that_returns_nonsense() -> None:
+    model = digits()
+    message = answer(
+        fpgm.RequestError,
+        model,
+        lambda: fpgm.plan(model, X, rate=0.4, criterion=lambda filters: filters.sum()),
+    )
+    assert message.startswith("Scores of layer 'stem.0' have shape [] for 32 ")
+
+
+def test_every_error_is_an_fpgm_error_and_a_familiar_one() -> None:
+    for kind in (fpgm.RequestError, fpgm.PlanError):
+        assert issubclass(kind, fpgm.FpgmError)
+        assert issubclass(kind, ValueError)
+    assert issubclass(fpgm.FileError, fpgm.FpgmError)
+    assert issubclass(fpgm.FileError, OSError)

@@ -1,0 +1,106 @@
+"""Who may import whom: values know nothing of torch, rules nothing of choices, no one the CLI."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import fpgm
+
+ROOT = Path(fpgm.__file__).parent
+FILES = {
+    ".".join(("fpgm", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+ACTION = {"balance", "cli", "compact", "draft", "masking", "planning", "replay", "select", "store",
+          "verify"}  # fmt: skip
+ANALYSIS = {"coupling", "labels", "rules", "watch"}
+
+
+def imports(module: str, *, typing_too: bool = False) -> set[str]:
+    """Modules a file imports; those only for type checkers are left out unless asked for."""
+    found: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(FILES[module].read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and not typing_too and "TYPE_CHECKING" in ast.dump(node.test):
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES else base for name in names}
+        todo += ast.iter_child_nodes(node)
+    return found
+
+
+def own(module: str) -> set[str]:
+    """First-level names of this package that a file imports."""
+    inside = {name for name in imports(module) if name.startswith("fpgm.")}
+    return {name.split(".")[1] for name in inside}
+
+
+def outside(module: str) -> set[str]:
+    """Packages a file imports that are neither this one nor the standard library's."""
+    top = {name.partition(".")[0] for name in imports(module)}
+    return top - {"fpgm"} - sys.stdlib_module_names
+
+
+def under(name: str) -> list[str]:
+    return [module for module in FILES if module == name or module.startswith(f"{name}.")]
+
+
+@pytest.mark.parametrize("module", ["fpgm.errors", "fpgm.plan", "fpgm.budget"])
+def test_values_need_the_standard_library_and_each_other(module: str) -> None:
+    assert outside(module) == set()
+    assert own(module) <= {"errors", "plan", "budget"}
+
+
+def test_criteria_are_maths() -> None:
+    assert outside("fpgm.criteria") == {"torch"}
+    assert own("fpgm.criteria") == {"errors"}
+
+
+@pytest.mark.parametrize("module", under("fpgm.rules"))
+def test_rules_know_labels_only(module: str) -> None:
+    assert outside(module) <= {"torch"}
+    assert own(module) <= {"labels", "rules"}
+
+
+@pytest.mark.parametrize("module", ["fpgm.watch", "fpgm.coupling", "fpgm.labels"])
+def test_analysis_decides_and_changes_nothing(module: str) -> None:
+    assert not own(module) & ACTION
+
+
+@pytest.mark.parametrize("module", ["fpgm.compact", "fpgm.masking", "fpgm.store", "fpgm.adapters"])
+def test_a_plan_applies_without_analysis(module: str) -> None:
+    assert not own(module) & (ANALYSIS | {"planning", "select", "draft", "replay"})
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m not in under("fpgm.cli")])
+def test_nothing_needs_the_command_line(module: str) -> None:
+    assert "cli" not in own(module)
+    assert not outside(module) & {"rich", "typer"}
+
+
+@pytest.mark.parametrize("module", under("fpgm.models"))
+def test_networks_know_nothing_of_pruning(module: str) -> None:
+    assert own(module) <= {"errors", "models"}
+
+
+def test_every_import_of_the_core_is_a_declared_dependency() -> None:
+    declared = {"torch", "safetensors", "numpy", "rich", "typer"}
+    assert set().union(*(outside(module) for module in FILES)) <= declared
+
+
+def test_this_file_can_tell() -> None:
+    assert "watch" in own("fpgm.planning")
+    assert "torch" in outside("fpgm.compact")
+    assert "fpgm.watch" in imports("fpgm.rules", typing_too=True) - imports("fpgm.rules")

@@ -1,0 +1,69 @@
+"""The public surface, name by name and signature by signature: changing it is a decision."""
+
+from __future__ import annotations
+
+import inspect
+
+import fpgm
+
+SIGNATURES = {
+    "compact": "(model: 'nn.Module', plan: 'Plan', *, values: 'bool' = True) -> 'nn.Module'",
+    "load": "(path: 'str | Path', factory: 'Callable[[], nn.Module]') -> 'nn.Module'",
+    "mask_": "(model: 'nn.Module', plan: 'Plan', *, readers: 'bool' = True) -> 'None'",
+    "plan": (
+        "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float | None' = None, "
+        "macs: 'float | None' = None, params: 'float | None' = None, "
+        "rates: 'Mapping[str, float] | None' = None, criterion: 'Criterion' = 'fpgm', "
+        "distance: 'str' = 'l2', residual: 'Residual' = 'coupled', ignore: 'Sequence[str]' = (), "
+        "align: 'int' = 8, rounding: 'Rounding' = 'nearest', min_channels: 'int' = 1, "
+        "approximate: 'bool' = False, keep_outputs: 'bool' = True, seed: 'int' = 0) -> 'Plan'"
+    ),
+    "prune": "(model: 'nn.Module', example_inputs: 'Any', **options: 'Any') -> 'nn.Module'",
+    "save": "(model: 'nn.Module', path: 'str | Path') -> 'None'",
+    "verify": (
+        "(model: 'nn.Module', plan: 'Plan', example_inputs: 'Any', *, "
+        "compacted: 'nn.Module | None' = None, inputs: 'int' = 2) -> 'Certificate'"
+    ),
+}
+
+ERRORS = ["FileError", "FpgmError", "ModelError", "PlanError", "RequestError", "VerificationError"]
+
+
+def test_the_names() -> None:
+    assert fpgm.__all__ == [
+        "Certificate",
+        *ERRORS[:3],
+        "Plan",
+        *ERRORS[3:],
+        "__version__",
+        "compact",
+        "load",
+        "mask_",
+        "plan",
+        "prune",
+        "save",
+        "verify",
+    ]
+    assert fpgm.__all__ == sorted(fpgm.__all__)
+
+
+def test_the_signatures() -> None:
+    functions = {n: getattr(fpgm, n) for n in fpgm.__all__ if inspect.isfunction(getattr(fpgm, n))}
+    assert {name: str(inspect.signature(f)) for name, f in functions.items()} == SIGNATURES
+
+
+def test_what_a_plan_and_a_certificate_tell() -> None:
+    told = {n for n in dir(fpgm.Plan) if not n.startswith("_")} | set(fpgm.Plan.__annotations__)
+    assert told >= {
+        "adapters", "asked", "attributes", "cuts", "exact", "fingerprint", "from_json", "frozen",
+        "groups", "macs_after", "macs_before", "macs_removed", "notes", "params_after",
+        "params_before", "params_removed", "to_json",
+    }  # fmt: skip
+    told = {n for n in dir(fpgm.Certificate) if not n.startswith("_")}
+    assert told | set(fpgm.Certificate.__annotations__) >= {"check", "max_error", "moved", "ok"}
+
+
+def test_everything_public_is_explained() -> None:
+    for name in fpgm.__all__:
+        if name != "__version__":
+            assert inspect.getdoc(getattr(fpgm, name)), name
