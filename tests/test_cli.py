@@ -374,6 +374,21 @@ def test_a_failed_certificate_ends_with_1_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_approximate_model_is_written_but_never_certified(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.Linear(16, 2))\n"
+    )
+    given = ["prune", f"{tmp_path}/net.py:make", "--rate", "0.5", "--input", "2x4"]
+    assert refused(*given, "--out", tmp_path / "exact").startswith("There is nothing to prune")
+    out, _ = run(*given, "--approximate", "--out", tmp_path / "out")
+    assert "\nApproximate as asked, so not certified: small and silenced original differ" in out
+    out, err = run("verify", tmp_path / "out", code=1)
+    assert "Approximate as asked, so not certified" in out
+    assert err == f"fpgm: {tmp_path}/out is approximate, as was asked: it cannot be certified.\n"
+
+
 def test_json_has_no_number_that_json_does_not_know() -> None:
     from fpgm.cli.common import to_json
 

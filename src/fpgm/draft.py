@@ -13,6 +13,7 @@ from fpgm import labels as lb
 from fpgm.compact import by_tensor, fingerprint
 from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
 from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Plan
+from fpgm.select import Choice
 from fpgm.watch import Slot
 
 _FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")
@@ -47,14 +48,12 @@ class Uneven(Exception):
 def draft(
     model: nn.Module,
     structure: Structure,
-    removed: Tensor,
-    kept_counts: Sequence[int],
+    choice: Choice,
     asked: Mapping[str, Any],
     remembered: Sequence[Remembered] = (),
-    adapters: Sequence[Adapter] = (),
 ) -> Plan:
-    """The plan that removes these classes."""
-    kept = structure.kept_labels(removed)
+    """The plan that removes the chosen units."""
+    kept = structure.kept_labels(choice.removed)
     everything = torch.ones_like(kept)
     cuts = tuple(
         c for slot in structure.seen.slots.values() for c in _cuts(structure, slot, kept)
@@ -64,10 +63,10 @@ def draft(
         asked=dict(asked),
         cuts=cuts,
         attributes=tuple(_attributes(model, structure, cuts, kept, remembered)),
-        adapters=(*_windows(structure, kept), *_junctions(structure, kept), *adapters),
+        adapters=(*_windows(structure, kept), *_junctions(structure, kept)),
         groups=tuple(
             Group(pool.name, pool.layers, len(pool.units), count, pool.exact)
-            for pool, count in zip(structure.pools, kept_counts, strict=True)
+            for pool, count in zip(structure.pools, choice.kept, strict=True)
         ),
         frozen=tuple(
             Frozen(*row)

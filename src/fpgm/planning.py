@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +18,7 @@ from fpgm.coupling import Structure, couple
 from fpgm.draft import Emptied, Remembered, Uneven, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import Example, as_examples
-from fpgm.plan import Adapter, Plan
+from fpgm.plan import Plan
 from fpgm.replay import Mismatch, needs_replay, replay
 from fpgm.select import Selector
 from fpgm.verify import verify
@@ -75,26 +76,30 @@ def plan(
 
     selector = Selector(model, structure, scorer_of, rounder, uses_scale=criterion == "bn")
     attributes = _Attributes(model, structure)
-    adapters: Sequence[Adapter] = ()
     tolerated: set[Any] = set()
     for _ in range(_MOST_REPLAYS):
         if not structure.pools:
             raise ModelError(_nothing(structure))
         choice = selector.choose(budget)
         try:
-            found = draft(model, structure, choice.removed, choice.kept, asked, attributes.chosen)
+            found = draft(model, structure, choice, asked, attributes.chosen)
             if needs_replay(structure, choice.removed):
-                adapters = replay(
+                adapters, doubt = replay(
                     model, structure, found, choice.removed, examples, tolerated
                 )
+                if adapters:
+                    found = replace(found, adapters=(*found.adapters, *adapters))
+                if doubt is not None and not verify(model, found, example_inputs).ok:
+                    raise doubt
+            return found
         except Emptied as emptied:
             structure.freeze(
                 selector.dearest(emptied.classes), "a later layer would have nothing left to read"
             )
-            continue
         except Uneven as uneven:
-            structure.freeze(_pool_units(structure, uneven.classes), "its groups cannot shrink alike")
-            continue
+            structure.freeze(
+                _pool_units(structure, uneven.classes), "its groups cannot shrink alike"
+            )
         except Mismatch as mismatch:
             if attributes.mend(mismatch):
                 continue
@@ -102,12 +107,6 @@ def plan(
                 tolerated.add(mismatch.place)
             else:
                 structure.freeze(_blamed(structure, mismatch.classes), mismatch.reason)
-            continue
-        if not adapters:
-            return found
-        return draft(
-            model, structure, choice.removed, choice.kept, asked, attributes.chosen, adapters
-        )
     raise ModelError("No plan could be made to fit the model's own code; please report this model.")
 
 

@@ -65,6 +65,8 @@ class Replay(Tracer):
         self._scattered: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._padding = False
         self.tolerated = tolerated
+        self.lost: list[Tensor] = []
+        """Labels whose order is no longer known: parts that shrank to one channel have no names."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -94,9 +96,8 @@ class Replay(Tracer):
         key = self.here(self.module), self._joins[self.module], number
         labels = self.structure.seen.parts.get(key)
         if labels is None or len(labels) != count:
-            # A part that shrank to one channel has lost its name, and with it its order.
-            latest = [f for t in self._latest for f in self.fields(t)]
-            raise self._clash(latest)
+            self.lost += [f for t in self._latest for f in self.fields(t)]
+            return torch.full((count,), lb.ANY)
         return labels
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
@@ -183,10 +184,14 @@ class Replay(Tracer):
             return self._enter_stream(path, out, expected)
         field = expected.fields[0]
         used = lb.axes(field)
-        own = [f for f in self.fields(out) if lb.axes(f) == used]
-        if len(used) != 1 or len(own) != 1:
-            return None
         wanted = field.reshape(-1)[self.kept[field.reshape(-1)]]
+        if len(used) != 1 or len(wanted) == field.numel():
+            return None
+        own = [f for f in self.fields(out) if lb.axes(f) == used]
+        if len(own) != 1:
+            if len(wanted) > 1:
+                self.lost.append(wanted)
+            return None
         have = own[0].reshape(-1)
         if torch.equal(wanted, have):
             return None
@@ -209,7 +214,13 @@ class Replay(Tracer):
         return picked
 
     def _positions(self, have: list[int], wanted: list[int]) -> list[int] | None:
-        """Where each wanted label stands: itself, else the only one of its class, else padding."""
+        """Where each wanted label stands: itself, else the only one of its class, else padding.
+
+        A label that stands twice (a mean beside its image) could be either: then nothing is known.
+        """
+        named = [label for label in have if label != lb.ANY]
+        if len(set(named)) < len(named) or len(set(wanted)) < len(wanted):
+            return None
         places = {label: i for i, label in enumerate(have)}
         spare = [i for i, label in enumerate(have) if label == lb.ANY]
         by_class: dict[int, list[int]] = {}
@@ -255,8 +266,11 @@ def replay(
     removed: Tensor,
     examples: Sequence[Example],
     tolerated: Set[tuple[Place, int]] = frozenset(),
-) -> list[Adapter]:
-    """Run the compact model on every example; returns the gathers it needs, or raises `Mismatch`."""
+) -> tuple[list[Adapter], Mismatch | None]:
+    """Run the compact model on every example, or raise `Mismatch`.
+
+    Returns the gathers it needs, and a doubt that only comparing outputs can settle, if any.
+    """
     small = compact(model, plan, values=False)
     checker = Replay(small, structure, plan, removed, tolerated)
     with undisturbed(small):
@@ -268,7 +282,8 @@ def replay(
                 raise
             except Exception as error:
                 raise checker.outside(error) from error
-    return list(checker.adapters.values())
+    doubt = checker._clash(checker.lost) if checker.lost else None
+    return list(checker.adapters.values()), doubt
 
 
 def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:

@@ -71,7 +71,7 @@ def _label_weight(
     if reads is None:
         reads = tracer.fresh(ins)
         tracer.freeze([reads], _READS_FIXED)
-    writes = reads if groups == ins == outs and groups > 1 else tracer.fresh(outs)
+    writes = tracer.fresh(outs)
     if groups > 1:
         _couple_groups(tracer, reads, writes, groups)
     named = _weight_fields(weight, reads, writes, groups, transposed)
@@ -101,8 +101,7 @@ def _couple_groups(tracer: Tracer, reads: Tensor, writes: Tensor, groups: int) -
     whole = groups > min(ins.shape[1], outs.shape[1])
     if whole:
         tracer.tie(ins, [1])
-        if writes is not reads:
-            tracer.relate(outs, ins[:, :1])
+        tracer.relate(outs, ins[:, :1])
     else:
         tracer.balance(ins)
         tracer.balance(outs)
