@@ -11,7 +11,7 @@ EXTRAS := train,export,report,lightning,hf,dev
 .PHONY: demo test lint types bench zoo clean
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)  ## train, prune, verify, recover, export and report, in about a minute
+demo: $(STAMP)  ## train, prune, verify and fine-tune on real digits
 	$(BIN)/python recipes/demo.py
 
 test: lint types  ## everything a change must pass: lint, types, tests, doctests

@@ -67,6 +67,8 @@ class Component:
 
     def lowest(self, cells: Cells, scores: Tensor) -> Tensor:
         """The lowest-scored units in these numbers; `scores` follow the pools' units in order."""
+        if len(self.members) == 1 and len(self.pools) == 1:
+            return self.members[0][lowest(scores, cells[0])]
         units = torch.cat([p.units for p in self.pools])
         order = {c: i for i, c in enumerate(units.tolist())}
         chosen = []

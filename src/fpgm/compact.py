@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,13 +47,56 @@ def compact(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
             memo[id(original)] = _like(original, _zeros(original, cuts[name]))
         elif not values:
             memo[id(original)] = original
-    small = copy.deepcopy(model, memo)
+    small = clone(model, memo)
     for attribute in plan.attributes:
         _assign(small.get_submodule(attribute.module), attribute)
     for adapter in plan.adapters:
         attach_(small, adapter)
     setattr(small, PLANS, (*getattr(model, PLANS, ()), plan))
     return small
+
+
+def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
+    """`copy.deepcopy(model, memo)`, several times faster for ordinary modules.
+
+    A module is mostly empty hook tables and numbers, which deepcopy visits one by one. Modules
+    that copy themselves in their own way (`__deepcopy__`, `__getstate__`…) are left to deepcopy.
+    """
+    for module in [m for m in model.modules() if _is_ordinary(m)]:
+        memo[id(module)] = object.__new__(type(module))
+    for module in list(model.modules()):
+        new = memo.get(id(module))
+        if new is not None:
+            for name, value in module.__dict__.items():
+                new.__dict__[name] = _copied(value, memo)
+    return copy.deepcopy(model, memo)  # type: ignore[return-value]
+
+
+def _is_ordinary(module: nn.Module) -> bool:
+    kind = type(module)
+    return (
+        not hasattr(kind, "__deepcopy__")
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__setstate__ is nn.Module.__setstate__
+        and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
+        and not hasattr(kind, "__slots__")
+    )
+
+
+_ATOMIC = (int, float, bool, str, type(None), type, FunctionType, BuiltinFunctionType)
+
+
+def _copied(value: Any, memo: dict[int, object]) -> Any:
+    kind = type(value)
+    if kind in _ATOMIC:
+        return value
+    if kind is OrderedDict or kind is dict:
+        return kind((k, _copied(v, memo)) for k, v in value.items()) if value else kind()
+    if kind in (tuple, set, list) and all(type(item) in _ATOMIC for item in value):
+        return value if kind is tuple else kind(value)
+    if id(value) in memo:
+        return memo[id(value)]
+    return copy.deepcopy(value, memo)
 
 
 def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
@@ -101,7 +147,16 @@ def _assign(module: nn.Module, attribute: Attribute) -> None:
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their first name; tied ones appear once."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    tables = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+    for table in ("_parameters", "_buffers"):
+        for prefix, module in tables:
+            for name, tensor in getattr(module, table).items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    named[prefix + name] = tensor
+    return named
 
 
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:

@@ -6,6 +6,7 @@ units written by the same layers form a pool, from which a share is removed. Not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,18 +43,13 @@ class Pool:
     units: Tensor
     writers: tuple[Writer, ...]
     exact: bool = True
+    channels_per_unit: int = 1
+    """How many rows of its first layer one unit holds."""
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Paths of the layers that write them."""
         return tuple(dict.fromkeys(w.layer for w in self.writers))
-
-    @property
-    def channels_per_unit(self) -> int:
-        """How many rows of its first layer one unit holds."""
-        first = self.writers[0].classes
-        rows = int(torch.isin(first, self.units).sum())
-        return max(1, rows // len(self.units))
 
 
 @dataclass
@@ -231,12 +227,14 @@ def _pools(structure: Structure) -> list[Pool]:
         signature[writer.classes.unique()] += key
     signature[list(structure.reasons)] = 0
     units: dict[int, Tensor] = {}
+    rows: dict[int, int] = {}
     writers: dict[int, list[Writer]] = {}
     for writer in structure.writers:
         mine = signature[writer.classes]
         for key in dict.fromkeys(mine.tolist()):
             if key and key not in units:
-                units[key] = torch.tensor(list(dict.fromkeys(writer.classes[mine == key].tolist())))
+                own = writer.classes[mine == key].tolist()
+                units[key], rows[key] = torch.tensor(list(dict.fromkeys(own))), len(own)
             writers.setdefault(key, []).append(writer)
     return [
         Pool(
@@ -244,6 +242,7 @@ def _pools(structure: Structure) -> list[Pool]:
             classes,
             tuple(writers[key]),
             exact=not structure.approximate.intersection(classes.tolist()),
+            channels_per_unit=max(1, rows[key] // len(classes)),
         )
         for key, classes in units.items()
     ]
@@ -251,14 +250,12 @@ def _pools(structure: Structure) -> list[Pool]:
 
 def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
     """Layers, channels and reason of everything with filters that stays, for people."""
+    stays = torch.zeros(len(structure.classes), dtype=torch.bool)
+    stays[list(structure.reasons)] = True
     rows: dict[str, tuple[list[str], int]] = {}
     for writer in structure.writers:
-        by_reason: dict[str, int] = {}
-        for c in writer.classes.tolist():
-            reason = structure.reasons.get(c)
-            if reason is not None:
-                by_reason[reason] = by_reason.get(reason, 0) + 1
-        for reason, count in by_reason.items():
+        counts = Counter(structure.reasons[c] for c in writer.classes[stays[writer.classes]].tolist())
+        for reason, count in counts.items():
             layers, total = rows.get(reason, ([], 0))
             rows[reason] = ([*layers, writer.layer], total + count)
     return [(tuple(dict.fromkeys(layers)), n, reason) for reason, (layers, n) in rows.items()]

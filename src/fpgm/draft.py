@@ -128,6 +128,7 @@ def _attributes(
 ) -> list[Attribute]:
     """Sizes that modules remember and that the cuts change."""
     found: dict[tuple[str, str], Attribute] = {}
+    modules = dict(model.named_modules())
 
     def change(module: str, name: str, before: Any, after: Any) -> None:
         if before != after:
@@ -136,18 +137,18 @@ def _attributes(
     for grouping in structure.seen.groupings:
         old = grouping.blocks.shape[0]
         new = int(kept[grouping.blocks].any(1).sum())
-        for name in _group_names(model.get_submodule(grouping.module), old):
+        for name in _group_names(modules[grouping.module], old):
             change(grouping.module, name, old, new)
     groups_after = {m: a.after for (m, n), a in found.items() if n == "groups"}
     for tensor, own in by_tensor(cuts).items():
         path = tensor.rpartition(".")[0]
-        module = model.get_submodule(path)
+        module = modules[path]
         sizes = {c.dim: (c.size, c.kept) for c in own}
-        groups = getattr(module, "groups", 1)
+        groups = module.__dict__.get("groups", 1)
         for name, before, after in _sizes(module, sizes, groups, groups_after.get(path, groups)):
             change(path, name, before, after)
     for item in remembered:
-        module = model.get_submodule(item.module)
+        module = modules[item.module]
         before = getattr(module, item.name)
         counts = tuple(int(kept[row].sum()) for row in item.rows)
         listed = isinstance(before, list | tuple)
@@ -166,11 +167,11 @@ def _sizes(
     module: nn.Module, sizes: Mapping[int, tuple[int, int]], groups: int, groups_after: Any
 ) -> list[tuple[str, Any, Any]]:
     """Name, old and new value of the sizes a module keeps about its own weight."""
-    transposed = bool(getattr(module, "transposed", False))
+    transposed = bool(module.__dict__.get("transposed", False))
     changes: list[tuple[str, Any, Any]] = []
     for names, dim in ((_FIRST_DIM, 1 if transposed else 0), (_SECOND_DIM, 0 if transposed else 1)):
         for name in names:
-            held = getattr(module, name, None)
+            held = module.__dict__.get(name)
             if type(held) is not int:
                 continue
             if dim in sizes and held in (sizes[dim][0], sizes[dim][0] * groups):
@@ -178,7 +179,7 @@ def _sizes(
                 changes.append((name, held, sizes[dim][1] * (groups_after if per_group else 1)))
             elif dim == 1 and groups_after != groups and held % groups == 0:
                 changes.append((name, held, held // groups * groups_after))
-    shape = getattr(module, "normalized_shape", None)
+    shape = module.__dict__.get("normalized_shape")
     if shape is not None and len(shape) == 1 and 0 in sizes:
         changes.append(("normalized_shape", tuple(shape), (sizes[0][1],)))
     return changes

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fpgm import criteria
 from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Rounder
+from fpgm.compact import named_tensors
 from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
 from fpgm.labels import axes
@@ -38,10 +39,7 @@ class Selector:
         rounder: Rounder,
         uses_scale: bool = False,
     ) -> None:
-        self.tensors: dict[str, Tensor] = {
-            **dict(model.named_parameters()),
-            **dict(model.named_buffers()),
-        }
+        self.tensors = named_tensors(model)
         self.structure = structure
         self.scorer_of = scorer_of
         self.rounder = rounder
@@ -153,19 +151,21 @@ class Selector:
             scores = torch.cat([self._scores(p, part.rate(p, cells)) for p in part.pools])
             removed.append(part.lowest(cells, scores))
         gone = torch.cat(removed) if removed else torch.zeros(0, dtype=torch.int64)
-        kept = tuple(
-            len(p.units) - int(torch.isin(p.units, gone).sum()) for p in self.structure.pools
-        )
-        return Choice(gone, kept)
+        stays = torch.ones(len(self.structure.classes), dtype=torch.bool)
+        stays[gone] = False
+        return Choice(gone, tuple(int(stays[p.units].sum()) for p in self.structure.pools))
 
     def _scores(self, pool: Pool, rate: float) -> Tensor:
         """Mean over the layers of each unit's score, each layer brought to mean 1 first."""
+        if len(pool.writers) == 1 and torch.equal(pool.writers[0].classes, pool.units):
+            return self._writer_scores(pool.writers[0], rate)
         total = torch.zeros(len(pool.units), dtype=torch.float64)
-        position = torch.full((int(self.structure.classes.max()) + 1,), -1)
-        position[pool.units] = torch.arange(len(pool.units))
+        order = pool.units.argsort()
+        ranked = pool.units[order]
         for writer in pool.writers:
             scores = self._writer_scores(writer, rate)
-            mine = position[writer.classes]
+            near = torch.searchsorted(ranked, writer.classes).clamp(max=len(ranked) - 1)
+            mine = torch.where(ranked[near] == writer.classes, order[near], -1)
             rows = mine >= 0
             summed = torch.zeros_like(total).index_add(0, mine[rows], scores[rows])
             times = torch.zeros_like(total).index_add(

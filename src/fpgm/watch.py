@@ -29,6 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm import rules
+from fpgm.compact import named_tensors
 from fpgm.errors import FpgmError, ModelError
 from fpgm.examples import Example
 from fpgm.labels import Fields
@@ -544,12 +545,10 @@ def source_line() -> str:
 
 
 def _slots(model: nn.Module) -> dict[int, Slot]:
-    slots: dict[int, Slot] = {}
-    for name, parameter in model.named_parameters():
-        slots[id(parameter)] = Slot(name, tuple(parameter.shape), True)
-    for name, buffer in model.named_buffers():
-        slots.setdefault(id(buffer), Slot(name, tuple(buffer.shape), False))
-    return slots
+    return {
+        id(tensor): Slot(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
+        for name, tensor in named_tensors(model).items()
+    }
 
 
 @contextmanager
