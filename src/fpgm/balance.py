@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fpgm.criteria import lowest
 from fpgm.coupling import Pool
+from fpgm.criteria import lowest
 
 Cells = tuple[int, ...]
 """How many units of each cell go."""
@@ -147,7 +147,7 @@ def _search(
     random = np.random.default_rng(0)
     for attempt in range(_TRIES):
         jitter = random.random(len(ideal)) if attempt else 0.5
-        counts = np.clip(np.floor(ideal + jitter).astype(int), 0, sizes)
+        counts: npt.NDArray[np.int64] = np.clip(np.floor(ideal + jitter).astype(int), 0, sizes)
         if _descend(equations, sizes, ideal, counts):
             return counts
     return None

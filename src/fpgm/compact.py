@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from fpgm.adapters import attach_
 from fpgm.errors import PlanError
 from fpgm.plan import Attribute, Cut, Plan
+from fpgm.tensors import named_tensors
 
 PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
 
 
-def compact(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
+def compact(model: nn.Module, plan: Plan) -> nn.Module:
     """Return a copy of the model without the units the plan removes.
 
     >>> import fpgm
@@ -34,10 +35,13 @@ def compact(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     >>> small = fpgm.compact(net, fpgm.plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1))
     >>> small[0].out_channels, net[0].out_channels
     (4, 8)
-
-    With `values=False` only shapes matter: cut tensors hold zeros and the others are shared.
     """
     check_fits(model, plan)
+    return rebuild(model, plan)
+
+
+def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
+    """The compact model; without `values` in shape only: cut tensors are zeros, others shared."""
     cuts = by_tensor(plan.cuts)
     memo: dict[int, object] = {}
     for name, original in named_tensors(model).items():
@@ -69,7 +73,7 @@ def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
         if new is not None:
             for name, value in module.__dict__.items():
                 new.__dict__[name] = _copied(value, memo)
-    return copy.deepcopy(model, memo)  # type: ignore[return-value]
+    return copy.deepcopy(model, memo)
 
 
 def _is_ordinary(module: nn.Module) -> bool:
@@ -77,7 +81,7 @@ def _is_ordinary(module: nn.Module) -> bool:
     return (
         not hasattr(kind, "__deepcopy__")
         and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__setstate__ is nn.Module.__setstate__
+        and kind.__setstate__.__module__.startswith("torch.nn.")  # those only fill in defaults
         and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
         and not hasattr(kind, "__slots__")
     )
@@ -140,23 +144,10 @@ def _like(original: Tensor, new: Tensor) -> Tensor:
 
 
 def _assign(module: nn.Module, attribute: Attribute) -> None:
-    value = attribute.after
-    held = getattr(module, attribute.name)
-    setattr(module, attribute.name, type(held)(value) if isinstance(held, list) else value)
-
-
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by their first name; tied ones appear once."""
-    named: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    tables = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
-    for table in ("_parameters", "_buffers"):
-        for prefix, module in tables:
-            for name, tensor in getattr(module, table).items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    named[prefix + name] = tensor
-    return named
+    value: Any = attribute.after
+    if isinstance(getattr(module, attribute.name), list):
+        value = list(value)
+    setattr(module, attribute.name, value)
 
 
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
@@ -189,4 +180,7 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
                 f"The plan was made for another model: '{c.tensor}' has size {size} along dim "
                 f"{c.dim}, the plan expects {c.size}."
             )
-    raise PlanError("The plan was made for another model: its tensors differ from this one's.")
+    raise PlanError(
+        f"The plan was made for another model: its tensors or their shapes differ from this "
+        f"{type(model).__name__}'s beyond what the plan cuts."
+    )

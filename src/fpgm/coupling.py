@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fpgm import labels as lb
-from fpgm.watch import Slot, Watch
+from fpgm.findings import Slot
+from fpgm.watch import Watch
 
-
-FILTERS = ("filter", "both", "direction")
+FILTERS = ("filter", "depthwise", "both", "direction")
 """Roles of an axis whose rows are filters."""
 
 
@@ -28,6 +28,11 @@ class Writer:
     slot: Slot
     field: Tensor
     classes: Tensor
+
+    @property
+    def carries(self) -> bool:
+        """Whether it only hands units on, one by one (a depthwise convolution)."""
+        return self.slot.roles == ["depthwise"]
 
     @property
     def layer(self) -> str:
@@ -75,8 +80,8 @@ class Structure:
         gone[removed] = True
         return ~gone[self.classes]
 
-    def macs(self, kept: Tensor) -> int:
-        """Multiply-accumulates when only these labels stay (first example)."""
+    def macs(self, kept: Tensor | None = None) -> int:
+        """Multiply-accumulates of the first example when only these labels stay (None: all)."""
         total = 0
         for work in self.seen.works:
             amount = work.times
@@ -85,8 +90,8 @@ class Structure:
             total += amount
         return total
 
-    def params(self, kept: Tensor) -> int:
-        """Parameters when only these labels stay."""
+    def params(self, kept: Tensor | None = None) -> int:
+        """Parameters when only these labels stay (None: all)."""
         return sum(
             lb.kept_numel(tuple(slot.fields), slot.shape, kept)
             for slot in self.seen.slots.values()
@@ -254,7 +259,9 @@ def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
     stays[list(structure.reasons)] = True
     rows: dict[str, tuple[list[str], int]] = {}
     for writer in structure.writers:
-        counts = Counter(structure.reasons[c] for c in writer.classes[stays[writer.classes]].tolist())
+        counts = Counter(
+            structure.reasons[c] for c in writer.classes[stays[writer.classes]].tolist()
+        )
         for reason, count in counts.items():
             layers, total = rows.get(reason, ([], 0))
             rows[reason] = ([*layers, writer.layer], total + count)

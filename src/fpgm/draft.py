@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fpgm import labels as lb
 from fpgm.compact import by_tensor, fingerprint
 from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
-from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Plan
+from fpgm.findings import Site, Slot
+from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Kind, Plan, Side
 from fpgm.select import Choice
-from fpgm.watch import Slot
 
 _FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")
 _SECOND_DIM = ("in_channels", "in_features")
@@ -29,7 +29,7 @@ class Remembered:
     rows: tuple[Tensor, ...]
 
 
-class Emptied(Exception):
+class EmptiedError(Exception):
     """A tensor would keep nothing along an axis."""
 
     def __init__(self, classes: Tensor) -> None:
@@ -37,7 +37,7 @@ class Emptied(Exception):
         self.classes = classes
 
 
-class Uneven(Exception):
+class UnevenError(Exception):
     """Blocks of a grouped weight would keep different numbers."""
 
     def __init__(self, classes: Tensor) -> None:
@@ -54,10 +54,7 @@ def draft(
 ) -> Plan:
     """The plan that removes the chosen units."""
     kept = structure.kept_labels(choice.removed)
-    everything = torch.ones_like(kept)
-    cuts = tuple(
-        c for slot in structure.seen.slots.values() for c in _cuts(structure, slot, kept)
-    )
+    cuts = tuple(c for slot in structure.seen.slots.values() for c in _cuts(structure, slot, kept))
     return Plan(
         fingerprint=fingerprint(model),
         asked=dict(asked),
@@ -72,9 +69,9 @@ def draft(
             Frozen(*row)
             for row in [*frozen_rows(structure), *unreached_rows(structure.seen.unreached())]
         ),
-        macs_before=structure.macs(everything),
+        macs_before=structure.macs(),
         macs_after=structure.macs(kept),
-        params_before=structure.params(everything),
+        params_before=structure.params(),
         params_after=structure.params(kept),
     )
 
@@ -89,28 +86,26 @@ def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
         if len(used) == 1:
             keep = torch.nonzero(stays.reshape(-1)).reshape(-1).tolist()
             if not keep:
-                raise Emptied(structure.of(f.reshape(-1)))
+                raise EmptiedError(structure.of(f.reshape(-1)))
             cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), _role(role)))
         else:
             cuts += _block_cut(structure, slot, f, stays, role)
     return cuts
 
 
-def _block_cut(
-    structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: str
-) -> list[Cut]:
+def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: str) -> list[Cut]:
     """A grouped weight: every block keeps its own columns, equally many; whole blocks are rows."""
     rows = stays.reshape(f.shape[0], -1)[block_starts(f)]
     counts = rows.sum(1)
     alive = counts[counts > 0]
     if not len(alive):
-        raise Emptied(structure.of(f.reshape(-1)))
+        raise EmptiedError(structure.of(f.reshape(-1)))
     if not bool((alive == alive[0]).all()):
-        raise Uneven(structure.of(f.reshape(-1)))
+        raise UnevenError(structure.of(f.reshape(-1)))
     if len(alive) < len(counts):
         if bool((alive == f.shape[1]).all()):
             return []  # the rows of those blocks go, and the rest is whole
-        raise Uneven(structure.of(f.reshape(-1)))
+        raise UnevenError(structure.of(f.reshape(-1)))
     keep = torch.nonzero(rows)[:, 1].tolist()
     return [Cut(slot.name, 1, f.shape[1], tuple(keep), _role(role), len(counts))]
 
@@ -152,8 +147,12 @@ def _attributes(
         before = getattr(module, item.name)
         counts = tuple(int(kept[row].sum()) for row in item.rows)
         listed = isinstance(before, list | tuple)
-        change(item.module, item.name, tuple(before) if listed else before,
-               counts if listed else counts[0])
+        change(
+            item.module,
+            item.name,
+            tuple(before) if listed else before,
+            counts if listed else counts[0],
+        )
     return list(found.values())
 
 
@@ -187,32 +186,33 @@ def _sizes(
 
 def _windows(structure: Structure, kept: Tensor) -> list[Adapter]:
     """Convolutions along the channels get the full width: zeros in, picks out."""
-    adapters = []
+    adapters: dict[str, list[Adapter]] = {}
     for window in structure.seen.windows:
         stays = kept[window.labels]
-        if bool(stays.all()):
-            continue
-        index = tuple(torch.nonzero(stays).reshape(-1).tolist())
-        size = window.labels.numel()
-        for side, kind in (("input", "scatter"), ("output", "gather")):
-            adapter = Adapter(window.module, side, kind, window.dim, index, size)  # type: ignore[arg-type]
-            if adapter not in adapters:
-                adapters.append(adapter)
-    return adapters
+        if not bool(stays.all()):
+            index = tuple(torch.nonzero(stays).reshape(-1).tolist())
+            size = window.labels.numel()
+            adapters[window.module] = [
+                Adapter(window.module, "input", "scatter", window.dim, index, size),
+                Adapter(window.module, "output", "gather", window.dim, index, size),
+            ]
+    return [adapter for pair in adapters.values() for adapter in pair]
 
 
 def _junctions(structure: Structure, kept: Tensor) -> list[Adapter]:
     """Branches are scattered into full-width streams; a direct reader picks them out again."""
-    adapters: dict[tuple[str, str], Adapter] = {}
-    for sites, side, kind in (
+    ends: tuple[tuple[list[Site], Side, Kind], ...] = (
         (structure.seen.sites, "output", "scatter"),
         (structure.seen.picks, "input", "gather"),
-    ):
+    )
+    adapters: dict[tuple[str, Side], Adapter] = {}
+    for sites, side, kind in ends:
         for site in sites:
             stays = kept[site.labels]
             if not bool(stays.all()):
                 index = tuple(torch.nonzero(stays).reshape(-1).tolist())
+                size = site.labels.numel()
                 adapters[site.module, side] = Adapter(
-                    site.module, side, kind, site.dim, index, site.labels.numel()  # type: ignore[arg-type]
+                    site.module, side, kind, site.dim, index, size
                 )
     return list(adapters.values())

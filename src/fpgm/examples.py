@@ -5,11 +5,13 @@ A tensor, a tuple of arguments or a dict of keyword arguments is one example; a 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fpgm.errors import RequestError
 
@@ -49,3 +51,20 @@ def as_examples(inputs: Any) -> list[Example]:
         f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
         "a dict of keyword arguments, or a list of these."
     )
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in nested outputs: tuples, dicts, dataclasses, plain objects."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        for leaf in tree_leaves(todo.pop()):
+            if isinstance(leaf, Tensor):
+                found.append(leaf)
+            elif id(leaf) in seen or isinstance(leaf, str | bytes | int | float | type(None)):
+                continue
+            elif dataclasses.is_dataclass(leaf) or hasattr(leaf, "__dict__"):
+                seen.add(id(leaf))
+                todo.append(list(vars(leaf).values()))
+    return found

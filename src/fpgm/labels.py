@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 Fields = tuple[Tensor, ...]
@@ -24,6 +23,7 @@ ANY = 0
 def axes(field: Tensor) -> list[int]:
     """Dims along which the labels change.
 
+    >>> import torch
     >>> axes(torch.tensor([[1], [2]]))
     [0]
     """
@@ -50,6 +50,7 @@ def lift(field: Tensor, ndim: int) -> Tensor:
 def shrink(field: Tensor) -> Tensor:
     """Reduce to size 1 every dim along which the labels turn out not to change.
 
+    >>> import torch
     >>> shrink(torch.tensor([[1, 1], [2, 2]]))
     tensor([[1],
             [2]])
@@ -77,6 +78,7 @@ def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tenso
 
     Only dims that really split or merge are spread out, so a field stays small in batch and space.
 
+    >>> import torch
     >>> row = along(torch.tensor([1, 2]), 4, 1)
     >>> reshape(row, (8, 2, 1, 3), (8, 6))
     tensor([[1, 1, 1, 2, 2, 2]])
@@ -93,9 +95,7 @@ def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tenso
     return field.expand(pieces).reshape(sizes)
 
 
-def _dim_groups(
-    before: Sequence[int], after: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
+def _dim_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Smallest runs of dims whose products agree: each run reshapes on its own."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -130,13 +130,16 @@ def varying_dim(field: Tensor, dims: Sequence[int]) -> int:
     return max(dims, key=lambda d: (field.shape[d], d))
 
 
-def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor) -> int:
-    """How many elements of a tensor remain when only labels with `kept[label]` stay.
+def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int:
+    """How many elements of a tensor remain when only labels with `kept[label]` stay (None: all).
 
+    >>> import torch
     >>> kept_numel((torch.tensor([[1], [2]]),), (2, 5), torch.tensor([True, True, False]))
     5
     """
     total = math.prod(shape)
+    if kept is None:
+        return total
     for mask in _independent(fields, kept):
         total = total // mask.numel() * int(mask.sum())
     return total

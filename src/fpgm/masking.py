@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fpgm.compact import by_tensor, check_fits, named_tensors
+from fpgm.compact import by_tensor, check_fits
 from fpgm.plan import Cut, Plan
+from fpgm.tensors import named_tensors
 
 
 @torch.no_grad()
@@ -19,7 +20,7 @@ def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     the two are the same when the activation maps zero to zero.
     """
     check_fits(model, plan)
-    writers = ("filter", "both", "gain", "shift")
+    writers = ("filter", "depthwise", "both", "gain", "shift")
     silence_(model, plan, (*writers, "reads") if readers else writers)
 
 

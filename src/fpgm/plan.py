@@ -16,7 +16,7 @@ from fpgm.errors import PlanError
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
 
-Role = Literal["filter", "both", "direction", "gain", "shift", "scale", "reads"]
+Role = Literal["filter", "depthwise", "both", "direction", "gain", "shift", "scale", "reads"]
 Side = Literal["input", "output"]
 Kind = Literal["gather", "scatter"]
 
@@ -161,7 +161,7 @@ class Plan:
             "groups": Group,
             "frozen": Frozen,
         }
-        values = {
+        values: dict[str, Any] = {
             key: tuple(_rebuild(parts[key], item) for item in value) if key in parts else value
             for key, value in raw.items()
         }

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from fpgm import criteria
 from fpgm.budget import Budget, Residual, Rounder, Rounding, check_patterns
 from fpgm.compact import compact
-from fpgm.coupling import Structure, couple
-from fpgm.draft import Emptied, Remembered, Uneven, draft
+from fpgm.coupling import Structure, couple, frozen_rows
+from fpgm.draft import EmptiedError, Remembered, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import Example, as_examples
+from fpgm.findings import Risk
 from fpgm.plan import Plan
-from fpgm.replay import Mismatch, needs_replay, replay
+from fpgm.replay import MismatchError, needs_replay, replay
 from fpgm.select import Selector
-from fpgm.verify import verify
 from fpgm.streams import IndependentWatch, find_junctions
-from fpgm.watch import Risk, Watch, watch
+from fpgm.verify import verify
+from fpgm.watch import Watch, watch
 
 Criterion = str | Callable[[Tensor], Tensor]
 
@@ -55,6 +56,8 @@ def plan(
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     budget = Budget(rate, macs, params, dict(rates or {}))
     rounder = Rounder(align, rounding, min_channels)
     if residual not in ("coupled", "independent"):
@@ -67,8 +70,14 @@ def plan(
     check_patterns("rates", list(budget.rates), layers)
     check_patterns("ignore", list(ignore), layers)
     _ignore(structure, ignore)
-    asked = {**budget.asked(), "criterion": _name(criterion), "distance": distance,
-             "residual": residual, "align": align, "rounding": rounding}
+    asked = {
+        **budget.asked(),
+        "criterion": _name(criterion),
+        "distance": distance,
+        "residual": residual,
+        "align": align,
+        "rounding": rounding,
+    }
 
     def scorer_of(layer: str) -> criteria.Scorer:
         # A seed of its own, or random would pick the same positions in every layer of one width.
@@ -92,15 +101,15 @@ def plan(
                 if doubt is not None and not verify(model, found, example_inputs).ok:
                     raise doubt
             return found
-        except Emptied as emptied:
+        except EmptiedError as emptied:
             structure.freeze(
                 selector.dearest(emptied.classes), "a later layer would have nothing left to read"
             )
-        except Uneven as uneven:
+        except UnevenError as uneven:
             structure.freeze(
                 _pool_units(structure, uneven.classes), "its groups cannot shrink alike"
             )
-        except Mismatch as mismatch:
+        except MismatchError as mismatch:
             if attributes.mend(mismatch):
                 continue
             if mismatch.may_wait:
@@ -113,6 +122,8 @@ def plan(
 def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
     """Plan, compact and verify in one call; takes the options of `plan`."""
     made = plan(model, example_inputs, **options)
+    if not made.cuts:
+        raise RequestError("No unit would go: ask for more, or for finer steps with align=1.")
     small = compact(model, made)
     verify(model, made, example_inputs, compacted=small).check()
     return small
@@ -147,7 +158,7 @@ class _Attributes:
         self._options: dict[tuple[str, int], list[list[Remembered]]] = {}
         self._trying: dict[tuple[str, int], list[Remembered]] = {}
 
-    def mend(self, mismatch: Mismatch) -> bool:
+    def mend(self, mismatch: MismatchError) -> bool:
         """Try the next attribute for this place; False when there is none left."""
         if mismatch.place is None:
             return False
@@ -212,8 +223,9 @@ def _pool_units(structure: Structure, classes: Tensor) -> Tensor:
 
 
 def _nothing(structure: Structure) -> str:
-    reasons = sorted(set(structure.reasons.values()))
-    why = f" For example: {reasons[0]}." if reasons else ""
+    """Why no unit is left, with the reason that holds for the most channels."""
+    rows = sorted(frozen_rows(structure), key=lambda row: -row[1])
+    why = f" Most stay for this reason: {rows[0][2]}." if rows else ""
     return f"There is nothing to prune: no layer has a unit that can go.{why}"
 
 

@@ -1,4 +1,4 @@
-"""Replaying a compact model with labels: does the user's own code follow the smaller sizes?
+"""Replaying a compact model with labels, to see whether the user's code follows the new sizes.
 
 The same rules run again, on the compact model, with every weight carrying the labels it kept. Now
 two labels that meet must be of one class, sizes must be as predicted, and a module must return its
@@ -9,7 +9,7 @@ gather there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import MutableMapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -18,16 +18,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm import rules
-from fpgm.compact import by_tensor, compact, cut, named_tensors
+from fpgm.compact import by_tensor, cut, rebuild
 from fpgm.coupling import Structure
 from fpgm.examples import Example
+from fpgm.findings import Factor, Place, Slot
 from fpgm.plan import Adapter, Plan
-from fpgm.watch import Factor, Place, RuleFault, Slot, Tracer, undisturbed
+from fpgm.tensors import named_tensors
+from fpgm.tracer import RuleError, Tracer, undisturbed
 
 _HEAVY = {"aten::convolution", "aten::addmm", "aten::mm", "aten::bmm"}
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """The compact model does not do what the labels say; carries the classes involved."""
 
     def __init__(
@@ -62,7 +64,7 @@ class Replay(Tracer):
         self._latest: list[Tensor] = []
         self._branches = {site.module: site.labels for site in structure.seen.sites}
         self._pickers = {site.module: site.labels for site in structure.seen.picks}
-        self._scattered: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
         self.tolerated = tolerated
         self.lost: list[Tensor] = []
@@ -75,17 +77,17 @@ class Replay(Tracer):
             out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._mismatch(_fixed(error), args, self.next_risk()) from None
-        self._latest = [x for x in rules.tensors((*args, *kwargs.values()))]
+        self._latest = list(rules.tensors((*args, *kwargs.values())))
         return out
 
     def _mismatch(
         self, reason: str, tensors: Sequence[Any], place: tuple[Place, int] | None = None
-    ) -> Mismatch:
+    ) -> MismatchError:
         fields = [f for t in tensors if isinstance(t, Tensor) for f in self.fields(t)[:1]]
         classes = [self.structure.of(f) for f in fields]
-        return Mismatch(f"{reason} in {self.where()}", classes, place)
+        return MismatchError(f"{reason} in {self.where()}", classes, place)
 
-    def outside(self, error: Exception) -> Mismatch:
+    def outside(self, error: Exception) -> MismatchError:
         """An error raised by user code between operators: blame what was computed last."""
         return self._mismatch(_fixed(error), self._latest)
 
@@ -112,9 +114,9 @@ class Replay(Tracer):
         if not bool((same | (a == lb.ANY) | (b == lb.ANY)).all()):
             raise self._clash([a, b])
 
-    def _clash(self, fields: Sequence[Tensor]) -> Mismatch:
+    def _clash(self, fields: Sequence[Tensor]) -> MismatchError:
         reason = f"channels would not line up after pruning in {self.where()}"
-        return Mismatch(reason, [self.structure.of(f) for f in fields])
+        return MismatchError(reason, [self.structure.of(f) for f in fields])
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """What had to be frozen was frozen when watching."""
@@ -131,7 +133,7 @@ class Replay(Tracer):
             or self._predicted_shape(expected.out) == tuple(out.shape)
         ):
             return
-        problem = Mismatch(
+        problem = MismatchError(
             f"a size is fixed in the code in {self.where()}",
             [self.structure.of(f) for f in expected.out.fields],
             place,
@@ -163,14 +165,14 @@ class Replay(Tracer):
     def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
         """Nothing was cut from a whole branch, so nothing is picked, but it is read as one."""
         if self.module in self._pickers and x in self._scattered:
-            return self._scattered[x]  # type: ignore[no-any-return]
+            row = self._scattered[x]
         return row
 
     def _enter_stream(self, path: str, out: Tensor, expected: Factor) -> Tensor | None:
         """A branch left its module: from here on its channels are the stream's."""
         if tuple(out.shape) != expected.shape:
             raise self._clash([self._branches[path]])
-        handed = torch.ops.aten.alias(out)
+        handed: Tensor = torch.ops.aten.alias(out)
         self.set(handed, expected.fields)
         labels = self._branches[path]
         self._scattered[handed] = labels[self.kept[labels]]
@@ -266,19 +268,19 @@ def replay(
     removed: Tensor,
     examples: Sequence[Example],
     tolerated: Set[tuple[Place, int]] = frozenset(),
-) -> tuple[list[Adapter], Mismatch | None]:
-    """Run the compact model on every example, or raise `Mismatch`.
+) -> tuple[list[Adapter], MismatchError | None]:
+    """Run the compact model on every example, or raise `MismatchError`.
 
     Returns the gathers it needs, and a doubt that only comparing outputs can settle, if any.
     """
-    small = compact(model, plan, values=False)
+    small = rebuild(model, plan, values=False)
     checker = Replay(small, structure, plan, removed, tolerated)
     with undisturbed(small):
         small.eval()
         for example in examples:
             try:
                 checker.run(example)
-            except (Mismatch, RuleFault):
+            except (MismatchError, RuleError):
                 raise
             except Exception as error:
                 raise checker.outside(error) from error
@@ -294,10 +296,12 @@ def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int,
     for slot in structure.seen.slots.values():
         tensor = tensors[slot.name]
         own = Slot(slot.name, tuple(tensor.shape), slot.trainable, seen=True)
-        own.name_axes([
-            (cut(f, cuts.get(slot.name, [])), role)
-            for f, role in zip(slot.fields, slot.roles, strict=True)
-        ])
+        own.name_axes(
+            [
+                (cut(f, cuts.get(slot.name, [])), role)
+                for f, role in zip(slot.fields, slot.roles, strict=True)
+            ]
+        )
         slots[id(tensor)] = own
     return slots
 
@@ -315,6 +319,3 @@ def _only_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ten
 
     out = func(*(flat(a) for a in args), **{k: flat(v) for k, v in kwargs.items()})
     return torch.zeros(out.shape, dtype=out.dtype, device=args[0].device)
-
-
-__all__ = ["Mismatch", "Place", "replay"]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fpgm import criteria
 from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Rounder
-from fpgm.compact import named_tensors
 from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
 from fpgm.labels import axes
+from fpgm.tensors import named_tensors
 
 Scorer = Callable[[Tensor, float], Tensor]
 
@@ -72,13 +72,14 @@ class Selector:
     ) -> Choice:
         """The uniform rate whose plan is nearest to a target, then one pool at a time."""
         name, measure = (
-            ("macs", self.structure.macs) if budget.macs is not None else
-            ("params", self.structure.params)
+            ("macs", self.structure.macs)
+            if budget.macs is not None
+            else ("params", self.structure.params)
         )
         share = budget.macs if budget.macs is not None else budget.params
         assert share is not None
-        everything = torch.ones(self.structure.seen.count, dtype=torch.bool)
-        goal = measure(everything) * (1 - share)
+        whole = measure()
+        goal = whole * (1 - share)
         pools = self.structure.pools
 
         def counts(rate: float) -> list[Cells]:
@@ -91,7 +92,7 @@ class Selector:
         low, high = 0.0, 1.0
         most = cost(counts(high))
         if most > goal:
-            reachable = 1 - most / measure(everything)
+            reachable = 1 - most / whole
             raise RequestError(
                 f"{name}={share:g} cannot be reached: with min_channels="
                 f"{self.rounder.min_channels} and what is frozen, at most {reachable:.3f} can go."
@@ -131,8 +132,7 @@ class Selector:
         found = []
         for part in parts:
             goals = [
-                len(p.units)
-                - self.rounder.kept(len(p.units), by_name[id(p)], p.channels_per_unit)
+                len(p.units) - self.rounder.kept(len(p.units), by_name[id(p)], p.channels_per_unit)
                 for p in part.pools
             ]
             found.append(part.solve(goals))
@@ -156,23 +156,26 @@ class Selector:
         return Choice(gone, tuple(int(stays[p.units].sum()) for p in self.structure.pools))
 
     def _scores(self, pool: Pool, rate: float) -> Tensor:
-        """Mean over the layers of each unit's score, each layer brought to mean 1 first."""
-        if len(pool.writers) == 1 and torch.equal(pool.writers[0].classes, pool.units):
-            return self._writer_scores(pool.writers[0], rate)
+        """Mean over the layers of each unit's score, each layer brought to mean 1 first.
+
+        A depthwise convolution has no say where its units have a filter elsewhere: it hands on
+        what that filter wrote.
+        """
+        writers = [w for w in pool.writers if not w.carries] or list(pool.writers)
+        if len(writers) == 1 and torch.equal(writers[0].classes, pool.units):
+            return self._writer_scores(writers[0], rate)
         total = torch.zeros(len(pool.units), dtype=torch.float64)
         order = pool.units.argsort()
         ranked = pool.units[order]
-        for writer in pool.writers:
+        for writer in writers:
             scores = self._writer_scores(writer, rate)
             near = torch.searchsorted(ranked, writer.classes).clamp(max=len(ranked) - 1)
             mine = torch.where(ranked[near] == writer.classes, order[near], -1)
             rows = mine >= 0
             summed = torch.zeros_like(total).index_add(0, mine[rows], scores[rows])
-            times = torch.zeros_like(total).index_add(
-                0, mine[rows], torch.ones_like(scores[rows])
-            )
+            times = torch.zeros_like(total).index_add(0, mine[rows], torch.ones_like(scores[rows]))
             mean = scores.abs().mean()
-            total += summed / times / (mean if len(pool.writers) > 1 and mean > 0 else 1)
+            total += summed / times / (mean if len(writers) > 1 and mean > 0 else 1)
         return total
 
     def _writer_scores(self, writer: Writer, rate: float) -> Tensor:

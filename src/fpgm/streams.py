@@ -9,7 +9,7 @@ the block behind the stem does in the paper. Projection shortcuts stay whole, as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fpgm import labels as lb
 from fpgm import rules
 from fpgm.examples import Example
-from fpgm.watch import Site, Tracer, Watch, undisturbed
+from fpgm.findings import Site
+from fpgm.tracer import Tracer, undisturbed
+from fpgm.watch import Watch
 
 _STARTS_FROM_ZERO = {
     "convolution", "addmm", "mm", "native_batch_norm", "_native_batch_norm_legit",
@@ -92,10 +94,12 @@ class _Scout(Watch):
 
     def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
         if not any(self.is_constant(x) or not self.fields(x) for x in operands):
-            self._sums.append([
-                (self._origins.get(x, ()), self._depth.get(x, 0), self._read.get(x, False))
-                for x in operands
-            ])
+            self._sums.append(
+                [
+                    (self._origins.get(x, ()), self._depth.get(x, 0), self._read.get(x, False))
+                    for x in operands
+                ]
+            )
         return operands
 
     def junctions(self) -> Junctions:
@@ -124,7 +128,7 @@ class IndependentWatch(Watch):
     def __init__(self, model: nn.Module, junctions: Junctions) -> None:
         super().__init__(model)
         self.junctions = junctions
-        self._scattered: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 
     def returned(self, path: str, out: Any) -> Any:
         result = None
@@ -144,7 +148,7 @@ class IndependentWatch(Watch):
         stream = self.fresh(branch.numel())
         self.freeze([stream], "the residual stream keeps its full width")
         self.sites.append(Site(path, dim, branch))
-        handed = torch.ops.aten.alias(out)
+        handed: Tensor = torch.ops.aten.alias(out)
         self.set(handed, [lb.along(stream, out.ndim, dim)])
         self._scattered[handed] = branch
         return handed
@@ -154,7 +158,8 @@ class IndependentWatch(Watch):
             self._scattered[out] = self._scattered[x]
 
     def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        return read_through(self, self._scattered.get(x), weight, row)
+        branch: Tensor | None = self._scattered.get(x)
+        return read_through(self, branch, weight, row)
 
     def gathers(self, branch: Tensor) -> None:
         self.picks.append(Site(self.module, 1, branch))

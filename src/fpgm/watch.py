@@ -1,393 +1,33 @@
-"""Watching one real forward pass: every ATen operator as it happens, labels flowing along.
+"""Watching one real forward pass and collecting everything the rules find in it.
 
-`Tracer` is the dispatch mode: it knows which module is running, hands each operator to its rule
-and keeps the labels of living tensors. What a rule's findings mean is left to two subclasses:
-`Watch` here collects them, `replay.Replay` checks a compact model against them. The model's
-weights, buffers, mode and random state are as before when the watching ends.
+The model's weights, buffers, mode and random state are as before when the watching ends.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import linecache
-import os
-import sys
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
-from fpgm import labels as lb
-from fpgm import rules
-from fpgm.compact import named_tensors
-from fpgm.errors import FpgmError, ModelError
-from fpgm.examples import Example
+from fpgm.errors import ModelError
+from fpgm.examples import Example, tensors_in
+from fpgm.findings import (
+    Balance,
+    Factor,
+    Grouped,
+    Place,
+    Risk,
+    Site,
+    Slot,
+    Stop,
+    Window,
+    Work,
+)
 from fpgm.labels import Fields
-
-Place = tuple[int, str, int]
-"""Run, module path and how often the module was called before."""
-
-_PACKAGE = str(Path(__file__).parent) + os.sep
-_TORCH = str(Path(torch.__file__).parent) + os.sep
-
-
-@dataclass
-class Slot:
-    """What is known of one parameter or buffer: its fields and what each of them means."""
-
-    name: str
-    shape: tuple[int, ...]
-    trainable: bool
-    fields: list[Tensor] = field(default_factory=list)
-    roles: list[str] = field(default_factory=list)
-    seen: bool = False
-
-    def name_axes(self, named: Sequence[tuple[Tensor, str]]) -> None:
-        """Label the axes, each with its role."""
-        self.seen = True
-        for labels, role in named:
-            if labels.numel() > 1:
-                self.fields.append(labels)
-                self.roles.append(role)
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A tensor whose number of remaining elements a cost is proportional to."""
-
-    fields: Fields
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Work:
-    """Multiply-accumulates of one operator: a constant times what remains of its factors."""
-
-    times: int
-    factors: tuple[Factor, ...]
-
-
-@dataclass(frozen=True)
-class Risk:
-    """What an operator with possibly fixed sizes made, and of what."""
-
-    out: Factor
-    source: Factor | None
-    pieces: tuple[Tensor, ...] = ()
-    safe: bool = False
-
-    def rows(self) -> list[Tensor]:
-        """Every row of labels whose length a number in the code could stand for."""
-        whole = [
-            f.reshape(-1)
-            for factor in (self.out, self.source)
-            if factor is not None
-            for f in factor.fields
-            if len(lb.axes(f)) == 1
-        ]
-        return [*self.pieces, *whole]
-
-
-@dataclass(frozen=True)
-class Balance:
-    """Blocks of labels, one row each, that must keep equally many."""
-
-    blocks: Tensor
-    where: str
-
-
-@dataclass(frozen=True)
-class Window:
-    """A convolution that slides along the channel axis (ECA): its module sees the full width."""
-
-    module: str
-    dim: int
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class Site:
-    """A module at whose border a branch's labels are scattered into, or picked from, a stream."""
-
-    module: str
-    dim: int
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """A grouped operator: which module remembers the number of groups, and each group's labels."""
-
-    module: str
-    blocks: Tensor
-    whole: bool
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Labels that must stay, and why."""
-
-    labels: Tensor
-    reason: str
-    soft: bool
-
-
-class Calls(TorchFunctionMode):
-    """Knows which public torch function the user's code is in, which operators no longer tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.stack.append(getattr(func, "__name__", ""))
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.stack.pop()
-
-    @property
-    def derives_sizes(self) -> bool:
-        """Whether the running function takes its sizes from its input, so nothing is fixed."""
-        return bool(self.stack) and not _SAFE.isdisjoint(self.stack)
-
-
-_SAFE = {"flatten", "chunk", "expand_as", "view_as", "reshape_as", "adaptive_avg_pool2d", "linear",
-         "adaptive_avg_pool1d", "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
-         "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
-         "__matmul__", "max_pool1d", "avg_pool1d", "dropout", "multi_head_attention_forward",
-         "weight_norm", "conv1d", "conv2d", "conv3d", "pixel_shuffle", "pixel_unshuffle",
-         "softmax", "prelu", "glu", "einsum", "_weight_norm"}  # fmt: skip
-
-
-class RuleFault(FpgmError):
-    """A rule of ours broke: a bug here, not in the model."""
-
-
-class Tracer(TorchDispatchMode):
-    """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
-
-    def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
-        super().__init__()
-        self.model = model
-        self.slots = slots
-        self.stack: list[str] = []
-        self.calls = Calls()
-        self.runs = 0
-        self._calls: Counter[str] = Counter()
-        self._risks: Counter[str] = Counter()
-        self._joins: Counter[str] = Counter()
-        self._fields: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._constant: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        out = self.call(func, args, kwargs)
-        try:
-            rules.apply(self, func, args, kwargs, out)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
-                AssertionError) as error:
-            # A fault of ours must not pass for one of the user's code.
-            raise RuleFault(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
-        return out
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the operator itself."""
-        return func(*args, **kwargs)
-
-    # What rules ask.
-
-    def fields(self, tensor: Tensor) -> Fields:
-        """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
-        known = self._fields.get(tensor)
-        if known is not None:
-            return known  # type: ignore[no-any-return]
-        slot = self.slots.get(id(tensor))
-        if slot is None:
-            return ()
-        if not slot.seen:
-            ndim = len(slot.shape)
-            slot.name_axes([(lb.along(self.fresh(n), ndim, d), "scale")
-                            for d, n in enumerate(slot.shape) if n > 1])
-        return tuple(slot.fields)
-
-    def set(self, tensor: Tensor, fields: Sequence[Tensor]) -> None:
-        """Label a tensor."""
-        kept = tuple(f for f in fields if f.numel() > 1)
-        if kept or tensor in self._fields:
-            self._fields[tensor] = kept
-
-    def untouched(self, tensor: Tensor) -> Slot | None:
-        """The slot of a parameter that no rule has labelled yet, so a rule may name its axes."""
-        slot = self.slots.get(id(tensor))
-        return slot if slot is not None and not slot.seen else None
-
-    def is_constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor is made of parameters and buffers only."""
-        return id(tensor) in self.slots or tensor in self._constant
-
-    def mark_constant(self, tensor: Tensor) -> None:
-        """Remember that a tensor was computed from parameters only."""
-        self._constant[tensor] = True
-
-    @property
-    def module(self) -> str:
-        """Path of the module whose forward is running."""
-        return self.stack[-1] if self.stack else ""
-
-    def where(self) -> str:
-        """The running module and the line of user code, for people."""
-        place = source_line()
-        return f"{self.module or 'the model'} ({place})" if place else self.module or "the model"
-
-    trusts_positions = False
-    """Whether constant channel positions are right: they are ours in a replay, never before."""
-
-    # What rules find; subclasses say what it means.
-
-    def fresh(self, count: int) -> Tensor:
-        """New labels."""
-        raise NotImplementedError
-
-    def fixed(self, number: int, count: int) -> Tensor:
-        """Labels for an unlabelled part of a concatenation, which cannot shrink."""
-        raise NotImplementedError
-
-    def joined(self) -> None:
-        """A concatenation is done."""
-        self._joins[self.module] += 1
-
-    def relate(self, a: Tensor, b: Tensor) -> None:
-        """Positions of two fields meet (with broadcasting): they belong to the same units."""
-        raise NotImplementedError
-
-    def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
-        """These labels cannot be removed."""
-        raise NotImplementedError
-
-    def tie(self, field: Tensor, dims: Sequence[int]) -> None:
-        """Labels along these dims go together."""
-        for dim in dims:
-            if field.shape[dim] > 1:
-                self.relate(field, field.narrow(dim, 0, 1))
-
-    def prefer(self, a: Tensor, b: Tensor) -> Tensor:
-        """The label of a position where two related fields meet."""
-        return a
-
-    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        """The labels a convolution reads, given those its input carries."""
-        return row
-
-    def picked(self, x: Tensor, out: Tensor) -> None:
-        """Channels were picked out of `x` by position."""
-
-    def gathers(self, branch: Tensor) -> None:
-        """The running convolution reads these labels out of a scattered tensor."""
-
-    def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
-        """Two activations are about to be added."""
-        return operands
-
-    def passed(self, x: Tensor, out: Tensor) -> None:
-        """An operator that keeps channels and zeros produced `out` from `x`."""
-
-    def balance(self, blocks: Tensor) -> None:
-        """Rows of labels that must keep equally many."""
-
-    def role(self, field: Tensor, role: str) -> None:
-        """What a parameter-made tensor's field means to the operator that uses it."""
-
-    def padded(self, ends: Sequence[Tensor]) -> None:
-        """These labels stand for padding before and after."""
-
-    def sized(self, pieces: Sequence[Tensor]) -> None:
-        """The next risky operator was given the sizes of these pieces."""
-
-    def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
-        """Multiply-accumulates spent."""
-
-    def grouped(self, blocks: Tensor, whole: bool) -> None:
-        """A grouped operator ran, with these labels in each group."""
-
-    def window(self, dim: int, labels: Tensor) -> bool:
-        """A convolution slides along a labelled axis; whether it can be given the full width."""
-        return False
-
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
-        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
-
-    def returned(self, path: str, out: Any) -> Any:
-        """A module returned; a result other than None takes the output's place."""
-        return None
-
-    def here(self, path: str) -> Place:
-        """Which call of a module this is, the same in every run of the same model."""
-        return self.runs, path, self._calls[path]
-
-    def next_risk(self) -> tuple[Place, int]:
-        """A name for the risky operator that just ran, the same in every run."""
-        self._risks[self.module] += 1
-        return self.here(self.module), self._risks[self.module]
-
-    # Running.
-
-    def run(self, example: Example) -> Any:
-        """One forward pass under the mode."""
-        self.runs += 1
-        self._calls.clear()
-        self._risks.clear()
-        self._joins.clear()
-        with self._hooks(), torch.no_grad(), _plain_attention(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with self.calls, self:
-                return example.call(self.model)
-
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        handles = []
-        for path, module in self.model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.stack.clear()
-
-    def _entering(self, path: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            self.stack.append(path)
-            self._calls[path] += 1
-            self._risks[path] = 0
-            self._joins[path] = 0
-
-        return hook
-
-    def _leaving(self, path: str) -> Callable[[nn.Module, Any, Any], Any]:
-        def hook(module: nn.Module, args: Any, out: Any) -> Any:
-            if self.stack and self.stack[-1] == path:
-                self.stack.pop()
-                with _disable_current_modes():  # what we do here is not the model's doing
-                    return self.returned(path, out)
-            return None
-
-        return hook
+from fpgm.tensors import named_tensors
+from fpgm.tracer import RuleError, Tracer, undisturbed
 
 
 class Watch(Tracer):
@@ -501,12 +141,13 @@ def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -
 def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
     try:
         out = seen.run(example)
-    except RuleFault:
+    except RuleError:
         raise
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
             f"The model's own forward fails on the example input: {text}"
+            f"{_dtype_hint(seen, example)}"
         ) from error
     for tensor in tensors_in(out):
         if keep_outputs:
@@ -514,34 +155,19 @@ def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
                 seen.stops.append(Stop(f.reshape(-1), "the model's output", False))
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in nested outputs: tuples, dicts, dataclasses, plain objects."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
-    todo = [value]
-    while todo:
-        for leaf in tree_leaves(todo.pop()):
-            if isinstance(leaf, Tensor):
-                found.append(leaf)
-            elif id(leaf) in seen or isinstance(leaf, str | bytes | int | float | type(None)):
-                continue
-            elif dataclasses.is_dataclass(leaf) or hasattr(leaf, "__dict__"):
-                seen.add(id(leaf))
-                todo.append(list(vars(leaf).values()))
-    return found
-
-
-def source_line() -> str:
-    """File and line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
-        if not ours and not name.startswith((_TORCH, "<")):
-            if linecache.getline(name, frame.f_lineno):
-                return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+def _dtype_hint(seen: Watch, example: Example) -> str:
+    """Name both precisions where they differ: torch's own words rarely do."""
+    weights = {p.dtype for p in seen.model.parameters() if p.is_floating_point()}
+    given = {
+        t.dtype for t in tensors_in((example.args, dict(example.kwargs))) if t.is_floating_point()
+    }
+    if not weights or not given or given <= weights:
+        return ""
+    have, want = (
+        ", ".join(sorted(str(d).removeprefix("torch.") for d in kinds))
+        for kinds in (given, weights)
+    )
+    return f" The example is {have}, the weights are {want}: bring one to the other's precision."
 
 
 def _slots(model: nn.Module) -> dict[int, Slot]:
@@ -549,31 +175,3 @@ def _slots(model: nn.Module) -> dict[int, Slot]:
         id(tensor): Slot(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
         for name, tensor in named_tensors(model).items()
     }
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore mode, buffers and random state afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, value in buffers:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-
-
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    """The fused transformer path hides its operators; use the plain one while watching."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fpgm.rules import contract, move, normalise, pointwise, reduce, space
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
 Rule = Callable[["Tracer", str, tuple[Any, ...], dict[str, Any], Any], None]
 

@@ -12,7 +12,7 @@ from fpgm import labels as lb
 from fpgm.rules.normalise import adopt, channel_row
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -75,7 +75,8 @@ def _label_weight(
     if groups > 1:
         _couple_groups(tracer, reads, writes, groups)
     named = _weight_fields(weight, reads, writes, groups, transposed)
-    slot.name_axes([(f, r) for f, r in zip(named, ("filter", "reads"), strict=True)])
+    roles = ("depthwise" if groups == ins > 1 else "filter", "reads")
+    slot.name_axes(list(zip(named, roles, strict=True)))
     return writes if writes.numel() > 1 else None
 
 
@@ -163,8 +164,10 @@ def _relate_grouped(
     rows = next(f for f in tracer.fields(weight) if lb.axes(f) == [0])
     blocks = next((f for f in tracer.fields(weight) if lb.axes(f) == [0, 1]), None)
     per_row = rows.reshape(-1)
-    per_block = per_row if blocks is None else (
-        blocks.reshape(groups, -1, weight.shape[1])[:, 0].reshape(-1)
+    per_block = (
+        per_row
+        if blocks is None
+        else (blocks.reshape(groups, -1, weight.shape[1])[:, 0].reshape(-1))
     )
     own_reads, writes = (per_row, per_block) if transposed else (per_block, per_row)
     if reads is None:
@@ -248,9 +251,11 @@ RULES: dict[str, Any] = {
     **{name: _addmm for name in ("addmm", "baddbmm")},
     **{
         name: _attention
-        for name in ("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention",
+        for name in ("_scaled_dot_product_flash_attention_for_cpu",
+                     "scaled_dot_product_attention",
                      "_scaled_dot_product_flash_attention", "_scaled_dot_product_math",
-                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_attention_math",
+                     "_scaled_dot_product_efficient_attention",
+                     "_scaled_dot_product_attention_math",
                      "_scaled_dot_product_cudnn_attention")
     },
 }  # fmt: skip

@@ -18,7 +18,7 @@ from fpgm import labels as lb
 from fpgm.rules.pointwise import meet
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
 _MOST_BLOCKS = 8
 """Unequal pieces are balanced in blocks of their common divisor, but only in so many."""
@@ -45,7 +45,7 @@ def _view(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) ->
 
 
 def _split_axis(tracer: Tracer, field: Tensor, dims: list[int]) -> None:
-    """One axis became several: rows of the inner dims go together, outer blocks keep equal shares."""
+    """One axis became several: inner rows go together, outer blocks keep equal shares."""
     main = lb.varying_dim(field, dims)
     tracer.tie(field, [d for d in dims if d > main])
     outer = math.prod(field.shape[d] for d in dims if d < main)
@@ -83,7 +83,9 @@ def _repeat(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) 
     fields = []
     for f in tracer.fields(args[0]):
         f = lb.lift(f, out.ndim)
-        fields.append(f.repeat([n if size > 1 else 1 for n, size in zip(times, f.shape, strict=True)]))
+        fields.append(
+            f.repeat([n if size > 1 else 1 for n, size in zip(times, f.shape, strict=True)])
+        )
     tracer.set(out, fields)
 
 
@@ -191,7 +193,7 @@ def _join(tracer: Tracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
         if len(lying) > 1:
             tracer.freeze(lying, "a weight is concatenated along two labelled axes")
         pieces.append(lying[0] if lying else None)
-    for part, fields in zip(parts, own, strict=True):
+    for fields in own:
         for f in fields:
             if f.shape[dim] > 1:
                 continue
@@ -219,9 +221,7 @@ def _end_to_end(tracer: Tracer, parts: Any, pieces: list[Tensor | None], dim: in
         filled.append(piece)
     tracer.joined()
     shape = list(torch.broadcast_shapes(*(p.select(dim, 0).shape for p in filled)))
-    return torch.cat(
-        [p.expand([*shape[:dim], p.shape[dim], *shape[dim:]]) for p in filled], dim
-    )
+    return torch.cat([p.expand([*shape[:dim], p.shape[dim], *shape[dim:]]) for p in filled], dim)
 
 
 def _flip(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -389,8 +389,19 @@ RULES: dict[str, Any] = {
     **{
         name: _as_is
         for name in (
-            "alias", "clone", "detach", "contiguous", "_to_copy", "lift_fresh", "lift",
-            "lift_fresh_copy", "positive", "_conj", "resolve_conj", "resolve_neg", "view_as",
+            "alias",
+            "clone",
+            "detach",
+            "contiguous",
+            "_to_copy",
+            "lift_fresh",
+            "lift",
+            "lift_fresh_copy",
+            "positive",
+            "_conj",
+            "resolve_conj",
+            "resolve_neg",
+            "view_as",
         )
     },
     **{name: _view for name in ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy")},
@@ -403,8 +414,10 @@ RULES: dict[str, Any] = {
     "slice": _slice,
     "select": _select,
     "unbind": _unbind,
-    **{name: _split for name in ("split", "split_with_sizes", "unsafe_split",
-                                 "unsafe_split_with_sizes")},
+    **{
+        name: _split
+        for name in ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+    },
     "cat": _cat,
     "stack": _stack,
     "flip": _flip,
@@ -419,15 +432,39 @@ RULES: dict[str, Any] = {
     **{name: _channel_shuffle for name in ("channel_shuffle", "native_channel_shuffle")},
     **{
         name: _factory
-        for name in ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full",
-                     "new_empty")
+        for name in (
+            "zeros",
+            "ones",
+            "full",
+            "empty",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "new_empty",
+        )
     },
     **{
         name: _nothing
-        for name in ("arange", "linspace", "scalar_tensor", "rand", "randn", "randint", "randperm",
-                     "eye", "_local_scalar_dense", "as_strided_", "is_same_size", "sym_size",
-                     "equal", "tril_indices", "triu_indices", "empty_strided", "_assert_async",
-                     "_assert_tensor_metadata")
+        for name in (
+            "arange",
+            "linspace",
+            "scalar_tensor",
+            "rand",
+            "randn",
+            "randint",
+            "randperm",
+            "eye",
+            "_local_scalar_dense",
+            "as_strided_",
+            "is_same_size",
+            "sym_size",
+            "equal",
+            "tril_indices",
+            "triu_indices",
+            "empty_strided",
+            "_assert_async",
+            "_assert_tensor_metadata",
+        )
     },
     "copy_": _write_rows,
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from fpgm import labels as lb
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -109,7 +109,7 @@ def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
 
 
 def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """w = g · v / ‖v‖: a zeroed input slice leaves the norm to the rest, masked or removed."""
+    """W = g · v / ‖v‖: a zeroed input slice leaves the norm to the rest, masked or removed."""
     v, g = args[:2]
     dim = args[2] if len(args) > 2 else 0
     fields = tracer.fields(v)

@@ -12,10 +12,26 @@ from fpgm import labels as lb
 from fpgm.labels import Fields
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
-_KEEPS_ZERO = {"relu", "gelu", "silu", "leaky_relu", "tanh", "hardswish", "clone", "neg", "abs",
-               "_prelu_kernel", "native_dropout", "elu", "celu", "selu", "mish", "rrelu_with_noise"}
+_KEEPS_ZERO = {
+    "relu",
+    "gelu",
+    "silu",
+    "leaky_relu",
+    "tanh",
+    "hardswish",
+    "clone",
+    "neg",
+    "abs",
+    "_prelu_kernel",
+    "native_dropout",
+    "elu",
+    "celu",
+    "selu",
+    "mish",
+    "rrelu_with_noise",
+}
 """Functions with f(0) = 0: a channel that is zero before is zero after."""
 
 
@@ -89,11 +105,33 @@ RULES = {
     **{
         name: same
         for name in (
-            "native_dropout", "bernoulli", "fill", "zero", "uniform", "normal", "hardswish",
-            "rand_like", "randn_like", "zeros_like", "ones_like", "full_like", "empty_like",
-            "rrelu_with_noise", "alpha_dropout", "feature_dropout", "celu", "elu", "selu",
-            "hardtanh", "threshold", "mish", "log_sigmoid_forward", "softplus", "random",
-            "nan_to_num", "_fake_quantize_learnable_per_tensor_affine",
+            "native_dropout",
+            "bernoulli",
+            "fill",
+            "zero",
+            "uniform",
+            "normal",
+            "hardswish",
+            "rand_like",
+            "randn_like",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "empty_like",
+            "rrelu_with_noise",
+            "alpha_dropout",
+            "feature_dropout",
+            "celu",
+            "elu",
+            "selu",
+            "hardtanh",
+            "threshold",
+            "mish",
+            "log_sigmoid_forward",
+            "softplus",
+            "random",
+            "nan_to_num",
+            "_fake_quantize_learnable_per_tensor_affine",
         )
     },
     **{name: combine for name in ("copy", "_prelu_kernel", "masked_fill", "lerp")},

@@ -15,7 +15,7 @@ from torch import Tensor
 from fpgm import labels as lb
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
 
 def mix(
@@ -51,8 +51,12 @@ def _reduce(position: int) -> Any:
         for result in out if isinstance(out, tuple | list) else (out,):
             if result.ndim != x.ndim:
                 kept = [d for d in range(x.ndim) if d not in dims]
-                moved = [f.permute(*kept, *dims).flatten(len(kept)).select(-1, 0)
-                         if kept else f.reshape(-1) for f in fields]
+                moved = [
+                    f.permute(*kept, *dims).flatten(len(kept)).select(-1, 0)
+                    if kept
+                    else f.reshape(-1)
+                    for f in fields
+                ]
                 tracer.set(result, [f for f in moved if f.ndim == result.ndim])
             else:
                 tracer.set(result, fields)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fpgm import labels as lb
 
 if TYPE_CHECKING:
-    from fpgm.watch import Tracer
+    from fpgm.tracer import Tracer
 
 _SPATIAL = {
     1: ("adaptive_max_pool1d", "avg_pool1d", "upsample_linear1d", "upsample_nearest1d",
@@ -45,6 +45,4 @@ def _over(count: int) -> Any:
     return rule
 
 
-RULES: dict[str, Any] = {
-    name: _over(count) for count, names in _SPATIAL.items() for name in names
-}
+RULES: dict[str, Any] = {name: _over(count) for count, names in _SPATIAL.items() for name in names}

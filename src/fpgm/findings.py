@@ -1,0 +1,115 @@
+"""What watching a model finds, as values: what tensors carry, what must stay, what must match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fpgm import labels as lb
+from fpgm.labels import Fields
+
+Place = tuple[int, str, int]
+"""Run, module path and how often the module was called before."""
+
+
+@dataclass
+class Slot:
+    """What is known of one parameter or buffer: its fields and what each of them means."""
+
+    name: str
+    shape: tuple[int, ...]
+    trainable: bool
+    fields: list[Tensor] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    seen: bool = False
+
+    def name_axes(self, named: Sequence[tuple[Tensor, str]]) -> None:
+        """Label the axes, each with its role."""
+        self.seen = True
+        for labels, role in named:
+            if labels.numel() > 1:
+                self.fields.append(labels)
+                self.roles.append(role)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A tensor whose number of remaining elements a cost is proportional to."""
+
+    fields: Fields
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Multiply-accumulates of one operator: a constant times what remains of its factors."""
+
+    times: int
+    factors: tuple[Factor, ...]
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What an operator with possibly fixed sizes made, and of what."""
+
+    out: Factor
+    source: Factor | None
+    pieces: tuple[Tensor, ...] = ()
+    safe: bool = False
+
+    def rows(self) -> list[Tensor]:
+        """Every row of labels whose length a number in the code could stand for."""
+        whole = [
+            f.reshape(-1)
+            for factor in (self.out, self.source)
+            if factor is not None
+            for f in factor.fields
+            if len(lb.axes(f)) == 1
+        ]
+        return [*self.pieces, *whole]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Blocks of labels, one row each, that must keep equally many."""
+
+    blocks: Tensor
+    where: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution that slides along the channel axis (ECA): its module sees the full width."""
+
+    module: str
+    dim: int
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module at whose border a branch's labels are scattered into, or picked from, a stream."""
+
+    module: str
+    dim: int
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A grouped operator: which module remembers the number of groups, and each group's labels."""
+
+    module: str
+    blocks: Tensor
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Labels that must stay, and why."""
+
+    labels: Tensor
+    reason: str
+    soft: bool

@@ -1,0 +1,334 @@
+"""The dispatch mode under which a model runs while labels follow its data.
+
+`Tracer` knows which module is running, hands each operator to its rule and keeps the labels of
+living tensors. What a rule's findings mean is left to subclasses: `watch.Watch` collects them,
+`replay.Replay` checks a compact model against them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fpgm import labels as lb
+from fpgm import rules
+from fpgm.errors import FpgmError
+from fpgm.examples import Example
+from fpgm.findings import Place, Slot
+from fpgm.labels import Fields
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+
+
+class RuleError(FpgmError):
+    """A rule of ours broke: a bug here, not in the model."""
+
+
+class Tracer(TorchDispatchMode):
+    """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
+
+    def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model = model
+        self.slots = slots
+        self.stack: list[str] = []
+        self.calls = Calls()
+        self.runs = 0
+        self._calls: Counter[str] = Counter()
+        self._risks: Counter[str] = Counter()
+        self._joins: Counter[str] = Counter()
+        self._fields: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._constant: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = self.call(func, args, kwargs)
+        try:
+            rules.apply(self, func, args, kwargs, out)
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AssertionError,
+        ) as error:
+            # A fault of ours must not pass for one of the user's code.
+            raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
+        return out
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator itself."""
+        return func(*args, **kwargs)
+
+    # What rules ask.
+
+    def fields(self, tensor: Tensor) -> Fields:
+        """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
+        known = self._fields.get(tensor)
+        if known is not None:
+            return known  # type: ignore[no-any-return]
+        slot = self.slots.get(id(tensor))
+        if slot is None:
+            return ()
+        if not slot.seen:
+            ndim = len(slot.shape)
+            slot.name_axes(
+                [
+                    (lb.along(self.fresh(n), ndim, d), "scale")
+                    for d, n in enumerate(slot.shape)
+                    if n > 1
+                ]
+            )
+        return tuple(slot.fields)
+
+    def set(self, tensor: Tensor, fields: Sequence[Tensor]) -> None:
+        """Label a tensor."""
+        kept = tuple(f for f in fields if f.numel() > 1)
+        if kept or tensor in self._fields:
+            self._fields[tensor] = kept
+
+    def untouched(self, tensor: Tensor) -> Slot | None:
+        """The slot of a parameter that no rule has labelled yet, so a rule may name its axes."""
+        slot = self.slots.get(id(tensor))
+        return slot if slot is not None and not slot.seen else None
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made of parameters and buffers only."""
+        return id(tensor) in self.slots or tensor in self._constant
+
+    def mark_constant(self, tensor: Tensor) -> None:
+        """Remember that a tensor was computed from parameters only."""
+        self._constant[tensor] = True
+
+    @property
+    def module(self) -> str:
+        """Path of the module whose forward is running."""
+        return self.stack[-1] if self.stack else ""
+
+    def where(self) -> str:
+        """The running module and the line of user code, for people."""
+        place = source_line()
+        return f"{self.module or 'the model'} ({place})" if place else self.module or "the model"
+
+    trusts_positions = False
+    """Whether constant channel positions are right: they are ours in a replay, never before."""
+
+    # What rules find; subclasses say what it means.
+
+    def fresh(self, count: int) -> Tensor:
+        """New labels."""
+        raise NotImplementedError
+
+    def fixed(self, number: int, count: int) -> Tensor:
+        """Labels for an unlabelled part of a concatenation, which cannot shrink."""
+        raise NotImplementedError
+
+    def joined(self) -> None:
+        """A concatenation is done."""
+        self._joins[self.module] += 1
+
+    def relate(self, a: Tensor, b: Tensor) -> None:
+        """Positions of two fields meet (with broadcasting): they belong to the same units."""
+        raise NotImplementedError
+
+    def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
+        """These labels cannot be removed."""
+        raise NotImplementedError
+
+    def tie(self, field: Tensor, dims: Sequence[int]) -> None:
+        """Labels along these dims go together."""
+        for dim in dims:
+            if field.shape[dim] > 1:
+                self.relate(field, field.narrow(dim, 0, 1))
+
+    def prefer(self, a: Tensor, b: Tensor) -> Tensor:
+        """The label of a position where two related fields meet."""
+        return a
+
+    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """The labels a convolution reads, given those its input carries."""
+        return row
+
+    def picked(self, x: Tensor, out: Tensor) -> None:
+        """Channels were picked out of `x` by position."""
+
+    def gathers(self, branch: Tensor) -> None:
+        """The running convolution reads these labels out of a scattered tensor."""
+
+    def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
+        """Two activations are about to be added."""
+        return operands
+
+    def passed(self, x: Tensor, out: Tensor) -> None:
+        """An operator that keeps channels and zeros produced `out` from `x`."""
+
+    def balance(self, blocks: Tensor) -> None:
+        """Rows of labels that must keep equally many."""
+
+    def role(self, field: Tensor, role: str) -> None:
+        """What a parameter-made tensor's field means to the operator that uses it."""
+
+    def padded(self, ends: Sequence[Tensor]) -> None:
+        """These labels stand for padding before and after."""
+
+    def sized(self, pieces: Sequence[Tensor]) -> None:
+        """The next risky operator was given the sizes of these pieces."""
+
+    def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
+        """Multiply-accumulates spent."""
+
+    def grouped(self, blocks: Tensor, whole: bool) -> None:
+        """A grouped operator ran, with these labels in each group."""
+
+    def window(self, dim: int, labels: Tensor) -> bool:
+        """A convolution slides along a labelled axis; whether it can be given the full width."""
+        return False
+
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
+        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
+
+    def returned(self, path: str, out: Any) -> Any:
+        """A module returned; a result other than None takes the output's place."""
+        return None
+
+    def here(self, path: str) -> Place:
+        """Which call of a module this is, the same in every run of the same model."""
+        return self.runs, path, self._calls[path]
+
+    def next_risk(self) -> tuple[Place, int]:
+        """A name for the risky operator that just ran, the same in every run."""
+        self._risks[self.module] += 1
+        return self.here(self.module), self._risks[self.module]
+
+    # Running.
+
+    def run(self, example: Example) -> Any:
+        """One forward pass under the mode."""
+        self.runs += 1
+        self._calls.clear()
+        self._risks.clear()
+        self._joins.clear()
+        with self._hooks(), torch.no_grad(), _plain_attention(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with self.calls, self:
+                return example.call(self.model)
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        handles = []
+        for path, module in self.model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.stack.clear()
+
+    def _entering(self, path: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.stack.append(path)
+            self._calls[path] += 1
+            self._risks[path] = 0
+            self._joins[path] = 0
+
+        return hook
+
+    def _leaving(self, path: str) -> Callable[[nn.Module, Any, Any], Any]:
+        def hook(module: nn.Module, args: Any, out: Any) -> Any:
+            if self.stack and self.stack[-1] == path:
+                self.stack.pop()
+                with _disable_current_modes():  # what we do here is not the model's doing
+                    return self.returned(path, out)
+            return None
+
+        return hook
+
+
+class Calls(TorchFunctionMode):
+    """Knows which public torch function the user's code is in, which operators no longer tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.stack.append(getattr(func, "__name__", ""))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.stack.pop()
+
+    @property
+    def derives_sizes(self) -> bool:
+        """Whether the running function takes its sizes from its input, so nothing is fixed."""
+        return bool(self.stack) and not _SAFE.isdisjoint(self.stack)
+
+
+_SAFE = {"flatten", "chunk", "expand_as", "view_as", "reshape_as", "adaptive_avg_pool2d", "linear",
+         "adaptive_avg_pool1d", "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
+         "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
+         "__matmul__", "max_pool1d", "avg_pool1d", "dropout", "multi_head_attention_forward",
+         "weight_norm", "conv1d", "conv2d", "conv3d", "pixel_shuffle", "pixel_unshuffle",
+         "softmax", "prelu", "glu", "einsum", "_weight_norm"}  # fmt: skip
+
+
+def source_line() -> str:
+    """File and line of the innermost frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
+        if not ours and not name.startswith(_TORCH) and os.path.exists(name):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """The fused transformer path hides its operators; use the plain one while watching."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore mode, buffers and random state afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
