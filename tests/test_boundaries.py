@@ -103,4 +103,4 @@ def test_every_import_of_the_core_is_a_declared_dependency() -> None:
 def test_this_file_can_tell() -> None:
     assert "watch" in own("fpgm.planning")
     assert "torch" in outside("fpgm.compact")
-    assert "fpgm.watch" in imports("fpgm.rules", typing_too=True) - imports("fpgm.rules")
+    assert "fpgm.tracer" in imports("fpgm.rules", typing_too=True) - imports("fpgm.rules")

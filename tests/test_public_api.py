@@ -7,7 +7,7 @@ import inspect
 import fpgm
 
 SIGNATURES = {
-    "compact": "(model: 'nn.Module', plan: 'Plan', *, values: 'bool' = True) -> 'nn.Module'",
+    "compact": "(model: 'nn.Module', plan: 'Plan') -> 'nn.Module'",
     "load": "(path: 'str | Path', factory: 'Callable[[], nn.Module]') -> 'nn.Module'",
     "mask_": "(model: 'nn.Module', plan: 'Plan', *, readers: 'bool' = True) -> 'None'",
     "plan": (

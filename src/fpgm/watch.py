@@ -146,7 +146,7 @@ def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"The model's own forward fails on the example input: {text}"
+            f"The model's own forward fails on the example input: {text.rstrip('.')}."
             f"{_dtype_hint(seen, example)}"
         ) from error
     for tensor in tensors_in(out):

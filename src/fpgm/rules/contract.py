@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fpgm import labels as lb
+from fpgm.labels import Fields
 from fpgm.rules.normalise import adopt, channel_row
 
 if TYPE_CHECKING:
@@ -201,13 +202,30 @@ def _product(tracer: Tracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     rows = [f for f in fa if f.shape[last] == 1]
     columns = [f for f in fb if f.shape[inner] == 1]
     _contract(tracer, a, b, read_a, read_b)
+    for own, other, its in ((fa, b, fb), (fb, a, fa)):
+        _meet_along_batches(tracer, own, other, its, {id(f) for f in (*read_a, *read_b)})
     for weight, written in ((a, rows), (b, columns)):
         if tracer.is_constant(weight):
             for f in written:
                 tracer.role(f, "filter")
-    per_matrix = tuple(f for f in fb if not lb.varies(f, range(b.ndim - 2)))
-    tracer.work(1, [(tuple(rows), a.shape[:-1]), (per_matrix, b.shape[-2:])])
+    batches = range(b.ndim - 2)
+    per_matrix = tuple(f for f in fb if not lb.varies(f, batches))
+    per_batch = [f for f in fb if set(lb.axes(f)) <= set(batches)]
+    tracer.work(1, [((*rows, *per_batch), a.shape[:-1]), (per_matrix, b.shape[-2:])])
     tracer.set(out, _meeting_batches(tracer, rows, columns))
+
+
+def _meet_along_batches(
+    tracer: Tracer, own: Fields, other: Tensor, its: Fields, read: set[int]
+) -> None:
+    """Channels laid along the batch axis need partners there that pass through like they do."""
+    for f in own:
+        batches = [d for d in lb.axes(f) if d < other.ndim - 2]
+        partners = [g for g in its if lb.varies(g, batches)]
+        if not partners and any(other.shape[d] > 1 for d in batches):
+            tracer.freeze([f], "they meet a tensor of fixed size")
+        if id(f) in read or any(id(g) in read for g in partners):
+            tracer.freeze([f, *partners] if batches else [], "a product of activations reads them")
 
 
 def _meeting_batches(tracer: Tracer, rows: list[Tensor], columns: list[Tensor]) -> list[Tensor]:
