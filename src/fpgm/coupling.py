@@ -145,7 +145,7 @@ def _settle_roles(seen: Watch) -> None:
     for role, marks in seen.roles.items():
         marked = torch.zeros(seen.count, dtype=torch.bool)
         marked[torch.cat(marks)] = True
-        for slot in seen.slots.values():
+        for slot in (s for s in seen.slots.values() if s.open):
             slot.roles = [
                 role if own == "scale" and bool(marked[f].any()) else own
                 for f, own in zip(slot.fields, slot.roles, strict=True)

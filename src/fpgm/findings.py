@@ -24,6 +24,8 @@ class Slot:
     fields: list[Tensor] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
     seen: bool = False
+    open: bool = False
+    """Its labels are its own and its roles not yet known: uses of what is computed from it tell."""
 
     def name_axes(self, named: Sequence[tuple[Tensor, str]]) -> None:
         """Label the axes, each with its role."""

@@ -64,6 +64,7 @@ class Tracer(TorchDispatchMode):
         except (
             ArithmeticError,
             AttributeError,
+            StopIteration,
             LookupError,
             RuntimeError,
             TypeError,
@@ -89,6 +90,7 @@ class Tracer(TorchDispatchMode):
         if slot is None:
             return ()
         if not slot.seen:
+            slot.open = True
             ndim = len(slot.shape)
             slot.name_axes(
                 [

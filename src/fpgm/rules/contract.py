@@ -117,7 +117,7 @@ def _relate_weight(
     fields = tracer.fields(weight)
     write_dim, read_dim = (1, 0) if transposed else (0, 1)
     flat = [f for f in fields if len(lb.axes(f)) == 1]
-    if len(flat) < len(fields) and groups > 1:
+    if groups > 1 and sorted(map(lb.axes, fields)) == [[0], [0, 1]]:
         return _relate_grouped(tracer, weight, reads, groups, transposed)
     for f in fields:
         if lb.varies(f, range(2, weight.ndim)) or len(lb.axes(f)) > 1:
