@@ -3,7 +3,7 @@
     python benchmarks/property_sweep.py --examples 20000
     python benchmarks/property_sweep.py --seconds 600 --seed 7 --workers 2
 
-Draws the networks of `tests/networks.py` from a seed and checks on each what
+Draws the networks of `tests/networks` from a seed and checks on each what
 `tests/test_property.py` states. Writes property.json and property.md beside this file and ends with
 status 1 if anything failed; a failure is printed in its smallest form, ready to paste.
 """

@@ -66,9 +66,21 @@ def work(case: Case, tools: Sequence[str], rate: float) -> None:
         subject = build(case, fused_attention=tool == "ours")
         with torch.no_grad():
             subject.model(*subject.inputs)  # warm-up: kernels are chosen on the first call
+        _warm_up(tool, rate)
         _run_tool(tool, subject, rate)
         del subject
         gc.collect()
+
+
+def _warm_up(tool: str, rate: float) -> None:
+    """What a tool imports and sets up on its first use in a process is not the model's cost."""
+    import torch
+    from torch import nn
+
+    if tool in ("ours", "peer"):
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        for _ in _TOOLS[tool](Subject(net.eval(), (torch.randn(1, 3, 8, 8),)), rate):
+            pass
 
 
 def _run_tool(tool: str, subject: Subject, rate: float) -> None:
@@ -90,7 +102,7 @@ def _ours(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
     yield "prune", None
     model, inputs = subject.model, subject.inputs
     start = _clocks()
-    plan = fpgm.plan(model, inputs, rate=rate, align=1)
+    plan = _plan(model, inputs, rate)
     planned = _clocks()
     small = fpgm.compact(model, plan)
     done = _clocks()
@@ -107,6 +119,7 @@ def _ours(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
             "frozen_share": frozen / channels,
             "reasons": sorted({f.reason for f in plan.frozen if not _is_output(f.reason)})[:5],
             "macs_planned": plan.macs_removed,
+            "approximate": not plan.exact,
         },
     )
     start = _clocks()
@@ -123,6 +136,16 @@ def _ours(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
     if not cert.ok:
         result["status"] = "mismatch"
     yield "done", result
+
+
+def _plan(model: Any, inputs: tuple[Any, ...], rate: float) -> Any:
+    """An exact plan; where nothing can go exactly, one that accepts norms over fewer channels."""
+    import fpgm
+
+    try:
+        return fpgm.plan(model, inputs, rate=rate, align=1)
+    except fpgm.ModelError:
+        return fpgm.plan(model, inputs, rate=rate, align=1, approximate=True)
 
 
 def _clocks() -> tuple[float, float]:
@@ -573,6 +596,13 @@ def _summary(rows: Sequence[Record]) -> Iterator[str]:
             f"({worst['model']}); least movement: {least['ours']['moved']:.1e} ({least['model']})."
         )
         yield ""
+    loose = [row["model"] for row in good if row["ours"].get("approximate")]
+    if loose:
+        yield (
+            f"Nothing can go exactly, so pruned with norms over fewer channels, as `approximate=True` "
+            f"allows, and verified against that: {', '.join(loose)}."
+        )
+        yield ""
     failed = [row for row in rows if row["ours"] and row["ours"]["status"] != "ok"]
     yield from (f"- {row['suite']}:{row['model']}: {row['ours']['status']}" for row in failed)
     if failed:
@@ -605,7 +635,7 @@ def _row(row: Record) -> str:
         row["model"],
         f"{row['suite']} {row['kind']}",
         row["input"],
-        _cell(ours.get("status"), "{}"),
+        _cell(ours.get("status"), "{} (approximate)" if ours.get("approximate") else "{}"),
         _cell(ours.get("macs_removed"), "{:.1%}"),
         _cell(ours.get("params_removed"), "{:.1%}"),
         _cell(ours.get("frozen_share"), "{:.0%}"),

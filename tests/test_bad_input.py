@@ -203,7 +203,10 @@ def other_models() -> list[tuple[nn.Module, str]]:
     return [
         (resnet(8), "this one has no tensor 'stem.0.weight'."),
         (digits(width=16), "'stem.0.weight' has size 16 along dim 0, the plan expects 32."),
-        (digits(classes=7), "its tensors or their shapes differ from this DigitsNet's beyond what the plan cuts."),
+        (
+            digits(classes=7),
+            "its tensors or their shapes differ from this DigitsNet's beyond what the plan cuts.",
+        ),
     ]
 
 

@@ -122,8 +122,7 @@ def test_inspect_as_json() -> None:
 def test_prune(tmp_path: Path) -> None:
     out, err = run("prune", "digits", "--rate", 0.4, "--out", tmp_path / "out")
     assert err == ""
-    out = re.sub(r"(?<=by )[\d.e+-]+(?= |,)", "#", out).replace(str(tmp_path / "out"), "DIR")
-    assert out == PRUNE
+    assert _without_numbers(out).replace(str(tmp_path / "out"), "DIR") == PRUNE
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "plan.json", "results.json", "small.safetensors",
@@ -200,7 +199,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
 def test_verify(folder: Path) -> None:
     out, err = run("verify", folder)
     assert err == ""
-    assert re.sub(r"(?<=by )[\d.e+-]+(?= |,)", "#", out) == (
+    assert _without_numbers(out) == (
         "digits: MACs −60.8%, parameters −60.7%\n"
         "Certified: small and silenced original differ by # (at most 1e-04 is rounding), "
         "silenced and original by #, over 2 inputs in float32.\n"
@@ -374,7 +373,7 @@ def test_a_failed_certificate_ends_with_1_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_approximate_model_is_written_but_never_certified(tmp_path: Path) -> None:
+def test_an_approximate_model_is_certified_as_approximate(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
         "def make():\n"
@@ -382,11 +381,22 @@ def test_an_approximate_model_is_written_but_never_certified(tmp_path: Path) -> 
     )
     given = ["prune", f"{tmp_path}/net.py:make", "--rate", "0.5", "--input", "2x4"]
     assert refused(*given, "--out", tmp_path / "exact").startswith("There is nothing to prune")
-    out, _ = run(*given, "--approximate", "--out", tmp_path / "out")
-    assert "\nApproximate as asked, so not certified: small and silenced original differ" in out
-    out, err = run("verify", tmp_path / "out", code=1)
-    assert "Approximate as asked, so not certified" in out
-    assert err == f"fpgm: {tmp_path}/out is approximate, as was asked: it cannot be certified.\n"
+    out, err = run(*given, "--approximate", "--out", tmp_path / "out")
+    assert err == ""
+    line = (
+        "Certified: small and silenced original differ by # (at most 1e-04 is rounding), silenced "
+        "and original by #, over 2 inputs in float32 (approximate: norms over fewer channels).\n"
+    )
+    assert line in _without_numbers(out)
+    told = json.loads((tmp_path / "out" / "results.json").read_text())["certificate"]
+    assert (told["ok"], told["exact"]) == (True, False)
+    out, err = run("verify", tmp_path / "out")
+    assert err == ""
+    assert _without_numbers(out).endswith(line)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"(?<=by )[\d.e+-]+(?= |,)", "#", text)
 
 
 def test_json_has_no_number_that_json_does_not_know() -> None:

@@ -140,12 +140,12 @@ def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int
     total = math.prod(shape)
     if kept is None:
         return total
-    for mask in _independent(fields, kept):
+    for mask in independent(fields, kept):
         total = total // mask.numel() * int(mask.sum())
     return total
 
 
-def _independent(fields: Fields, kept: Tensor) -> list[Tensor]:
+def independent(fields: Fields, kept: Tensor) -> list[Tensor]:
     """Masks along disjoint axes; fields that share an axis (a grouped weight's) become one."""
     masks: list[Tensor] = []
     for field in fields:

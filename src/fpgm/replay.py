@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
@@ -144,14 +145,13 @@ class Replay(Tracer):
 
     def _predicted_shape(self, expected: Factor) -> tuple[int, ...]:
         shape = list(expected.shape)
-        for f in expected.fields:
-            stays = self.kept[f]
-            main = lb.varying_dim(f, lb.axes(f))
-            for d in lb.axes(f):
+        for stays in lb.independent(expected.fields, self.kept):
+            main = lb.varying_dim(stays, lb.axes(stays))
+            for d in lb.axes(stays):
                 if d == main:  # blocks keep equally many, though not the same ones
                     shape[d] = int(stays.sum(d).max())
                 else:
-                    shape[d] = int(stays.any([o for o in range(f.ndim) if o != d]).sum())
+                    shape[d] = int(stays.any([o for o in range(stays.ndim) if o != d]).sum())
         return tuple(shape)
 
     def passed(self, x: Tensor, out: Tensor) -> None:
@@ -179,6 +179,11 @@ class Replay(Tracer):
         return handed
 
     def returned(self, path: str, out: Any) -> Any:
+        with _disable_current_modes():
+            return self._compare(path, out)
+
+    def _compare(self, path: str, out: Any) -> Any:
+        """A module's channels against the predicted ones."""
         expected = self.structure.seen.returns.get(self.here(path))
         if expected is None or not isinstance(out, Tensor) or len(expected.fields) != 1:
             return None
@@ -278,14 +283,18 @@ def replay(
     with undisturbed(small):
         small.eval()
         for example in examples:
-            try:
-                checker.run(example)
-            except (MismatchError, RuleError):
-                raise
-            except Exception as error:
-                raise checker.outside(error) from error
+            _run(checker, example)
     doubt = checker._clash(checker.lost) if checker.lost else None
     return list(checker.adapters.values()), doubt
+
+
+def _run(checker: Replay, example: Example) -> None:
+    try:
+        checker.run(example)
+    except (MismatchError, RuleError):
+        raise
+    except Exception as error:
+        raise checker.outside(error) from error
 
 
 def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
@@ -133,9 +134,11 @@ class IndependentWatch(Watch):
     def returned(self, path: str, out: Any) -> Any:
         result = None
         if isinstance(out, Tensor) and path in self.junctions.projections:
-            self.freeze(self.fields(out), "projection shortcuts stay whole")
+            with _disable_current_modes():
+                self.freeze(self.fields(out), "projection shortcuts stay whole")
         elif isinstance(out, Tensor) and path in self.junctions.branches:
-            result = self._cut(path, out)
+            with _disable_current_modes():
+                result = self._cut(path, out)
         super().returned(path, out if result is None else result)
         return result
 

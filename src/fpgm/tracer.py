@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
@@ -208,7 +208,10 @@ class Tracer(TorchDispatchMode):
         """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
 
     def returned(self, path: str, out: Any) -> Any:
-        """A module returned; a result other than None takes the output's place."""
+        """A module returned; a result other than None takes the output's place.
+
+        The mode is still on here: an override that computes must switch it off.
+        """
         return None
 
     def here(self, path: str) -> Place:
@@ -259,8 +262,7 @@ class Tracer(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, out: Any) -> Any:
             if self.stack and self.stack[-1] == path:
                 self.stack.pop()
-                with _disable_current_modes():  # what we do here is not the model's doing
-                    return self.returned(path, out)
+                return self.returned(path, out)
             return None
 
         return hook
@@ -302,7 +304,7 @@ def source_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
-        if not ours and not name.startswith(_TORCH) and os.path.exists(name):
+        if not ours and not name.startswith(_TORCH) and Path(name).exists():
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

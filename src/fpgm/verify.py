@@ -8,7 +8,7 @@ reference must differ from the original, or the check would have proved nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from fpgm.compact import check_fits, compact
 from fpgm.errors import VerificationError
 from fpgm.examples import Example, as_examples, tensors_in
 from fpgm.masking import silence_
-from fpgm.plan import Adapter, Plan
+from fpgm.plan import Adapter, Cut, Plan
 from fpgm.tensors import named_tensors
 
 TOLERANCE = 1e-4
@@ -186,30 +186,44 @@ def _silence_at_(model: nn.Module, adapter: Adapter) -> None:
 
 
 def _norms_over_kept(reference: nn.Module, plan: Plan) -> AbstractContextManager[object]:
-    """An approximate plan's reference: LayerNorm takes its statistics over what is kept."""
-    if plan.exact:
-        return nullcontext()
-    tensors = named_tensors(reference)
-    return _KeptNorms({id(tensors[c.tensor]): c.keep for c in plan.cuts if c.role == "scale"})
+    """An approximate plan's reference: statistics are taken over what is kept."""
+    return nullcontext() if plan.exact else _KeptNorms(reference, plan)
 
 
 class _KeptNorms(TorchDispatchMode):
-    def __init__(self, keep: Mapping[int, tuple[int, ...]]) -> None:
+    """Runs LayerNorms, and the standardisation of weights, on the kept channels only."""
+
+    def __init__(self, reference: nn.Module, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keep = keep
+        tensors = named_tensors(reference)
+        self.scales = {id(tensors[c.tensor]): c for c in plan.cuts if c.role == "scale"}
+        self.reads = {id(tensors[c.tensor]): c for c in plan.cuts if c.role == "reads"}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        is_norm = func is torch.ops.aten.native_layer_norm.default
-        if not is_norm or args[2] is None or id(args[2]) not in self.keep:
-            return func(*args, **(kwargs or {}))
-        x, _, weight, bias, eps = args
-        keep = torch.tensor(self.keep[id(weight)], device=x.device)
-        picked = (None if t is None else t.index_select(-1, keep) for t in (x, weight, bias))
-        x_kept, weight_kept, bias_kept = picked
-        out, mean, rstd = func(x_kept, [len(keep)], weight_kept, bias_kept, eps)
+        name = func._schema.name
+        if name == "aten::native_layer_norm" and id(args[2]) in self.scales:
+            return self._layer_norm(func, *args)
+        if name == "aten::native_batch_norm" and id(args[0]._base) in self.reads:
+            return self._standardise(func, self.reads[id(args[0]._base)], *args)
+        return func(*args, **(kwargs or {}))
+
+    def _layer_norm(
+        self, func: Any, x: Tensor, _: Any, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, ...]:
+        keep = torch.tensor(self.scales[id(weight)].keep, device=x.device)
+        shift = None if bias is None else bias[keep]
+        out, mean, rstd = func(x.index_select(-1, keep), [len(keep)], weight[keep], shift, eps)
         return x.new_zeros(x.shape).index_copy(-1, keep, out), mean, rstd
+
+    def _standardise(self, func: Any, c: Cut, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        """[1, filters, inputs · kernel]: inputs that go get weight zero, and no say in the rest."""
+        kernel = torch.arange(x.shape[2] // c.size, device=x.device)
+        inputs = torch.tensor(c.keep, device=x.device)
+        keep = (inputs[:, None] * len(kernel) + kernel).reshape(-1)
+        out, mean, rstd = func(x.index_select(2, keep), *rest)
+        return x.new_zeros(x.shape).index_copy(2, keep, out), mean, rstd
 
 
 def _stir_(model: nn.Module) -> None:

@@ -44,12 +44,12 @@ def certificate_dict(certificate: Certificate) -> dict[str, Any]:
 def certificate_line(certificate: Certificate) -> str:
     """A certificate in one sentence."""
     verdict = "Certified" if certificate.ok else "NOT certified"
-    if not certificate.ok and not certificate.exact:
-        verdict = "Approximate as asked, so not certified"
+    kind = "" if certificate.exact else " (approximate: norms over fewer channels)"
     return (
         f"{verdict}: small and silenced original differ by {certificate.max_error:.1e} (at most "
         f"{certificate.tolerance:.0e} is rounding), silenced and original by "
-        f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}."
+        f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}"
+        f"{kind}."
     )
 
 

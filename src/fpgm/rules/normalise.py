@@ -60,7 +60,8 @@ def _batch_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
         for f in tracer.fields(x):
             others = [d for d in lb.axes(f) if d != 1]
             if others and f.shape[1] == 1:
-                tracer.freeze([f], _OVER, soft=False)
+                # A standardised weight: statistics over its inputs, which may be fewer if asked.
+                tracer.freeze([f], _OVER, soft=tracer.is_constant(x) and others == [2])
     row = channel_row(tracer, x, 1)
     for tensor, role in ((weight, "scale"), (bias, "shift"), (mean, "shift"), (var, "scale")):
         adopt(tracer, tensor, row, role)
