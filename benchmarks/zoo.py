@@ -599,8 +599,8 @@ def _summary(rows: Sequence[Record]) -> Iterator[str]:
     loose = [row["model"] for row in good if row["ours"].get("approximate")]
     if loose:
         yield (
-            f"Nothing can go exactly, so pruned with norms over fewer channels, as `approximate=True` "
-            f"allows, and verified against that: {', '.join(loose)}."
+            f"Nothing can go exactly, so pruned with norms over fewer channels (`approximate=True` "
+            f"allows it) and verified against that: {', '.join(loose)}."
         )
         yield ""
     failed = [row for row in rows if row["ours"] and row["ours"]["status"] != "ok"]

@@ -115,11 +115,16 @@ def couple(seen: Watch, approximate: bool = False) -> Structure:
         _writers(seen, classes),
         {},
         frozenset(),
-        [classes[balance.blocks] for balance in seen.balances],
+        [blocks for b in seen.balances if not _one_class_each(blocks := classes[b.blocks])],
     )
     _collect_reasons(structure, approximate)
     structure.pools = _pools(structure)
     return structure
+
+
+def _one_class_each(blocks: Tensor) -> bool:
+    """Blocks of which each is one unit (a norm over each) go whole: there is nothing to balance."""
+    return bool((blocks == blocks[:, :1]).all())
 
 
 def _components(seen: Watch) -> Tensor:

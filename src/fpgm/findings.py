@@ -52,6 +52,14 @@ class Work:
     factors: tuple[Factor, ...]
 
 
+def _row(field: Tensor, dim: int) -> Tensor:
+    """The labels along one dim, at the first place of every other."""
+    for other in lb.axes(field):
+        if other != dim:
+            field = field.narrow(other, 0, 1)
+    return field.reshape(-1)
+
+
 @dataclass(frozen=True)
 class Risk:
     """What an operator with possibly fixed sizes made, and of what."""
@@ -63,13 +71,8 @@ class Risk:
 
     def rows(self) -> list[Tensor]:
         """Every row of labels whose length a number in the code could stand for."""
-        whole = [
-            f.reshape(-1)
-            for factor in (self.out, self.source)
-            if factor is not None
-            for f in factor.fields
-            if len(lb.axes(f)) == 1
-        ]
+        factors = [factor for factor in (self.out, self.source) if factor is not None]
+        whole = [_row(f, d) for factor in factors for f in factor.fields for d in lb.axes(f)]
         return [*self.pieces, *whole]
 
 

@@ -63,6 +63,7 @@ class Replay(Tracer):
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[str, Adapter] = {}
         self._latest: list[Tensor] = []
+        self._upcoming: tuple[Place, int] | None = None
         self._branches = {site.module: site.labels for site in structure.seen.sites}
         self._pickers = {site.module: site.labels for site in structure.seen.picks}
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
@@ -78,6 +79,8 @@ class Replay(Tracer):
             out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._mismatch(_fixed(error), args, self.next_risk()) from None
+        number = self._risks[self.module] + 1
+        self._upcoming = self.here(self.module), number
         self._latest = list(rules.tensors((*args, *kwargs.values())))
         return out
 
@@ -90,7 +93,7 @@ class Replay(Tracer):
 
     def outside(self, error: Exception) -> MismatchError:
         """An error raised by user code between operators: blame what was computed last."""
-        return self._mismatch(_fixed(error), self._latest)
+        return self._mismatch(_fixed(error), self._latest, self._upcoming)
 
     def fresh(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
