@@ -12,7 +12,7 @@ import fpgm
 from fpgm.budget import Rounder
 from fpgm.coupling import Structure, couple
 from fpgm.examples import as_examples
-from fpgm.models import digits, resnet, vgg
+from fpgm.models import digits, resnet, vgg16
 from fpgm.models._torchvision import import_torchvision
 from fpgm.watch import Watch, watch
 
@@ -78,7 +78,7 @@ def zoo(name: str) -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "digits": (digits, (1, 1, 8, 8)),
     "resnet20": (lambda: resnet(20), (1, 3, 32, 32)),
-    "vgg16": (vgg, (1, 3, 32, 32)),
+    "vgg16": (vgg16, (1, 3, 32, 32)),
     "torchvision resnet18": (lambda: zoo("resnet18"), (1, 3, 64, 64)),
     "torchvision mobilenet_v2": (lambda: zoo("mobilenet_v2"), (1, 3, 64, 64)),
 }
@@ -194,5 +194,5 @@ def test_a_layer_narrower_than_min_channels_stays_whole() -> None:
 
 
 def test_what_cannot_be_reached_is_refused_with_the_most_that_can_go() -> None:
-    with pytest.raises(fpgm.RequestError, match=r"macs=0.9 cannot be reached: with min_channels=24"):
+    with pytest.raises(fpgm.RequestError, match=r"^macs=0\.9 cannot be reached"):
         fpgm.plan(digits(), DIGITS, macs=0.9, min_channels=24)

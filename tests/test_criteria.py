@@ -186,7 +186,7 @@ def test_reduced_precision_for_training_does_not_reach_the_scores() -> None:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if func is torch.ops.aten.addmm.default:
+            if func is torch.ops.aten.addmm_.default:
                 seen.append(torch.backends.mkldnn.matmul.fp32_precision)
             return func(*args, **(kwargs or {}))
 

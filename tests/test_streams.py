@@ -89,7 +89,9 @@ def test_torchvision_resnet50() -> None:
     assert reads["layer1.1.conv1"] == 256
 
 
-@pytest.mark.parametrize(("name", "projections"), [("resnet18", (2, 3, 4)), ("resnet50", (1, 2, 3, 4))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "projections"), [("resnet18", (2, 3, 4)), ("resnet50", (1, 2, 3, 4))]
+)
 def test_projection_shortcuts_stay_whole(name: str, projections: tuple[int, ...]) -> None:
     model = torchvision_model(name)
     plan = paper_plan(model, 64)
@@ -102,7 +104,9 @@ def test_projection_shortcuts_stay_whole(name: str, projections: tuple[int, ...]
     assert not any("downsample" in group.name for group in plan.groups)
 
 
-@pytest.mark.parametrize(("name", "macs"), [("resnet18", 1_063_235_858), ("resnet34", 2_170_202_747)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "macs"), [("resnet18", 1_063_235_858), ("resnet34", 2_170_202_747)]
+)
 def test_torchvision_costs_are_the_papers_with_whole_filters(name: str, macs: int) -> None:
     """Counted without any model in benchmarks/paper_flops.md, at 30 %."""
     assert paper_plan(torchvision_model(name), 224, 0.3).macs_after == macs

@@ -283,19 +283,22 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
     squares = norms.square()
     sums = torch.zeros_like(squares)
     near_pairs = []
+    surely_far = 2 * NEAR * float(squares.max())
     # Four blocks save three eighths of the work; more would mostly add waiting between threads.
     at_once = max(128, min(512, len(rows) // 4))
     with _full_precision(rows.device):
         for start in range(0, len(rows), at_once):
             here = slice(start, start + at_once)
-            scale = squares[here, None] + squares[start:]  # [rows at once, rest]
-            squared = torch.addmm(scale, centred[here], centred[start:].T, alpha=-2)
-            near = squared < scale.mul_(NEAR)
-            for pairs in (squared, near):
-                pairs[:, :at_once].triu_(1)  # each pair once, none with itself
-            if bool(near.any()):
+            squared = squares[here, None] + squares[start:]  # [rows at once, rest]
+            squared.addmm_(centred[here], centred[start:].T, alpha=-2)
+            corner = squared[:, :at_once]
+            corner.fill_diagonal_(math.inf)  # a filter is no neighbour of itself
+            if float(squared.min()) < surely_far:
+                near = squared < (squares[here, None] + squares[start:]).mul_(NEAR)
+                near[:, :at_once].triu_(1)
                 near_pairs.append(near.nonzero() + start)
                 squared.masked_fill_(near, 0)
+            corner.fill_diagonal_(0).triu_(1)  # each pair once
             distances = squared.sqrt_()
             sums[here] += distances.sum(1)
             sums[start:] += distances.sum(0)

@@ -17,6 +17,9 @@ from fpgm.errors import RequestError
 from fpgm.labels import axes
 from fpgm.tensors import named_tensors
 
+_MOST_STEPS = 20
+"""Single steps tried after the uniform rate; each costs a look at every part."""
+
 Scorer = Callable[[Tensor, float], Tensor]
 
 
@@ -49,10 +52,10 @@ class Selector:
     def choose(self, budget: Budget) -> Choice:
         """The units to remove."""
         pools = self.structure.pools
-        fixed = pool_rates(pools, budget.rates)
+        fixed = [pool_rate(pool, budget.rates) for pool in pools]
         parts = components(pools, self.structure.balances)
         if budget.macs is None and budget.params is None:
-            rates = [fixed.get(p.name, budget.rate or 0.0) for p in pools]
+            rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
             return self._choice(parts, self._counts(parts, rates))
         return self._reach(budget, fixed, parts)
 
@@ -68,9 +71,9 @@ class Selector:
         return torch.tensor([max(ranked)[1]])
 
     def _reach(
-        self, budget: Budget, fixed: Mapping[str, float], parts: Sequence[Component]
+        self, budget: Budget, fixed: Sequence[float | None], parts: Sequence[Component]
     ) -> Choice:
-        """The uniform rate whose plan is nearest to a target, then one pool at a time."""
+        """The uniform rate whose plan is nearest to a target, then single steps towards it."""
         name, measure = (
             ("macs", self.structure.macs)
             if budget.macs is not None
@@ -80,10 +83,14 @@ class Selector:
         assert share is not None
         whole = measure()
         goal = whole * (1 - share)
-        pools = self.structure.pools
+        pinned = {
+            id(pool)
+            for pool, rate in zip(self.structure.pools, fixed, strict=True)
+            if rate is not None
+        }
 
         def counts(rate: float) -> list[Cells]:
-            return self._counts(parts, [fixed.get(p.name, rate) for p in pools])
+            return self._counts(parts, [rate if own is None else own for own in fixed])
 
         def cost(cells: Sequence[Cells]) -> int:
             removed = self._any_choice(parts, cells)
@@ -105,26 +112,46 @@ class Selector:
                 low, at_low = middle, found
             else:
                 high, at_high = middle, found
-        return self._choice(parts, self._between(at_low, at_high, cost, goal))
+        nearest = min(at_low, at_high, key=lambda cells: abs(cost(cells) - goal))
+        free = [i for i, p in enumerate(parts) if not any(id(q) in pinned for q in p.pools)]
+        return self._choice(
+            parts, self._refine(nearest, [parts[i] for i in free], free, cost, goal)
+        )
 
-    @staticmethod
-    def _between(
-        low: list[Cells],
-        high: list[Cells],
+    def _refine(
+        self,
+        cells: list[Cells],
+        parts: Sequence[Component],
+        places: Sequence[int],
         cost: Callable[[Sequence[Cells]], int],
         goal: float,
     ) -> list[Cells]:
-        """Walk from one set of counts to the next, part by part, and stop nearest to the goal."""
-        best, best_gap = low, abs(cost(low) - goal)
-        current = list(low)
-        for i, target in enumerate(high):
-            if current[i] == target:
-                continue
-            current[i] = target
-            gap = abs(cost(current) - goal)
-            if gap < best_gap:
-                best, best_gap = list(current), gap
+        """Move one part by one alignment step at a time while that brings the goal nearer."""
+        best, gap = list(cells), abs(cost(cells) - goal)
+        for _ in range(_MOST_STEPS):
+            trials = []
+            for part, place in zip(parts, places, strict=True):
+                for changed in self._one_step(part, best[place]):
+                    trial = [*best[:place], changed, *best[place + 1 :]]
+                    trials.append((abs(cost(trial) - goal), trial))
+            nearest = min(trials, key=lambda item: item[0], default=(gap, best))
+            if nearest[0] >= gap:
+                break
+            gap, best = nearest
         return best
+
+    def _one_step(self, part: Component, cells: Cells) -> list[Cells]:
+        """The part's counts with its pools one alignment step smaller, and one larger."""
+        changed = []
+        for sign in (1, -1):
+            goals = []
+            for pool in part.pools:
+                units, width = len(pool.units), pool.channels_per_unit
+                removed = round(part.rate(pool, cells) * units)
+                removed += sign * self.rounder.step(units, width)
+                goals.append(max(0, min(removed, units - self.rounder.kept(units, 1.0, width))))
+            changed.append(part.solve(goals))
+        return [found for found in changed if found != cells]
 
     def _counts(self, parts: Sequence[Component], rates: Sequence[float]) -> list[Cells]:
         """How many units of each cell of each component go."""
@@ -209,15 +236,11 @@ class Selector:
         )
 
 
-def pool_rates(pools: Sequence[Pool], rates: Mapping[str, float]) -> dict[str, float]:
-    """Rates by layer pattern; where a pool's layers disagree, the most careful one holds."""
-    found: dict[str, float] = {}
-    for pool in pools:
-        matching = [
-            rate
-            for pattern, rate in rates.items()
-            if any(fnmatch.fnmatchcase(layer, pattern) for layer in pool.layers)
-        ]
-        if matching:
-            found[pool.name] = min(matching)
-    return found
+def pool_rate(pool: Pool, rates: Mapping[str, float]) -> float | None:
+    """A rate by layer pattern; where a pool's layers disagree, the most careful one holds."""
+    matching = [
+        rate
+        for pattern, rate in rates.items()
+        if any(fnmatch.fnmatchcase(layer, pattern) for layer in pool.layers)
+    ]
+    return min(matching, default=None)

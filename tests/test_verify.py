@@ -1,0 +1,243 @@
+"""Certificates: what is certified, what is not, and every message whole."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fpgm
+from fpgm.verify import Certificate
+
+X = torch.linspace(-1, 1, 4 * 6).reshape(4, 6)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def complaint(certificate: Certificate) -> str:
+    with pytest.raises(fpgm.VerificationError) as error:
+        certificate.check()
+    return str(error.value)
+
+
+# The verdict, from the numbers alone.
+
+
+def test_equal_to_rounding_and_far_from_the_original_is_ok() -> None:
+    good = Certificate(1e-6, 0.3, 2, 1e-4, "float32")
+    assert good.ok
+    assert good.check() is good
+
+
+def test_a_difference_above_rounding_is_not_ok() -> None:
+    assert complaint(Certificate(0.25, 0.5, 2, 1e-4, "float32")) == (
+        "The compact model is not the silenced one: outputs differ by 2.5e-01 (tolerance 1e-04). "
+        "Do not use it; please report the model."
+    )
+
+
+@pytest.mark.parametrize("moved", [0.0, 1e-5, 9e-5])
+def test_what_hardly_moves_proves_nothing(moved: float) -> None:
+    """A wrong compact model could hide in an error of a hundredth of what was to be seen."""
+    assert complaint(Certificate(1e-6, moved, 2, 1e-4, "float32")) == (
+        f"Nothing was proved: silencing the removed units moves the output by only {moved:.1e}. "
+        "Verify with trained weights or other example inputs."
+    )
+    assert Certificate(1e-6, 1.1e-4, 2, 1e-4, "float32").ok
+
+
+def test_not_a_number_is_not_ok() -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    small = fpgm.compact(model, plan)
+    with torch.no_grad():
+        small[2].bias[0] = float("nan")
+    certificate = fpgm.verify(model, plan, X, compacted=small)
+    assert certificate.max_error == float("inf")
+    assert not certificate.ok
+
+
+# Whole models.
+
+
+def test_a_certificate_says_what_was_compared() -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    certificate = fpgm.verify(model, plan, X, inputs=3).check()
+    assert (certificate.inputs, certificate.precision) == (3, "float32")
+    assert certificate.exact
+    assert certificate.max_error < 1e-6 < 1e-3 < certificate.moved
+
+
+def test_moved_is_how_far_silencing_goes() -> None:
+    """y = a + b with a kept and b removed: from 1 + 3 to 3 is a third of the reference's 3."""
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Identity(), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0], [3.0]]))
+        model[2].weight.fill_(1)
+    x = torch.ones(1, 1)
+    plan = fpgm.plan(model, x, rate=0.5, align=1, criterion="l2")
+    assert fpgm.verify(model, plan, x, inputs=1).moved == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("tensor", ["0.weight", "0.bias", "2.weight", "2.bias"])
+def test_one_tampered_weight_is_found(tensor: str) -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.25, align=1)
+    small = fpgm.compact(model, plan)
+    fpgm.verify(model, plan, X, compacted=small).check()
+    with torch.no_grad():
+        small.get_parameter(tensor).view(-1)[0] += 10
+    certificate = fpgm.verify(model, plan, X, compacted=small)
+    assert not certificate.ok
+    assert re.fullmatch(
+        r"The compact model is not the silenced one: outputs differ by \d\.\de[+-]\d\d "
+        r"\(tolerance 1e-04\)\. Do not use it; please report the model\.",
+        complaint(certificate),
+    )
+
+
+class Branch(nn.Module):
+    """A residual branch behind a gain; initialised to zero, as is usual, it does nothing yet."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.stem, self.up = nn.Linear(6, 4), nn.Linear(4, 16)
+        self.down, self.head = nn.Linear(16, 4), nn.Linear(4, 2)
+        self.gain = nn.Parameter(torch.full((4,), gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        out: Tensor = self.head(x + self.gain * self.down(self.up(x).relu()))
+        return out
+
+
+def test_a_branch_with_zero_gain_is_checked_again_stirred() -> None:
+    live, silent = Branch(gain=1.0), Branch(gain=0.0)
+    for model, precision in ((live, "float32"), (silent, "float64")):
+        plan = fpgm.plan(model, X, rate=0.5, align=1, ignore=["stem", "down"])
+        certificate = fpgm.verify(model, plan, X).check()
+        assert certificate.precision == precision
+        assert certificate.moved > 1e-3
+    assert not bool(silent.gain.any())
+
+
+def test_a_tampered_model_cannot_hide_behind_zero_gain() -> None:
+    """It computes the right outputs, but the second check would be of another model."""
+    model = Branch(gain=0.0)
+    plan = fpgm.plan(model, X, rate=0.5, align=1, ignore=["stem", "down"])
+    small = fpgm.compact(model, plan)
+    assert fpgm.verify(model, plan, X, compacted=small).ok
+    with torch.no_grad():
+        small.up.weight[0, 0] += 1
+    certificate = fpgm.verify(model, plan, X, compacted=small)
+    assert certificate.max_error == 0
+    assert complaint(certificate).startswith("Nothing was proved: silencing the removed units")
+
+
+def test_units_that_never_fire_prove_nothing() -> None:
+    model = network()
+    with torch.no_grad():
+        model[0].bias.fill_(-1000)
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    certificate = fpgm.verify(model, plan, X)
+    assert (certificate.max_error, certificate.moved) == (0, 0)
+    assert complaint(certificate) == (
+        "Nothing was proved: silencing the removed units moves the output by only 0.0e+00. "
+        "Verify with trained weights or other example inputs."
+    )
+
+
+def test_another_output_shape_is_refused() -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    other = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    with pytest.raises(fpgm.VerificationError) as error:
+        fpgm.verify(model, plan, X, compacted=other)
+    assert str(error.value) == "The compact model returns shape (4, 3) instead of (4, 2)."
+
+
+class Twice(nn.Sequential):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = super().forward(x)
+        return out, out
+
+
+def test_another_number_of_outputs_is_refused() -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    other = Twice(*fpgm.compact(model, plan))
+    with pytest.raises(fpgm.VerificationError) as error:
+        fpgm.verify(model, plan, X, compacted=other)
+    assert str(error.value) == "The compact model returns another number of tensors."
+
+
+def test_neither_model_is_changed() -> None:
+    model = network().train()
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    small = fpgm.compact(model, plan)
+    before = [t.clone() for m in (model, small) for t in m.state_dict().values()]
+    fpgm.verify(model, plan, X, compacted=small)
+    after = [t for m in (model, small) for t in m.state_dict().values()]
+    assert all(map(torch.equal, before, after))
+    assert model.training
+    assert small.training
+
+
+# Norms over channels.
+
+
+def normed() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[1].weight.uniform_(0.5, 1.5)
+        model[1].bias.uniform_(-0.5, 0.5)
+    return model
+
+
+def test_an_approximate_plan_is_certified_as_such() -> None:
+    model = normed()
+    plan = fpgm.plan(model, X, rate=0.5, approximate=True)
+    certificate = fpgm.verify(model, plan, X).check()
+    assert (plan.exact, certificate.exact, certificate.ok) == (False, False, True)
+
+
+def test_approximate_means_that_statistics_are_over_what_is_kept() -> None:
+    """By hand: slice, normalise over eight channels, and only then apply scale and shift."""
+    model = normed()
+    plan = fpgm.plan(model, X, rate=0.5, approximate=True)
+    keep = next(torch.tensor(c.keep) for c in plan.cuts if c.tensor == "1.weight")
+    hidden = model[0](X)[:, keep]
+    centred = hidden - hidden.mean(1, keepdim=True)
+    normal = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    expected = (normal * model[1].weight[keep] + model[1].bias[keep]) @ model[2].weight[:, keep].T
+    small = fpgm.compact(model, plan)
+    assert torch.allclose(small(X), expected + model[2].bias, atol=1e-5)
+    fpgm.mask_(model, plan)  # statistics over all sixteen, half of them zero
+    assert not torch.allclose(small(X), model(X), atol=1e-2)
+
+
+def test_a_tampered_approximate_model_is_found() -> None:
+    model = normed()
+    plan = fpgm.plan(model, X, rate=0.5, approximate=True)
+    small = fpgm.compact(model, plan)
+    with torch.no_grad():
+        small[1].bias[0] += 10
+    assert not fpgm.verify(model, plan, X, compacted=small).ok
+
+
+def test_asking_for_approximate_where_nothing_needs_it_stays_exact() -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.5, approximate=True)
+    assert plan.exact
+    assert fpgm.verify(model, plan, X).check().exact
+    assert plan.cuts == fpgm.plan(model, X, rate=0.5).cuts
+
+
+def test_prune_accepts_an_approximate_model() -> None:
+    small = fpgm.prune(normed(), X, rate=0.5, approximate=True)
+    assert small[1].normalized_shape == (8,)
