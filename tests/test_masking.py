@@ -129,3 +129,28 @@ def test_parameters_stay_the_same_objects_and_trainable() -> None:
     fpgm.mask_(net, plan)
     assert all(a is b for a, b in zip(before, net.parameters(), strict=True))
     assert all(p.requires_grad and p.grad is None for p in before)
+
+
+class ChannelGate(nn.Module):
+    """A convolution along the channels (ECA): each gate also reads the neighbours' means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = x.mean((2, 3))
+        gates: Tensor = self.conv(means[:, None])[:, 0].sigmoid()
+        return x * gates[:, :, None, None]
+
+
+def test_units_their_neighbours_see_stay_where_zero_weights_do_not_silence_them() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), ChannelGate(), nn.Conv2d(8, 2, 1))
+    with pytest.raises(fpgm.ModelError, match="a convolution runs along the channels"):
+        fpgm.plan(net, X, rate=0.5, align=1)
+
+
+def test_masked_equals_compact_where_channels_see_their_neighbours() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), ChannelGate(), nn.Conv2d(8, 2, 1))
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert torch.allclose(masked(net, plan)(X), fpgm.compact(net, plan)(X), atol=1e-6)

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, assume, given, note, settings
 from tests.networks import (
     BLOCKS,
     HEADS,
+    B,
     Case,
     Inputs,
     Net,
@@ -235,7 +236,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 @given(networks())
 @settings(random_networks, max_examples=min(EXAMPLES, 50))
 def test_a_description_pastes_back_and_builds_the_same_model(net: Net) -> None:
-    assert eval(repr(net)) == net
+    assert eval(repr(net), {"B": B, "Net": Net}) == net
     (model, inputs), (again, same) = build(net), build(net)
     assert all(map(_same, model.state_dict().values(), again.state_dict().values()))
     assert all(map(_same, _outputs(model, inputs), _outputs(again, same)))

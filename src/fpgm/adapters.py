@@ -44,8 +44,13 @@ class _Hook:
 
 
 class _InputHook(_Hook):
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.adapt(module, args[0]), *args[1:])
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (self.adapt(module, args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: self.adapt(module, kwargs[first])}
 
 
 class _OutputHook(_Hook):
@@ -61,6 +66,6 @@ def attach_(model: nn.Module, adapter: Adapter) -> None:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     module.register_buffer(buffer, torch.tensor(adapter.index, device=device), persistent=False)
     if adapter.side == "input":
-        module.register_forward_pre_hook(_InputHook(adapter, buffer))
+        module.register_forward_pre_hook(_InputHook(adapter, buffer), with_kwargs=True)
     else:
         module.register_forward_hook(_OutputHook(adapter, buffer))

@@ -35,14 +35,14 @@ class Component:
     equations: npt.NDArray[np.int64]
     _solved: dict[tuple[int, ...], Cells] = field(default_factory=dict)
 
-    def solve(self, goals: Sequence[int]) -> Cells:
-        """Removed per cell: as near to the goals per pool as the equations allow."""
-        key = tuple(goals)
+    def solve(self, goals: Sequence[int], limits: Sequence[int]) -> Cells:
+        """Removed per cell: as near to the goals per pool as the equations and limits allow."""
+        key = (*goals, *limits)
         if key not in self._solved:
-            self._solved[key] = self._solve(key)
+            self._solved[key] = self._solve(tuple(goals), tuple(limits))
         return self._solved[key]
 
-    def _solve(self, goals: tuple[int, ...]) -> Cells:
+    def _solve(self, goals: tuple[int, ...], limits: tuple[int, ...]) -> Cells:
         if not len(self.equations):
             return goals
         sizes = np.array([len(m) for m in self.members])
@@ -51,9 +51,13 @@ class Component:
         ideal = sizes * share[self.cell_pool]
         for shrink in (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2):
             found = _search(self.equations, sizes, ideal * shrink)
-            if found is not None and not _empties(found, self.cell_pool, pool_sizes):
+            if found is not None and self._within(found, limits):
                 return tuple(int(n) for n in found)
         return (0,) * len(self.members)
+
+    def _within(self, counts: npt.NDArray[np.int64], limits: Sequence[int]) -> bool:
+        gone = np.bincount(self.cell_pool, counts, len(self.pools))
+        return bool(np.all(gone <= np.array(limits)))
 
     def rate(self, pool: Pool, cells: Cells) -> float:
         """Share of a pool's units that go."""
@@ -188,10 +192,3 @@ def _descend(
         for move in moves:
             counts[move % cells] += 1 if move < cells else -1
     return False
-
-
-def _empties(
-    counts: npt.NDArray[np.int64], cell_pool: Sequence[int], pool_sizes: npt.NDArray[np.int64]
-) -> bool:
-    gone = np.bincount(cell_pool, counts, len(pool_sizes))
-    return bool(np.any(gone >= pool_sizes))

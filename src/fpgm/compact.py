@@ -72,7 +72,7 @@ def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
         new = memo.get(id(module))
         if new is not None:
             for name, value in module.__dict__.items():
-                new.__dict__[name] = _copied(value, memo)
+                new.__dict__[name] = _copied(value, memo, name in _TABLES)
     return copy.deepcopy(model, memo)
 
 
@@ -90,16 +90,22 @@ def _is_ordinary(module: nn.Module) -> bool:
 _ATOMIC = (int, float, bool, str, type(None), type, FunctionType, BuiltinFunctionType)
 
 
-def _copied(value: Any, memo: dict[int, object]) -> Any:
+_TABLES = frozenset(nn.Module().__dict__)
+"""What every module holds: tables of its own that nothing else shares."""
+
+
+def _copied(value: Any, memo: dict[int, object], own: bool = False) -> Any:
     kind = type(value)
-    if kind in _ATOMIC:
+    if kind in _ATOMIC or (kind is tuple and all(type(item) in _ATOMIC for item in value)):
         return value
-    if kind is OrderedDict or kind is dict:
+    if own and kind in (OrderedDict, dict):
         return kind((k, _copied(v, memo)) for k, v in value.items()) if value else kind()
-    if kind in (tuple, set, list) and all(type(item) in _ATOMIC for item in value):
-        return value if kind is tuple else kind(value)
+    if own and kind is set:
+        return set(value)
     if id(value) in memo:
         return memo[id(value)]
+    if isinstance(value, Tensor) and not value.is_leaf:
+        return value.detach().clone()  # a cached result: deepcopy refuses those
     return copy.deepcopy(value, memo)
 
 

@@ -203,8 +203,16 @@ def _collect_reasons(structure: Structure, approximate: bool) -> None:
         else:
             for c in ids:
                 reasons.setdefault(c, stop.reason)
+    scripted = [
+        f"{path}."
+        for path, module in seen.model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule)
+    ]
     for slot in seen.slots.values():
         for f in slot.fields:
+            if slot.name.startswith(tuple(scripted)):
+                for c in structure.of(f.reshape(-1)).unique().tolist():
+                    reasons.setdefault(c, "a scripted module cannot be resized")
             if not sliceable(f):
                 for c in structure.of(f.reshape(-1)).unique().tolist():
                     reasons.setdefault(c, f"'{slot.name}' does not hold them along one axis")

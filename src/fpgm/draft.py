@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ def draft(
         cuts=cuts,
         attributes=tuple(_attributes(model, structure, cuts, kept, remembered)),
         adapters=(*_windows(structure, kept), *_junctions(structure, kept)),
+        outputs=tuple(_output_cuts(structure, kept)),
         groups=tuple(
             Group(pool.name, pool.layers, len(pool.units), count, pool.exact)
             for pool, count in zip(structure.pools, choice.kept, strict=True)
@@ -69,6 +70,7 @@ def draft(
             Frozen(*row)
             for row in [*frozen_rows(structure), *unreached_rows(structure.seen.unreached())]
         ),
+        notes=tuple(structure.seen.notes),
         macs_before=structure.macs(),
         macs_after=structure.macs(kept),
         params_before=structure.params(),
@@ -91,6 +93,19 @@ def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
         else:
             cuts += _block_cut(structure, slot, f, stays, role)
     return cuts
+
+
+def _output_cuts(structure: Structure, kept: Tensor) -> Iterator[Cut]:
+    """What the outputs lose; an output with channels along several axes at once stays whole."""
+    for number, factor in enumerate(structure.seen.outputs):
+        for f in factor.fields:
+            stays = kept[f].reshape(-1)
+            if bool(stays.all()):
+                continue
+            if len(lb.axes(f)) != 1:
+                raise UnevenError(structure.of(f.reshape(-1)))
+            keep = tuple(torch.nonzero(stays).reshape(-1).tolist())
+            yield Cut(str(number), lb.axes(f)[0], f.numel(), keep, "reads")
 
 
 def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: str) -> list[Cut]:
@@ -159,7 +174,11 @@ def _attributes(
 def _group_names(module: nn.Module, groups: int) -> list[str]:
     """Attributes that hold a module's number of groups."""
     named = [n for n in ("groups", "num_groups") if getattr(module, n, None) == groups]
-    return named or [n for n, v in vars(module).items() if type(v) is int and v == groups]
+    return named or [
+        name
+        for name, value in vars(module).items()
+        if type(value) is int and value == groups and ("group" in name or "channel" in name)
+    ]
 
 
 def _sizes(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import RequestError
 
@@ -24,8 +24,13 @@ class Example:
     kwargs: Mapping[str, Any]
 
     def call(self, model: nn.Module) -> Any:
-        """Call the model with them."""
-        return model(*self.args, **self.kwargs)
+        """Call the model with copies of them: some models write into their input."""
+        args, kwargs = tree_map(_copy, (self.args, dict(self.kwargs)))
+        return model(*args, **kwargs)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def as_examples(inputs: Any) -> list[Example]:

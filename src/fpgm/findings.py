@@ -108,7 +108,6 @@ class Grouped:
 
     module: str
     blocks: Tensor
-    whole: bool
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ class Plan:
     cuts: tuple[Cut, ...]
     attributes: tuple[Attribute, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    outputs: tuple[Cut, ...] = ()
+    """What is left of the model's outputs, by their number, where the user lets them shrink."""
     groups: tuple[Group, ...] = ()
     frozen: tuple[Frozen, ...] = ()
     macs_before: int = 0
@@ -158,6 +160,7 @@ class Plan:
             "cuts": Cut,
             "attributes": Attribute,
             "adapters": Adapter,
+            "outputs": Cut,
             "groups": Group,
             "frozen": Frozen,
         }

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fpgm import criteria
 from fpgm.budget import Budget, Residual, Rounder, Rounding, check_patterns
@@ -28,7 +29,8 @@ from fpgm.watch import Watch, watch
 
 Criterion = str | Callable[[Tensor], Tensor]
 
-_MOST_REPLAYS = 60
+_MOST_REPLAYS = 1000
+"""Every replay freezes something or tries another attribute; this only stops a fault of ours."""
 
 
 def plan(
@@ -56,8 +58,9 @@ def plan(
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
-    if not isinstance(model, nn.Module):
-        raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
+    _check_model(model)
+    if isinstance(ignore, str):
+        raise RequestError(f"ignore is the text {ignore!r}: give a list of patterns.")
     budget = Budget(rate, macs, params, dict(rates or {}))
     rounder = Rounder(align, rounding, min_channels)
     if residual not in ("coupled", "independent"):
@@ -127,6 +130,17 @@ def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
     small = compact(model, made)
     verify(model, made, example_inputs, compacted=small).check()
     return small
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+            raise ModelError(
+                f"'{name}' has no values yet: run the model once (lazy modules) or load its "
+                "weights (meta device) before pruning."
+            )
 
 
 def _watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:

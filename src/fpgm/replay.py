@@ -45,6 +45,14 @@ class MismatchError(Exception):
         self.may_wait = False
 
 
+class UserError(Exception):
+    """User code raised between operators; carries what to blame if it does so again."""
+
+    def __init__(self, mismatch: MismatchError) -> None:
+        super().__init__(mismatch.reason)
+        self.mismatch = mismatch
+
+
 class Replay(Tracer):
     """A tracer that checks instead of collecting."""
 
@@ -57,6 +65,7 @@ class Replay(Tracer):
         plan: Plan,
         removed: Tensor,
         tolerated: Set[tuple[Place, int]],
+        values: bool = False,
     ) -> None:
         super().__init__(small, _kept_slots(small, structure, plan))
         self.structure = structure
@@ -64,24 +73,29 @@ class Replay(Tracer):
         self.adapters: dict[str, Adapter] = {}
         self._latest: list[Tensor] = []
         self._upcoming: tuple[Place, int] | None = None
+        self._trail: list[list[Tensor]] = []
+        self._last = "the model"
         self._branches = {site.module: site.labels for site in structure.seen.sites}
         self._pickers = {site.module: site.labels for site in structure.seen.picks}
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
         self.tolerated = tolerated
+        self.values = values
         self.lost: list[Tensor] = []
         """Labels whose order is no longer known: parts that shrank to one channel have no names."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            heavy = func._schema.name in _HEAVY
+            heavy = not self.values and func._schema.name in _HEAVY
             self._padding = func._schema.name == "aten::constant_pad_nd"
             out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._mismatch(_fixed(error), args, self.next_risk()) from None
         number = self._risks[self.module] + 1
         self._upcoming = self.here(self.module), number
+        self._last = self.module or "the model"
         self._latest = list(rules.tensors((*args, *kwargs.values())))
+        self._trail.append([f for x in self._latest for f in self.fields(x)])
         return out
 
     def _mismatch(
@@ -92,8 +106,13 @@ class Replay(Tracer):
         return MismatchError(f"{reason} in {self.where()}", classes, place)
 
     def outside(self, error: Exception) -> MismatchError:
-        """An error raised by user code between operators: blame what was computed last."""
-        return self._mismatch(_fixed(error), self._latest, self._upcoming)
+        """User code raised between operators: blame the last thing computed that could shrink."""
+        units = torch.cat([pool.units for pool in self.structure.pools])
+        for fields in reversed(self._trail):
+            classes = [self.structure.of(f) for f in fields]
+            if any(bool(torch.isin(c, units).any()) for c in classes):
+                return MismatchError(f"{_fixed(error)} in {self._last}", classes, self._upcoming)
+        return MismatchError(f"{_fixed(error)} in {self._last}", [], self._upcoming)
 
     def fresh(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
@@ -156,6 +175,9 @@ class Replay(Tracer):
                 else:
                     shape[d] = int(stays.any([o for o in range(stays.ndim) if o != d]).sum())
         return tuple(shape)
+
+    def mixed(self, x: Tensor) -> None:
+        self._scattered.pop(x, None)
 
     def passed(self, x: Tensor, out: Tensor) -> None:
         if x in self._scattered and out is not x:
@@ -281,12 +303,32 @@ def replay(
 
     Returns the gathers it needs, and a doubt that only comparing outputs can settle, if any.
     """
-    small = rebuild(model, plan, values=False)
-    checker = Replay(small, structure, plan, removed, tolerated)
+    try:
+        return _replay(model, structure, plan, removed, examples, tolerated, values=False)
+    except UserError:
+        # User code that looks at values may mind the zeros a cheap replay computes with.
+        try:
+            return _replay(model, structure, plan, removed, examples, tolerated, values=True)
+        except UserError as error:
+            raise error.mismatch from error
+
+
+def _replay(
+    model: nn.Module,
+    structure: Structure,
+    plan: Plan,
+    removed: Tensor,
+    examples: Sequence[Example],
+    tolerated: Set[tuple[Place, int]],
+    values: bool,
+) -> tuple[list[Adapter], MismatchError | None]:
+    small = rebuild(model, plan, values=values)
+    checker = Replay(small, structure, plan, removed, tolerated, values)
     with undisturbed(small):
-        small.eval()
-        for example in examples:
-            _run(checker, example)
+        for training in (False, True) if structure.seen.watched_training else (False,):
+            small.train(training)
+            for example in examples:
+                _run(checker, example)
     doubt = checker._clash(checker.lost) if checker.lost else None
     return list(checker.adapters.values()), doubt
 
@@ -297,7 +339,7 @@ def _run(checker: Replay, example: Example) -> None:
     except (MismatchError, RuleError):
         raise
     except Exception as error:
-        raise checker.outside(error) from error
+        raise UserError(checker.outside(error)) from error
 
 
 def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:

@@ -17,8 +17,10 @@ from fpgm.errors import RequestError
 from fpgm.labels import axes
 from fpgm.tensors import named_tensors
 
-_MOST_STEPS = 20
-"""Single steps tried after the uniform rate; each costs a look at every part."""
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+_MOST_PARTS = 48
+"""Parts whose single steps are measured after the uniform rate is found."""
 
 Scorer = Callable[[Tensor, float], Tensor]
 
@@ -43,6 +45,7 @@ class Selector:
         uses_scale: bool = False,
     ) -> None:
         self.tensors = named_tensors(model)
+        self.modules = dict(model.named_modules())
         self.structure = structure
         self.scorer_of = scorer_of
         self.rounder = rounder
@@ -126,18 +129,27 @@ class Selector:
         cost: Callable[[Sequence[Cells]], int],
         goal: float,
     ) -> list[Cells]:
-        """Move one part by one alignment step at a time while that brings the goal nearer."""
-        best, gap = list(cells), abs(cost(cells) - goal)
-        for _ in range(_MOST_STEPS):
-            trials = []
-            for part, place in zip(parts, places, strict=True):
-                for changed in self._one_step(part, best[place]):
-                    trial = [*best[:place], changed, *best[place + 1 :]]
-                    trials.append((abs(cost(trial) - goal), trial))
-            nearest = min(trials, key=lambda item: item[0], default=(gap, best))
-            if nearest[0] >= gap:
-                break
-            gap, best = nearest
+        """Move single parts by one alignment step while that brings the goal nearer.
+
+        What a step of a part is worth is measured once, on a bounded number of parts, so that the
+        time does not grow with the square of the depth.
+        """
+        best, total = list(cells), cost(cells)
+        steps: list[tuple[int, int, Cells]] = []
+        every = max(1, len(places) // _MOST_PARTS)
+        for part, place in list(zip(parts, places, strict=True))[::every]:
+            for changed in self._one_step(part, cells[place]):
+                trial = [*cells[:place], changed, *cells[place + 1 :]]
+                steps.append((cost(trial) - total, place, changed))
+        while steps:
+            worth, place, changed = min(steps, key=lambda step: abs(total + step[0] - goal))
+            trial = [*best[:place], changed, *best[place + 1 :]]
+            reached = cost(trial)
+            if abs(reached - goal) < abs(total - goal):
+                best, total = trial, reached
+                steps = [step for step in steps if step[1] != place]
+            else:
+                steps.remove((worth, place, changed))
         return best
 
     def _one_step(self, part: Component, cells: Cells) -> list[Cells]:
@@ -149,8 +161,10 @@ class Selector:
                 units, width = len(pool.units), pool.channels_per_unit
                 removed = round(part.rate(pool, cells) * units)
                 removed += sign * self.rounder.step(units, width)
-                goals.append(max(0, min(removed, units - self.rounder.kept(units, 1.0, width))))
-            changed.append(part.solve(goals))
+                goals.append(max(0, removed))
+            limits = self._limits(part)
+            goals = [min(goal, limit) for goal, limit in zip(goals, limits, strict=True)]
+            changed.append(part.solve(goals, limits))
         return [found for found in changed if found != cells]
 
     def _counts(self, parts: Sequence[Component], rates: Sequence[float]) -> list[Cells]:
@@ -162,8 +176,15 @@ class Selector:
                 len(p.units) - self.rounder.kept(len(p.units), by_name[id(p)], p.channels_per_unit)
                 for p in part.pools
             ]
-            found.append(part.solve(goals))
+            found.append(part.solve(goals, self._limits(part)))
         return found
+
+    def _limits(self, part: Component) -> list[int]:
+        """The most that may go from each pool."""
+        return [
+            len(p.units) - self.rounder.kept(len(p.units), 1.0, p.channels_per_unit)
+            for p in part.pools
+        ]
 
     def _any_choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Tensor:
         """Some units in the right numbers: costs depend on numbers only."""
@@ -226,7 +247,8 @@ class Selector:
     def _scale_of(self, writer: Writer) -> Tensor:
         """|γ| of the norm behind a layer, found as the scale whose classes are the layer's."""
         for slot in self.structure.seen.slots.values():
-            if slot.trainable and slot.roles == ["scale"] and len(slot.shape) == 1:
+            owner = self.modules.get(slot.name.rpartition(".")[0])
+            if slot.trainable and slot.roles == ["scale"] and isinstance(owner, _NORMS):
                 own = self.structure.of(slot.fields[0])
                 if torch.equal(own, writer.classes):
                     return self.tensors[slot.name].detach()[:, None]

@@ -25,12 +25,6 @@ from fpgm.findings import Site
 from fpgm.tracer import Tracer, undisturbed
 from fpgm.watch import Watch
 
-_STARTS_FROM_ZERO = {
-    "convolution", "addmm", "mm", "native_batch_norm", "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "native_group_norm",
-}  # fmt: skip
-"""Operators whose output is zero for a unit whose filter, bias and shift are zero."""
-
 
 @dataclass(frozen=True)
 class Junctions:
@@ -57,7 +51,6 @@ class _Scout(Watch):
         super().__init__(model)
         self._origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._depth: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._zero: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._times: Counter[str] = Counter()
         self._sums: list[list[tuple[tuple[str, ...], int, bool]]] = []
@@ -73,24 +66,18 @@ class _Scout(Watch):
         contracts = name in ("convolution", "addmm", "mm")
         if contracts and inputs:
             self._read[inputs[0]] = True
-        zero = name in _STARTS_FROM_ZERO or (
-            name == "mul" and any(self._zero.get(x, False) for x in inputs)
-        )
         for result in rules.tensors((out,)):
             self._depth[result] = 0 if is_sum else depth + contracts
-            if zero:
-                self._zero[result] = True
         return out
 
     def passed(self, x: Tensor, out: Tensor) -> None:
         if out is not x:
             self._origins[out] = self._origins.get(x, ())
-            self._zero[out] = self._zero.get(x, False)
 
     def returned(self, path: str, out: Any) -> None:
         super().returned(path, out)
         self._times[path] += 1
-        if isinstance(out, Tensor) and self._zero.get(out, False):
+        if isinstance(out, Tensor) and self.is_zero(out):
             self._origins[out] = (*self._origins.get(out, ()), path)
 
     def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
@@ -155,6 +142,9 @@ class IndependentWatch(Watch):
         self.set(handed, [lb.along(stream, out.ndim, dim)])
         self._scattered[handed] = branch
         return handed
+
+    def mixed(self, x: Tensor) -> None:
+        self._scattered.pop(x, None)
 
     def passed(self, x: Tensor, out: Tensor) -> None:
         if x in self._scattered and out is not x and x.shape[1:2] == out.shape[1:2]:

@@ -53,6 +53,7 @@ class Tracer(TorchDispatchMode):
         self._joins: Counter[str] = Counter()
         self._fields: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._constant: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._zero: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -120,6 +121,17 @@ class Tracer(TorchDispatchMode):
         """Remember that a tensor was computed from parameters only."""
         self._constant[tensor] = True
 
+    def is_zero(self, tensor: Tensor) -> bool:
+        """Whether a unit is zero here once its filter, bias and shifts are."""
+        return tensor in self._zero
+
+    def mark_zero(self, tensor: Tensor, zero: bool) -> None:
+        """Note whether silencing a unit's weights silences it here."""
+        if zero:
+            self._zero[tensor] = True
+        elif tensor in self._zero:
+            del self._zero[tensor]
+
     @property
     def module(self) -> str:
         """Path of the module whose forward is running."""
@@ -182,6 +194,9 @@ class Tracer(TorchDispatchMode):
     def passed(self, x: Tensor, out: Tensor) -> None:
         """An operator that keeps channels and zeros produced `out` from `x`."""
 
+    def mixed(self, x: Tensor) -> None:
+        """Something else was written into `x`: what was known of its zeros no longer holds."""
+
     def balance(self, blocks: Tensor) -> None:
         """Rows of labels that must keep equally many."""
 
@@ -197,7 +212,7 @@ class Tracer(TorchDispatchMode):
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Multiply-accumulates spent."""
 
-    def grouped(self, blocks: Tensor, whole: bool) -> None:
+    def grouped(self, blocks: Tensor) -> None:
         """A grouped operator ran, with these labels in each group."""
 
     def window(self, dim: int, labels: Tensor) -> bool:
@@ -231,7 +246,13 @@ class Tracer(TorchDispatchMode):
         self._calls.clear()
         self._risks.clear()
         self._joins.clear()
-        with self._hooks(), torch.no_grad(), _plain_attention(), warnings.catch_warnings():
+        with (
+            self._hooks(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            _plain_attention(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             with self.calls, self:
                 return example.call(self.model)
@@ -239,10 +260,12 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def _hooks(self) -> Iterator[None]:
         handles = []
-        for path, module in self.model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
         try:
+            for path, module in self.model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # takes no hooks; its operators are seen all the same
+                handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+                handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
             yield
         finally:
             for handle in handles:
@@ -293,7 +316,7 @@ class Calls(TorchFunctionMode):
 _SAFE = {"flatten", "chunk", "expand_as", "view_as", "reshape_as", "adaptive_avg_pool2d", "linear",
          "adaptive_avg_pool1d", "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
          "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
-         "__matmul__", "max_pool1d", "avg_pool1d", "dropout", "multi_head_attention_forward",
+         "__matmul__", "max_pool1d", "avg_pool1d", "dropout",
          "weight_norm", "conv1d", "conv2d", "conv3d", "pixel_shuffle", "pixel_unshuffle",
          "softmax", "prelu", "glu", "einsum", "_weight_norm"}  # fmt: skip
 
@@ -325,7 +348,13 @@ def _plain_attention() -> Iterator[None]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Restore mode, buffers and random state afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    tables = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     try:
         with torch.random.fork_rng():
             yield
@@ -333,6 +362,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
         with torch.no_grad():
-            for buffer, value in buffers:
+            for module, name, buffer, value in tables:
+                module._buffers[name] = buffer  # forward may have put another in its place
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)

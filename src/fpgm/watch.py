@@ -49,6 +49,9 @@ class Watch(Tracer):
         self.sites: list[Site] = []
         self.picks: list[Site] = []
         self.returns: dict[Place, Factor] = {}
+        self.outputs: list[Factor] = []
+        self.watched_training = False
+        self.notes: list[str] = []
         self.risks: dict[tuple[Place, int], Risk] = {}
 
     def fresh(self, count: int) -> Tensor:
@@ -91,8 +94,8 @@ class Watch(Tracer):
         if self.runs == 1:
             self.works.append(Work(times, tuple(Factor(f, tuple(s)) for f, s in factors)))
 
-    def grouped(self, blocks: Tensor, whole: bool) -> None:
-        self.groupings.append(Grouped(self.module, blocks, whole))
+    def grouped(self, blocks: Tensor) -> None:
+        self.groupings.append(Grouped(self.module, blocks))
 
     def window(self, dim: int, labels: Tensor) -> bool:
         if not self.module or not isinstance(
@@ -128,14 +131,25 @@ def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -
         model.eval()
         for example in examples:
             _run(seen, example, keep_outputs)
-        if seen.unreached():
+        missing = seen.unreached()
+        if missing:
             model.train()
             try:
                 for example in examples:
                     _run(seen, example, keep_outputs)
-            except ModelError:
-                pass  # what only training reaches stays unreached, and therefore frozen
+                seen.watched_training = True
+            except ModelError as error:
+                _give_up_on(seen, missing, str(error))
     return seen
+
+
+def _give_up_on(seen: Watch, missing: Sequence[str], why: str) -> None:
+    """Training could not be watched to its end: what only it reaches, and that reads, stays."""
+    seen.notes.append(f"Train mode could not be watched: {why}")
+    for slot in seen.slots.values():
+        if slot.name in missing:
+            for f in slot.fields:
+                seen.stops.append(Stop(f.reshape(-1), "only training reaches them", False))
 
 
 def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
@@ -149,10 +163,13 @@ def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
             f"The model's own forward fails on the example input: {text.rstrip('.')}."
             f"{_dtype_hint(seen, example)}"
         ) from error
-    for tensor in tensors_in(out):
-        if keep_outputs:
+    results = [t for t in tensors_in(out) if t.numel()]
+    if keep_outputs:
+        for tensor in results:
             for f in seen.fields(tensor):
                 seen.stops.append(Stop(f.reshape(-1), "the model's output", False))
+    elif seen.runs == 1:
+        seen.outputs = [Factor(seen.fields(t), tuple(t.shape)) for t in results]
 
 
 def _dtype_hint(seen: Watch, example: Example) -> str:

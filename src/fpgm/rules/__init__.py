@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fpgm.rules import contract, move, normalise, pointwise, reduce, space
+from fpgm.rules import contract, move, normalise, pointwise, reduce, space, zeros
 
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
@@ -46,6 +46,9 @@ def apply(
         for result in tensors((out,)):
             tracer.risky(result, source)
     inputs = list(tensors((*args, *kwargs.values())))
+    zero = zeros.after(tracer, name, inputs)
+    for result in tensors((out,)):
+        tracer.mark_zero(result, zero)
     if inputs and all(tracer.is_constant(x) for x in inputs):
         for result in tensors((out,)):
             tracer.mark_constant(result)

@@ -53,6 +53,8 @@ def _slides_along_channels(
     if len(rows) != 1 or len(tracer.fields(x)) != 1:
         return False
     field, dim = rows[0]
+    if not tracer.is_zero(x):
+        return False  # masking could not silence what its neighbours see of a removed unit
     if out.shape[dim] != x.shape[dim] or not tracer.window(dim, field.reshape(-1)):
         return False
     tracer.set(out, [field])
@@ -107,7 +109,7 @@ def _couple_groups(tracer: Tracer, reads: Tensor, writes: Tensor, groups: int) -
     else:
         tracer.balance(ins)
         tracer.balance(outs)
-    tracer.grouped(outs, whole)
+    tracer.grouped(outs)
 
 
 def _relate_weight(
@@ -154,7 +156,7 @@ def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, str]) -> None:
             tracer.role(f.reshape(-1), use)
         elif slot.roles[i] == "scale":
             slot.roles[i] = use
-        elif slot.roles[i] != use:
+        elif slot.roles[i] != use and (slot.roles[i], use) != ("depthwise", "filter"):
             slot.roles[i] = "both"
 
 
@@ -175,7 +177,7 @@ def _relate_grouped(
         tracer.freeze([own_reads], _READS_FIXED)
     else:
         tracer.relate(own_reads, reads)
-    tracer.grouped(writes.reshape(groups, -1), True)
+    tracer.grouped(writes.reshape(groups, -1))
     return writes
 
 

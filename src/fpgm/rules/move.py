@@ -105,6 +105,7 @@ def _slice(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -
         elif end - start < x.shape[dim]:
             _balance_pieces(tracer, f, dim, [start, end - start, x.shape[dim] - end])
         fields.append(f.narrow(dim, start, end - start)[_every(dim, step)])
+        _freeze_single(tracer, f, fields[-1])
     tracer.set(out, fields)
 
 
@@ -138,9 +139,18 @@ def _balance_pieces(tracer: Tracer, field: Tensor, dim: int, sizes: list[int]) -
 
 def _select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     dim, index = args[1], args[2]
-    tracer.set(
-        out, [f.select(dim, index if f.shape[dim] > 1 else 0) for f in tracer.fields(args[0])]
-    )
+    fields = []
+    for f in tracer.fields(args[0]):
+        picked = f.select(dim, index if f.shape[dim] > 1 else 0)
+        _freeze_single(tracer, f, picked)
+        fields.append(picked)
+    tracer.set(out, fields)
+
+
+def _freeze_single(tracer: Tracer, field: Tensor, piece: Tensor) -> None:
+    """One channel picked by position: removing any before it would make it another one."""
+    if piece.numel() == 1 and field.numel() > 1:
+        tracer.freeze([field], "one channel is picked by position")
 
 
 def _unbind(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
@@ -161,6 +171,8 @@ def _split(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> N
             _balance_pieces(tracer, f, dim, sizes)
             pieces = f.split(sizes, dim)
             tracer.sized(pieces)
+            for piece in pieces:
+                _freeze_single(tracer, f, piece)
         for own, piece in zip(fields, pieces, strict=True):
             own.append(piece)
     for piece, own in zip(out, fields, strict=True):
@@ -274,7 +286,13 @@ def _fits(field: Tensor, out: Tensor) -> bool:
 def _index(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Fancy indexing: fine beside the labelled axes, frozen along them: the positions are fixed."""
     x, indices = args[0], args[1]
-    dims = [d for d, index in enumerate(indices) if index is not None]
+    dims: list[int] = []
+    position = 0
+    for index in indices:
+        width = index.ndim if index is not None and index.dtype == torch.bool else 1
+        if index is not None:
+            dims += range(position, position + width)
+        position += width
     good = []
     for f in tracer.fields(x):
         if lb.varies(f, dims):

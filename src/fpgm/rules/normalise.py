@@ -31,6 +31,8 @@ def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: str) 
         tracer.freeze(tracer.fields(tensor), "it belongs to channels of fixed size")
     elif slot is not None:
         slot.name_axes([(row.reshape(-1), role)])
+    elif not tracer.fields(tensor):
+        tracer.freeze([row], "they meet a tensor of fixed size")
     else:
         for field in tracer.fields(tensor):
             tracer.relate(field, row.reshape(-1))
@@ -103,7 +105,7 @@ def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
             tracer.freeze([row], _OVER)
         elif blocks.shape[1] > 1:
             tracer.tie(blocks, [1])
-        tracer.grouped(blocks, whole=True)
+        tracer.grouped(blocks)
         tracer.set(out[0], _with_row(tracer, x, row))
     else:
         tracer.set(out[0], tracer.fields(x))

@@ -46,6 +46,8 @@ def combine(
         _mark_shifts(tracer, operands)
         operands = tracer.at_sum(operands)
     tracer.set(out, meet(tracer, operands, tuple(out.shape)))
+    if len(operands) > 1 and any(out is x for x in operands):
+        tracer.mixed(out)
     if (len(operands) == 1 or name == "_prelu_kernel") and name.removesuffix("_") in _KEEPS_ZERO:
         tracer.passed(operands[0], out)
 

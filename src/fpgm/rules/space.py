@@ -31,6 +31,7 @@ def _over(count: int) -> Any:
     ) -> None:
         x = args[0]
         space = range(x.ndim - count, x.ndim)
+        _second_input(tracer, name, x, args[1] if len(args) > 1 else None)
         good = []
         for field in tracer.fields(x):
             if lb.varies(field, space):
@@ -43,6 +44,18 @@ def _over(count: int) -> Any:
                 tracer.passed(x, result)
 
     return rule
+
+
+def _second_input(tracer: Tracer, name: str, x: Tensor, other: Any) -> None:
+    """Indices of an unpooling belong to the same channels; a sampling grid is not of channels."""
+    if not isinstance(other, Tensor):
+        return
+    for f in tracer.fields(other):
+        partners = [own for own in tracer.fields(x) if lb.axes(own) == lb.axes(f)]
+        if name.startswith("max_unpool") and partners:
+            tracer.relate(partners[0], f)
+        else:
+            tracer.freeze([f], f"'{name}' reads them")
 
 
 RULES: dict[str, Any] = {name: _over(count) for count, names in _SPATIAL.items() for name in names}
