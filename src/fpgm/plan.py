@@ -136,6 +136,9 @@ class Plan:
         """False when a removed unit took part in a norm over channels (asked for, approximate)."""
         return all(group.exact for group in self.groups if group.kept < group.units)
 
+    def __deepcopy__(self, memo: object) -> Plan:
+        return self  # nothing in it can change, and every compact model carries one
+
     def to_json(self, indent: int | None = None) -> str:
         """JSON text from which `from_json` makes an equal plan."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)

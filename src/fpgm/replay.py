@@ -144,6 +144,10 @@ class Replay(Tracer):
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """What had to be frozen was frozen when watching."""
 
+    def is_zero(self, tensor: Tensor) -> bool:
+        """That silenced units are zero here was settled when watching."""
+        return True
+
     def window(self, dim: int, labels: Tensor) -> bool:
         return True
 
