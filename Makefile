@@ -26,9 +26,14 @@ types: $(STAMP)
 
 bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/paper_flops.py
+	$(BIN)/python benchmarks/median_agreement.py
+	$(BIN)/python benchmarks/criteria.py
+	$(BIN)/python benchmarks/scaling.py
 
-zoo: $(STAMP)  ## prune and verify torchvision and timm models, one by one (long)
-	$(BIN)/python benchmarks/zoo.py
+zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
+	$(PIP) --no-deps torch-pruning
+	$(BIN)/python benchmarks/property_sweep.py --examples 20000 --seconds 7200
+	$(BIN)/python benchmarks/zoo.py --jobs 2
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
