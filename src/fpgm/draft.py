@@ -13,7 +13,7 @@ from fpgm import labels as lb
 from fpgm.compact import by_tensor, fingerprint
 from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
 from fpgm.findings import Site, Slot
-from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Kind, Plan, Side
+from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Kind, Plan, Role, Side
 from fpgm.select import Choice
 
 _FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")
@@ -89,7 +89,7 @@ def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
             keep = torch.nonzero(stays.reshape(-1)).reshape(-1).tolist()
             if not keep:
                 raise EmptiedError(structure.of(f.reshape(-1)))
-            cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), _role(role)))
+            cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), role))
         else:
             cuts += _block_cut(structure, slot, f, stays, role)
     return cuts
@@ -108,7 +108,7 @@ def _output_cuts(structure: Structure, kept: Tensor) -> Iterator[Cut]:
             yield Cut(str(number), lb.axes(f)[0], f.numel(), keep, "reads")
 
 
-def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: str) -> list[Cut]:
+def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: Role) -> list[Cut]:
     """A grouped weight: every block keeps its own columns, equally many; whole blocks are rows."""
     rows = stays.reshape(f.shape[0], -1)[block_starts(f)]
     counts = rows.sum(1)
@@ -122,11 +122,7 @@ def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role:
             return []  # the rows of those blocks go, and the rest is whole
         raise UnevenError(structure.of(f.reshape(-1)))
     keep = torch.nonzero(rows)[:, 1].tolist()
-    return [Cut(slot.name, 1, f.shape[1], tuple(keep), _role(role), len(counts))]
-
-
-def _role(role: str) -> Any:
-    return role
+    return [Cut(slot.name, 1, f.shape[1], tuple(keep), role, len(counts))]
 
 
 def _attributes(

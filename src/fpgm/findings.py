@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fpgm import labels as lb
 from fpgm.labels import Fields
+from fpgm.plan import Role
 
 Place = tuple[int, str, int]
 """Run, module path and how often the module was called before."""
@@ -22,12 +23,12 @@ class Slot:
     shape: tuple[int, ...]
     trainable: bool
     fields: list[Tensor] = field(default_factory=list)
-    roles: list[str] = field(default_factory=list)
+    roles: list[Role] = field(default_factory=list)
     seen: bool = False
     open: bool = False
     """Its labels are its own and its roles not yet known: uses of what is computed from it tell."""
 
-    def name_axes(self, named: Sequence[tuple[Tensor, str]]) -> None:
+    def name_axes(self, named: Sequence[tuple[Tensor, Role]]) -> None:
         """Label the axes, each with its role."""
         self.seen = True
         for labels, role in named:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fpgm import criteria
+from fpgm.attributes import Attributes
 from fpgm.budget import Budget, Residual, Rounder, Rounding, check_patterns
 from fpgm.compact import compact
 from fpgm.coupling import Structure, couple, frozen_rows
-from fpgm.draft import EmptiedError, Remembered, UnevenError, draft
+from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import Example, as_examples
-from fpgm.findings import Risk
 from fpgm.plan import Plan
 from fpgm.replay import MismatchError, needs_replay, replay
 from fpgm.select import Selector
 from fpgm.streams import IndependentWatch, find_junctions
-from fpgm.verify import verify
+from fpgm.verify import certify, verify
 from fpgm.watch import Watch, watch
 
 Criterion = str | Callable[[Tensor], Tensor]
@@ -54,6 +54,16 @@ def plan(
 ) -> Plan:
     """Decide which units to remove; nothing happens to the model.
 
+    How much goes: `rate` (share of every layer's units), or `macs` or `params` (share of the
+    model's multiply-accumulates or parameters), with `rates` by layer pattern beside it.
+    Which: `criterion` (a name in `fpgm.criteria`, or a function [n, d] → n scores, low goes first),
+    `distance` for FPGM, `seed` for random.
+    Where: `ignore` keeps the widths of layers by pattern; `residual` says whether layers that add
+    into one stream shrink together (`coupled`) or each on its own (`independent`, the paper's);
+    `approximate` allows norms over fewer channels; `keep_outputs=False` lets outputs shrink.
+    How widths are rounded: to multiples of `align` (smaller in narrow layers); `rounding="paper"`
+    removes int(n · rate); `min_channels` always stay.
+
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
@@ -61,10 +71,10 @@ def plan(
     _check_model(model)
     if isinstance(ignore, str):
         raise RequestError(f"ignore is the text {ignore!r}: give a list of patterns.")
-    budget = Budget(rate, macs, params, dict(rates or {}))
-    rounder = Rounder(align, rounding, min_channels)
     if residual not in ("coupled", "independent"):
         raise RequestError(f"residual is {residual!r}: give 'coupled' or 'independent'.")
+    budget = Budget(rate, macs, params, dict(rates or {}))
+    rounder = Rounder(align, rounding, min_channels)
     criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name before any work
     examples = as_examples(example_inputs)
     seen = watch(_watcher(model, examples, residual), examples, keep_outputs)
@@ -87,7 +97,19 @@ def plan(
         return criteria.resolve(criterion, distance=distance, seed=seed + crc32(layer.encode()))
 
     selector = Selector(model, structure, scorer_of, rounder, uses_scale=criterion == "bn")
-    attributes = _Attributes(model, structure)
+    return _fit(model, examples, selector, budget, asked)
+
+
+def _fit(
+    model: nn.Module,
+    examples: Sequence[Example],
+    selector: Selector,
+    budget: Budget,
+    asked: Mapping[str, Any],
+) -> Plan:
+    """Choose, write down, and replay until the model's own code follows the smaller sizes."""
+    structure = selector.structure
+    attributes = Attributes(model, structure)
     tolerated: set[Any] = set()
     for _ in range(_MOST_REPLAYS):
         if not structure.pools:
@@ -95,14 +117,12 @@ def plan(
         choice = selector.choose(budget)
         try:
             found = draft(model, structure, choice, asked, attributes.chosen)
-            if needs_replay(structure, choice.removed):
-                adapters, doubt = replay(
-                    model, structure, found, choice.removed, examples, tolerated
-                )
-                if adapters:
-                    found = replace(found, adapters=(*found.adapters, *adapters))
-                if doubt is not None and not verify(model, found, example_inputs).ok:
-                    raise doubt
+            if not needs_replay(structure, choice.removed):
+                return found
+            adapters, doubt = replay(model, structure, found, choice.removed, examples, tolerated)
+            found = replace(found, adapters=(*found.adapters, *adapters))
+            if doubt is not None and not certify(model, found, examples).ok:
+                raise doubt
             return found
         except EmptiedError as emptied:
             structure.freeze(
@@ -151,69 +171,9 @@ def _watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) 
 
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:
-    for writer in structure.writers:
-        for pattern in patterns:
-            if fnmatch.fnmatchcase(writer.layer, pattern):
-                structure.freeze(writer.classes, f"ignored on request ({pattern!r})")
-
-
-class _Attributes:
-    """Numbers that modules remember about their channels, tried one after another.
-
-    When the code of a module fixes a size, the size is often an attribute (`split(x, self.width)`).
-    The attributes whose value is a channel count at that place are tried in turn, in every module
-    of the same class at once; what does not mend the place is taken back.
-    """
-
-    def __init__(self, model: nn.Module, structure: Structure) -> None:
-        self.model = model
-        self.structure = structure
-        self.chosen: list[Remembered] = []
-        self._options: dict[tuple[str, int], list[list[Remembered]]] = {}
-        self._trying: dict[tuple[str, int], list[Remembered]] = {}
-
-    def mend(self, mismatch: MismatchError) -> bool:
-        """Try the next attribute for this place; False when there is none left."""
-        if mismatch.place is None:
-            return False
-        (_, path, _), number = mismatch.place
-        key = (type(self.model.get_submodule(path)).__qualname__, number)
-        if key not in self._options:
-            self._options[key] = self._candidates(path, number)
-        dropped = {id(r) for r in self._trying.pop(key, [])}
-        self.chosen = [r for r in self.chosen if id(r) not in dropped]
-        if not self._options[key]:
-            return False
-        self._trying[key] = self._options[key].pop(0)
-        self.chosen += self._trying[key]
-        return True
-
-    def _candidates(self, path: str, number: int) -> list[list[Remembered]]:
-        """By attribute name: that attribute in every module of the same class."""
-        kind = type(self.model.get_submodule(path))
-        by_name: dict[str, list[Remembered]] = {}
-        for (place, n), risk in self.structure.seen.risks.items():
-            module = self.model.get_submodule(place[1])
-            if n != number or type(module) is not kind:
-                continue
-            for name, rows in _holders(module, risk):
-                found = by_name.setdefault(name, [])
-                if all(r.module != place[1] for r in found):
-                    found.append(Remembered(place[1], name, rows))
-        every = [r for found in by_name.values() for r in found]
-        return [*by_name.values(), *([every] if len(by_name) > 1 else [])]
-
-
-def _holders(module: nn.Module, risk: Risk) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Attributes of a module that hold a size seen at a risky operator, and what it counts."""
-    lengths = [len(piece) for piece in risk.pieces]
-    for name, value in vars(module).items():
-        if isinstance(value, list | tuple) and value and list(value) == lengths:
-            yield name, risk.pieces
-        elif type(value) is int:
-            row = next((row for row in risk.rows() if len(row) == value), None)
-            if row is not None:
-                yield name, (row,)
+    for pattern in patterns:
+        chosen = [w.classes for w in structure.writers if fnmatch.fnmatchcase(w.layer, pattern)]
+        structure.freeze(torch.cat(chosen), f"ignored on request ({pattern!r})")
 
 
 def _blamed(structure: Structure, classes: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from fpgm.errors import FpgmError
 from fpgm.examples import Example
 from fpgm.findings import Place, Slot
 from fpgm.labels import Fields
+from fpgm.plan import Role
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -200,7 +201,7 @@ class Tracer(TorchDispatchMode):
     def balance(self, blocks: Tensor) -> None:
         """Rows of labels that must keep equally many."""
 
-    def role(self, field: Tensor, role: str) -> None:
+    def role(self, field: Tensor, role: Role) -> None:
         """What a parameter-made tensor's field means to the operator that uses it."""
 
     def padded(self, ends: Sequence[Tensor]) -> None:

@@ -78,8 +78,18 @@ def verify(
     Works in the model's precision first. If that leaves doubt, or some parameters are so small
     that they hide what is behind them, again in float64 with those parameters stirred.
     """
+    return certify(model, plan, as_examples(example_inputs), compacted, inputs)
+
+
+def certify(
+    model: nn.Module,
+    plan: Plan,
+    examples: Sequence[Example],
+    compacted: nn.Module | None = None,
+    inputs: int = 2,
+) -> Certificate:
+    """`verify` for examples that have been read already."""
     check_fits(model, plan)
-    examples = as_examples(example_inputs)
     small = compacted if compacted is not None else compact(model, plan)
     trials = [*examples, *_shuffled(examples, inputs - 1)]
     found = _compare(model, plan, copy.deepcopy(small), trials, TOLERANCE)

@@ -26,6 +26,7 @@ from fpgm.findings import (
     Work,
 )
 from fpgm.labels import Fields
+from fpgm.plan import Role
 from fpgm.tensors import named_tensors
 from fpgm.tracer import RuleError, Tracer, undisturbed
 
@@ -39,7 +40,7 @@ class Watch(Tracer):
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.stops: list[Stop] = []
         self.balances: list[Balance] = []
-        self.roles: dict[str, list[Tensor]] = {}
+        self.roles: dict[Role, list[Tensor]] = {}
         self.works: list[Work] = []
         self.groupings: list[Grouped] = []
         self.windows: list[Window] = []
@@ -80,7 +81,7 @@ class Watch(Tracer):
         if blocks.shape[0] > 1:
             self.balances.append(Balance(blocks, self.where()))
 
-    def role(self, field: Tensor, role: str) -> None:
+    def role(self, field: Tensor, role: Role) -> None:
         self.roles.setdefault(role, []).append(field.reshape(-1))
 
     def padded(self, ends: Sequence[Tensor]) -> None:

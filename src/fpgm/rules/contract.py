@@ -13,6 +13,7 @@ from fpgm.labels import Fields
 from fpgm.rules.normalise import adopt, channel_row
 
 if TYPE_CHECKING:
+    from fpgm.plan import Role
     from fpgm.tracer import Tracer
 
 Args = tuple[Any, ...]
@@ -78,7 +79,7 @@ def _label_weight(
     if groups > 1:
         _couple_groups(tracer, reads, writes, groups)
     named = _weight_fields(weight, reads, writes, groups, transposed)
-    roles = ("depthwise" if groups == ins > 1 else "filter", "reads")
+    roles: tuple[Role, Role] = ("depthwise" if groups == ins > 1 else "filter", "reads")
     slot.name_axes(list(zip(named, roles, strict=True)))
     return writes if writes.numel() > 1 else None
 
@@ -145,7 +146,7 @@ def _relate_weight(
     return writes
 
 
-def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, str]) -> None:
+def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, Role]) -> None:
     """Note what this use makes of each axis; a tied weight may write and read along the same."""
     slot = tracer.slots.get(id(weight))
     for i, f in enumerate(tracer.fields(weight)):

@@ -14,6 +14,7 @@ from torch import Tensor
 from fpgm import labels as lb
 
 if TYPE_CHECKING:
+    from fpgm.plan import Role
     from fpgm.tracer import Tracer
 
 Args = tuple[Any, ...]
@@ -22,7 +23,7 @@ Kwargs = dict[str, Any]
 _OVER = "statistics over channels would change"
 
 
-def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: str) -> None:
+def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role) -> None:
     """Give a 1-d parameter the labels of the channel axis it belongs to."""
     if tensor is None or tensor.ndim != 1 or tensor.numel() < 2:
         return
@@ -65,8 +66,10 @@ def _batch_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
                 # A standardised weight: statistics over its inputs, which may be fewer if asked.
                 tracer.freeze([f], _OVER, soft=tracer.is_constant(x) and others == [2])
     row = channel_row(tracer, x, 1)
-    for tensor, role in ((weight, "scale"), (bias, "shift"), (mean, "shift"), (var, "scale")):
-        adopt(tracer, tensor, row, role)
+    for scale in (weight, var):
+        adopt(tracer, scale, row, "scale")
+    for shift in (bias, mean):
+        adopt(tracer, shift, row, "shift")
     tracer.set(out[0], tracer.fields(x) if row is None else _with_row(tracer, x, row))
 
 
@@ -86,7 +89,8 @@ def _layer_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
             has_weight = len(args) > 2 and args[2] is not None
             tracer.freeze([f], _OVER, soft=one_axis and has_weight)
             rows.append(f)
-    for tensor, role in zip(args[2:4], ("scale", "shift"), strict=False):
+    roles: tuple[Role, Role] = ("scale", "shift")
+    for tensor, role in zip(args[2:4], roles, strict=False):
         if tensor is not None and len(shape) == 1:
             adopt(tracer, tensor, rows[0].reshape(-1) if rows else None, role)
         elif tensor is not None:
@@ -97,8 +101,8 @@ def _layer_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
 def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, weight, bias, groups = args[0], args[1], args[2], args[6]
     row = channel_row(tracer, x, 1)
-    for tensor, role in ((weight, "scale"), (bias, "shift")):
-        adopt(tracer, tensor, row, role)
+    adopt(tracer, weight, row, "scale")
+    adopt(tracer, bias, row, "shift")
     if row is not None:
         blocks = row.reshape(groups, -1)
         if groups == 1:
@@ -123,7 +127,8 @@ def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any
     result = out[0] if isinstance(out, tuple) else out
     tracer.set(result, fields)
     # Zeroing v would divide by its zero norm, so it is g that silences a filter.
-    for tensor, role in ((v, "direction"), (g, "gain")):
+    uses: tuple[tuple[Tensor, Role], ...] = ((v, "direction"), (g, "gain"))
+    for tensor, role in uses:
         slot = tracer.slots.get(id(tensor))
         if slot is not None:
             slot.roles = [
