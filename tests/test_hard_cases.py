@@ -267,3 +267,15 @@ def test_ignore_wants_a_list() -> None:
     with pytest.raises(fpgm.RequestError) as error:
         fpgm.plan(Between(lambda x: x), X, rate=0.5, ignore="ab")
     assert str(error.value) == "ignore is the text 'ab': give a list of patterns."
+
+
+def test_a_norm_over_each_group_of_a_grouped_convolution_takes_the_group_on_both_sides() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 1),
+        nn.GroupNorm(2, 16),
+        nn.Conv2d(16, 16, 1, groups=2),
+        nn.Conv2d(16, 4, 1),
+    )
+    small = fpgm.prune(net, X, rate=0.5, align=1)
+    assert (small[1].num_groups, small[2].groups) == (1, 1)
+    assert (small[0].out_channels, small[2].out_channels) == (8, 8)

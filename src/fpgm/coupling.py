@@ -107,7 +107,7 @@ class Structure:
 
 def couple(seen: Watch, approximate: bool = False) -> Structure:
     """Resolve labels into classes, classes into units, units into pools."""
-    classes = _components(seen)
+    classes = _tie_whole_groups(seen, _components(seen))
     _settle_roles(seen)
     structure = Structure(
         seen,
@@ -120,6 +120,24 @@ def couple(seen: Watch, approximate: bool = False) -> Structure:
     _collect_reasons(structure, approximate)
     structure.pools = _pools(structure)
     return structure
+
+
+def _tie_whole_groups(seen: Watch, classes: Tensor) -> Tensor:
+    """A group of a convolution that is one unit on one side (a norm spans it) goes on both."""
+    waiting = list(seen.pairings)
+    while True:
+        whole = [
+            i
+            for i, pair in enumerate(waiting)
+            if any(_one_class_each(classes[side]) for side in pair)
+        ]
+        if not whole:
+            return classes
+        for i in reversed(whole):
+            ins, outs = waiting.pop(i)
+            seen.tie(ins, [1])
+            seen.relate(outs, ins[:, :1])
+        classes = _components(seen)
 
 
 def _one_class_each(blocks: Tensor) -> bool:

@@ -91,7 +91,7 @@ def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
                 raise EmptiedError(structure.of(f.reshape(-1)))
             cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), role))
         else:
-            cuts += _block_cut(structure, slot, f, stays, role)
+            cuts += _block_cut(structure, slot, f, kept, role)
     return cuts
 
 
@@ -108,9 +108,9 @@ def _output_cuts(structure: Structure, kept: Tensor) -> Iterator[Cut]:
             yield Cut(str(number), lb.axes(f)[0], f.numel(), keep, "reads")
 
 
-def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role: Role) -> list[Cut]:
+def _block_cut(structure: Structure, slot: Slot, f: Tensor, kept: Tensor, role: Role) -> list[Cut]:
     """A grouped weight: every block keeps its own columns, equally many; whole blocks are rows."""
-    rows = stays.reshape(f.shape[0], -1)[block_starts(f)]
+    rows = kept[f].reshape(f.shape[0], -1)[block_starts(f)]
     counts = rows.sum(1)
     alive = counts[counts > 0]
     if not len(alive):
@@ -118,7 +118,9 @@ def _block_cut(structure: Structure, slot: Slot, f: Tensor, stays: Tensor, role:
     if not bool((alive == alive[0]).all()):
         raise UnevenError(structure.of(f.reshape(-1)))
     if len(alive) < len(counts):
-        if bool((alive == f.shape[1]).all()):
+        per_row = next(g for g in slot.fields if lb.axes(g) == [0]).reshape(len(counts), -1)
+        lives = kept[per_row].any(1)
+        if bool((alive == f.shape[1]).all()) and torch.equal(lives, counts > 0):
             return []  # the rows of those blocks go, and the rest is whole
         raise UnevenError(structure.of(f.reshape(-1)))
     keep = torch.nonzero(rows)[:, 1].tolist()

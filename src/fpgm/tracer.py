@@ -201,6 +201,9 @@ class Tracer(TorchDispatchMode):
     def balance(self, blocks: Tensor) -> None:
         """Rows of labels that must keep equally many."""
 
+    def paired(self, ins: Tensor, outs: Tensor) -> None:
+        """What each group of a grouped operator reads and writes, one row a group."""
+
     def role(self, field: Tensor, role: Role) -> None:
         """What a parameter-made tensor's field means to the operator that uses it."""
 

@@ -43,6 +43,7 @@ class Watch(Tracer):
         self.roles: dict[Role, list[Tensor]] = {}
         self.works: list[Work] = []
         self.groupings: list[Grouped] = []
+        self.pairings: list[tuple[Tensor, Tensor]] = []
         self.windows: list[Window] = []
         self.parts: dict[tuple[Place, int, int], Tensor] = {}
         self.pads: list[Tensor] = []
@@ -94,6 +95,9 @@ class Watch(Tracer):
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         if self.runs == 1:
             self.works.append(Work(times, tuple(Factor(f, tuple(s)) for f, s in factors)))
+
+    def paired(self, ins: Tensor, outs: Tensor) -> None:
+        self.pairings.append((ins, outs))
 
     def grouped(self, blocks: Tensor) -> None:
         self.groupings.append(Grouped(self.module, blocks))

@@ -110,6 +110,7 @@ def _couple_groups(tracer: Tracer, reads: Tensor, writes: Tensor, groups: int) -
     else:
         tracer.balance(ins)
         tracer.balance(outs)
+        tracer.paired(ins, outs)
     tracer.grouped(outs)
 
 
