@@ -25,6 +25,8 @@ RATES = (0.3, 0.4, 0.5)
 
 def main() -> None:
     torch.set_num_threads(1)
+    if not WEIGHTS.is_dir():
+        raise SystemExit(f"No trained weights in {WEIGHTS}: set FPGM_WEIGHTS to their folder.")
     rows = []
     for model in MODELS:
         state = load_file(WEIGHTS / f"{model}.safetensors")

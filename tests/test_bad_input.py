@@ -65,7 +65,7 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rate": 0.4, "ignore": ["stem"]},
-        "ignore: no layer matches 'stem'. Nearest: stem.0, stage2.1.conv2, stage2.1.conv1.",
+        "ignore: no layer matches 'stem'. Nearest: stem.*.",
     ),
     (
         {"rate": 0.4, "ignore": ["qqq"]},

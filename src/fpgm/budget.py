@@ -104,6 +104,9 @@ def check_patterns(name: str, patterns: Sequence[str], known: Sequence[str]) -> 
 
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(layer, pattern) for layer in known):
+            inside = pattern.rstrip(".*") + "."
             near = difflib.get_close_matches(pattern, known, 3, 0.3)
+            if any(layer.startswith(inside) for layer in known):
+                near = [f"{inside}*"]
             hint = f" Nearest: {', '.join(near)}." if near else ""
             raise RequestError(f"{name}: no layer matches {pattern!r}.{hint}")

@@ -72,6 +72,11 @@ def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     Device, train or eval mode and `requires_grad` are the factory's; dtypes are the file's: when
     all its floating tensors agree, the whole model is converted, else each tensor on its own.
     """
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise RequestError(
+            f"factory is a {type(factory).__name__}: give a function that builds the original "
+            "model, such as lambda: resnet(20)."
+        )
     stored = _read(path)
     model = factory()
     if not isinstance(model, nn.Module):

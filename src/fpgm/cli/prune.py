@@ -60,6 +60,8 @@ def prune(
 ) -> None:
     """Remove units from a model, prove the result, and write it to a folder."""
     res.check_folder(out, force)
+    if rate is None and macs is None and params is None and not rates:
+        raise RequestError("Say how much to remove: --rate, --macs, --params or --rates.")
     options: dict[str, Any] = {
         "rate": rate, "macs": macs, "params": params, "rates": read_rates(rates or []),
         "criterion": criterion, "distance": distance, "residual": residual,
