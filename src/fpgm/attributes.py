@@ -25,23 +25,32 @@ class Attributes:
         self.structure = structure
         self.chosen: list[Remembered] = []
         self._options: dict[tuple[str, int], list[list[Remembered]]] = {}
-        self._trying: dict[tuple[str, int], list[Remembered]] = {}
+        self._trying: list[Remembered] = []
+        self._reason: MismatchError | None = None
 
-    def mend(self, mismatch: MismatchError) -> bool:
-        """Try the next attribute for this place; False when there is none left."""
+    def mend(self, mismatch: MismatchError) -> MismatchError | None:
+        """Try the next attribute; returns the mismatch to blame when there is none left.
+
+        A try that does not bring the replay further than before was wrong: it is taken back, and
+        the mismatch it was meant for is looked at again.
+        """
+        tried = self._reason
+        if tried is not None and mismatch.progress <= tried.progress:
+            dropped = {id(r) for r in self._trying}
+            self.chosen = [r for r in self.chosen if id(r) not in dropped]
+            mismatch = tried
+        self._trying, self._reason = [], None
         if mismatch.place is None:
-            return False
+            return mismatch
         (_, path, _), number = mismatch.place
         key = (type(self.model.get_submodule(path)).__qualname__, number)
         if key not in self._options:
             self._options[key] = self._candidates(path, number)
-        dropped = {id(r) for r in self._trying.pop(key, [])}
-        self.chosen = [r for r in self.chosen if id(r) not in dropped]
         if not self._options[key]:
-            return False
-        self._trying[key] = self._options[key].pop(0)
-        self.chosen += self._trying[key]
-        return True
+            return mismatch
+        self._trying, self._reason = self._options[key].pop(0), mismatch
+        self.chosen += self._trying
+        return None
 
     def _candidates(self, path: str, number: int) -> list[list[Remembered]]:
         """By attribute name: that attribute in every module of the same class."""

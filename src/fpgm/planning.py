@@ -133,12 +133,13 @@ def _fit(
                 _pool_units(structure, uneven.classes), "its groups cannot shrink alike"
             )
         except MismatchError as mismatch:
-            if attributes.mend(mismatch):
+            left = attributes.mend(mismatch)
+            if left is None:
                 continue
-            if mismatch.may_wait:
-                tolerated.add(mismatch.place)
+            if left.may_wait:
+                tolerated.add(left.place)
             else:
-                structure.freeze(_blamed(structure, mismatch.classes), mismatch.reason)
+                structure.freeze(_blamed(structure, left.classes), left.reason)
     raise ModelError("No plan could be made to fit the model's own code; please report this model.")
 
 

@@ -43,6 +43,8 @@ class MismatchError(Exception):
         )
         self.place = place
         self.may_wait = False
+        self.progress = 0
+        """How many operators had run."""
 
 
 class UserError(Exception):
@@ -90,7 +92,8 @@ class Replay(Tracer):
             self._padding = func._schema.name == "aten::constant_pad_nd"
             out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
-            raise self._mismatch(_fixed(error), args, self.next_risk()) from None
+            self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
+            raise self._blame(f"{_fixed(error)} in {self.where()}", self.next_risk()) from None
         number = self._risks[self.module] + 1
         self._upcoming = self.here(self.module), number
         self._last = self.module or "the model"
@@ -98,21 +101,24 @@ class Replay(Tracer):
         self._trail.append([f for x in self._latest for f in self.fields(x)])
         return out
 
-    def _mismatch(
-        self, reason: str, tensors: Sequence[Any], place: tuple[Place, int] | None = None
-    ) -> MismatchError:
-        fields = [f for t in tensors if isinstance(t, Tensor) for f in self.fields(t)[:1]]
-        classes = [self.structure.of(f) for f in fields]
-        return MismatchError(f"{reason} in {self.where()}", classes, place)
+    @property
+    def operators(self) -> int:
+        """How many operators have run."""
+        return len(self._trail)
 
     def outside(self, error: Exception) -> MismatchError:
-        """User code raised between operators: blame the last thing computed that could shrink."""
+        """User code raised between operators."""
+        return self._blame(f"{_fixed(error)} in {self._last}", self._upcoming)
+
+    def _blame(self, reason: str, place: tuple[Place, int] | None) -> MismatchError:
+        """A mismatch that names the last thing computed that could still shrink."""
         units = torch.cat([pool.units for pool in self.structure.pools])
         for fields in reversed(self._trail):
             classes = [self.structure.of(f) for f in fields]
-            if any(bool(torch.isin(c, units).any()) for c in classes):
-                return MismatchError(f"{_fixed(error)} in {self._last}", classes, self._upcoming)
-        return MismatchError(f"{_fixed(error)} in {self._last}", [], self._upcoming)
+            live = [c for c in classes if bool(torch.isin(c, units).any())]
+            if live:
+                return MismatchError(reason, live[:1], place)
+        return MismatchError(reason, [], place)
 
     def fresh(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
@@ -277,22 +283,17 @@ class Replay(Tracer):
 
 
 def needs_replay(structure: Structure, removed: Tensor) -> bool:
-    """Whether the plan touches anything whose size the user's code might fix."""
-    kept = structure.kept_labels(removed)
-    seen = structure.seen
-    return any(
-        not risk.safe and not bool(kept[f].all())
-        for risk in seen.risks.values()
-        for factor in (risk.out, risk.source)
-        if factor is not None
-        for f in factor.fields
-    ) or any(
-        not bool(kept[grouping.blocks].all())
-        for grouping in seen.groupings
-        if not isinstance(
-            seen.model.get_submodule(grouping.module), nn.modules.conv._ConvNd | nn.GroupNorm
-        )
+    """Whether the user's code may fix a size anywhere, of these channels or of what meets them."""
+    return bool(len(removed)) and (
+        any(not risk.safe for risk in structure.seen.risks.values())
+        or any(not _is_layer(structure, grouping.module) for grouping in structure.seen.groupings)
     )
+
+
+def _is_layer(structure: Structure, path: str) -> bool:
+    """Whether a grouped operator ran in a module of torch's that remembers its groups."""
+    kinds = (nn.modules.conv._ConvNd, nn.GroupNorm)
+    return isinstance(structure.seen.model.get_submodule(path), kinds)
 
 
 def replay(
@@ -340,10 +341,15 @@ def _replay(
 def _run(checker: Replay, example: Example) -> None:
     try:
         checker.run(example)
-    except (MismatchError, RuleError):
+    except MismatchError as mismatch:
+        mismatch.progress = checker.operators
+        raise
+    except RuleError:
         raise
     except Exception as error:
-        raise UserError(checker.outside(error)) from error
+        blamed = checker.outside(error)
+        blamed.progress = checker.operators
+        raise UserError(blamed) from error
 
 
 def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:
