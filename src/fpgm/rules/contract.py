@@ -264,7 +264,9 @@ def _contract(
 def _attention(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     for tensor in args[:3]:
         tracer.freeze(tracer.fields(tensor), "attention reads them")
-    tracer.set(out[0] if isinstance(out, tuple | list) else out, tracer.fields(args[2]))
+    # Values pass through by channel; along the tokens the output is the queries'.
+    values = [f for f in tracer.fields(args[2]) if f.shape[-2] == 1]
+    tracer.set(out[0] if isinstance(out, tuple | list) else out, values)
 
 
 RULES: dict[str, Any] = {
