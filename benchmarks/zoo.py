@@ -238,6 +238,7 @@ def _shapes_and_macs(model: Any, inputs: tuple[Any, ...]) -> tuple[list[Any], in
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    model.requires_grad_(False)  # the counter's hooks expect gradients of parameters passed on
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         output = model(*inputs)
     return [tuple(t.shape) for t in _tensors(output)], counter.get_total_flops() // 2
