@@ -86,17 +86,8 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Window:
-    """A convolution that slides along the channel axis (ECA): its module sees the full width."""
-
-    module: str
-    dim: int
-    labels: Tensor
-
-
-@dataclass(frozen=True)
 class Site:
-    """A module at whose border a branch's labels are scattered into, or picked from, a stream."""
+    """Labels at a module's border: scattered into a stream, picked from it, or slid along (ECA)."""
 
     module: str
     dim: int

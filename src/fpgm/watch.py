@@ -22,7 +22,6 @@ from fpgm.findings import (
     Site,
     Slot,
     Stop,
-    Window,
     Work,
 )
 from fpgm.labels import Fields
@@ -44,7 +43,7 @@ class Watch(Tracer):
         self.works: list[Work] = []
         self.groupings: list[Grouped] = []
         self.pairings: list[tuple[Tensor, Tensor]] = []
-        self.windows: list[Window] = []
+        self.windows: list[Site] = []
         self.parts: dict[tuple[Place, int, int], Tensor] = {}
         self.pads: list[Tensor] = []
         self._pieces: tuple[Tensor, ...] = ()
@@ -107,7 +106,7 @@ class Watch(Tracer):
             self.model.get_submodule(self.module), nn.modules.conv._ConvNd
         ):
             return False
-        self.windows.append(Window(self.module, dim, labels))
+        self.windows.append(Site(self.module, dim, labels))
         return True
 
     def returned(self, path: str, out: Any) -> None:
