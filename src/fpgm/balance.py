@@ -84,6 +84,8 @@ class Component:
 
 def components(pools: Sequence[Pool], balances: Sequence[Tensor]) -> list[Component]:
     """Split the pools into parts that can be decided apart."""
+    if not balances:
+        return [_component([pool], []) for pool in pools]
     pool_of = {c: i for i, pool in enumerate(pools) for c in pool.units.tolist()}
     root = list(range(len(pools)))
 

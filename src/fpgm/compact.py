@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from fpgm.adapters import attach_
 from fpgm.errors import PlanError
 from fpgm.plan import Attribute, Cut, Plan
-from fpgm.tensors import named_tensors
+from fpgm.tensors import modules_by_path, named_tensors
 
 PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
@@ -66,9 +67,12 @@ def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
     A module is mostly empty hook tables and numbers, which deepcopy visits one by one. Modules
     that copy themselves in their own way (`__deepcopy__`, `__getstate__`…) are left to deepcopy.
     """
-    for module in [m for m in model.modules() if _is_ordinary(m)]:
-        memo[id(module)] = object.__new__(type(module))
-    for module in list(model.modules()):
+    modules = list(modules_by_path(model).values())
+    ordinary = {kind for kind in {type(m) for m in modules} if _is_ordinary(kind)}
+    for module in modules:
+        if type(module) in ordinary:
+            memo[id(module)] = object.__new__(type(module))
+    for module in modules:
         new = memo.get(id(module))
         if new is not None:
             for name, value in module.__dict__.items():
@@ -76,8 +80,7 @@ def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _is_ordinary(module: nn.Module) -> bool:
-    kind = type(module)
+def _is_ordinary(kind: type[nn.Module]) -> bool:
     return (
         not hasattr(kind, "__deepcopy__")
         and kind.__reduce_ex__ is object.__reduce_ex__
@@ -87,7 +90,7 @@ def _is_ordinary(module: nn.Module) -> bool:
     )
 
 
-_ATOMIC = (int, float, bool, str, type(None), type, FunctionType, BuiltinFunctionType)
+_ATOMIC = frozenset((int, float, bool, str, type(None), type, FunctionType, BuiltinFunctionType))
 
 
 _TABLES = frozenset(nn.Module().__dict__)
@@ -114,7 +117,7 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
     for c in sorted(cuts, key=lambda c: -c.blocks):
         if tensor.shape[c.dim] == 1 and c.size > 1:
             continue
-        keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
+        keep = _positions(c.keep).to(tensor.device)
         if c.blocks == 1:
             tensor = tensor.index_select(c.dim, keep)
         else:
@@ -125,6 +128,12 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
             ]
             tensor = torch.cat(parts)
     return tensor
+
+
+@lru_cache(maxsize=256)
+def _positions(keep: tuple[int, ...]) -> Tensor:
+    """A layer, its norm and its readers keep the same: the second asks for what the first made."""
+    return torch.from_numpy(np.asarray(keep))
 
 
 def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:

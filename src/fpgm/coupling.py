@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fpgm import labels as lb
 from fpgm.findings import Slot
+from fpgm.tensors import modules_by_path
 from fpgm.watch import Watch
 
 FILTERS = ("filter", "depthwise", "both", "direction")
@@ -28,11 +29,8 @@ class Writer:
     slot: Slot
     field: Tensor
     classes: Tensor
-
-    @property
-    def carries(self) -> bool:
-        """Whether it only hands units on, one by one (a depthwise convolution)."""
-        return self.slot.roles == ["depthwise"]
+    carries: bool
+    """It only hands on, or scales, what other filters wrote: a depthwise convolution, a gate."""
 
     @property
     def layer(self) -> str:
@@ -177,10 +175,15 @@ def _settle_roles(seen: Watch) -> None:
 
 def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
     found = []
+    gates = torch.zeros(seen.count, dtype=torch.bool)
+    for labels in seen.gates:
+        gates[labels] = True
     for slot in seen.slots.values():
         for f, role in zip(slot.fields, slot.roles, strict=True):
             if role in FILTERS:
-                found.append(Writer(slot, f, classes[rows_of(f)]))
+                rows = rows_of(f)
+                carries = slot.roles == ["depthwise"] or bool(gates[rows].all())
+                found.append(Writer(slot, f, classes[rows], carries))
     return tuple(found)
 
 
@@ -223,7 +226,7 @@ def _collect_reasons(structure: Structure, approximate: bool) -> None:
                 reasons.setdefault(c, stop.reason)
     scripted = [
         f"{path}."
-        for path, module in seen.model.named_modules()
+        for path, module in modules_by_path(seen.model).items()
         if isinstance(module, torch.jit.ScriptModule)
     ]
     for slot in seen.slots.values():

@@ -15,6 +15,7 @@ from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
 from fpgm.findings import Site, Slot
 from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Kind, Plan, Role, Side
 from fpgm.select import Choice
+from fpgm.tensors import modules_by_path
 
 _FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")
 _SECOND_DIM = ("in_channels", "in_features")
@@ -54,7 +55,9 @@ def draft(
 ) -> Plan:
     """The plan that removes the chosen units."""
     kept = structure.kept_labels(choice.removed)
-    cuts = tuple(c for slot in structure.seen.slots.values() for c in _cuts(structure, slot, kept))
+    rows: Rows = {}
+    slots = structure.seen.slots.values()
+    cuts = tuple(c for slot in slots for c in _cuts(structure, slot, kept, rows))
     return Plan(
         fingerprint=fingerprint(model),
         asked=dict(asked),
@@ -78,20 +81,26 @@ def draft(
     )
 
 
-def _cuts(structure: Structure, slot: Slot, kept: Tensor) -> list[Cut]:
+Rows = dict[tuple[int, int, int], tuple[int, ...]]
+"""What stays of a row of labels, by where the row lies: a layer and its norm share one."""
+
+
+def _cuts(structure: Structure, slot: Slot, kept: Tensor, rows: Rows) -> list[Cut]:
     cuts = []
     for f, role in zip(slot.fields, slot.roles, strict=True):
-        stays = kept[f]
-        if bool(stays.all()):
-            continue
         used = lb.axes(f)
-        if len(used) == 1:
-            keep = torch.nonzero(stays.reshape(-1)).reshape(-1).tolist()
-            if not keep:
-                raise EmptiedError(structure.of(f.reshape(-1)))
-            cuts.append(Cut(slot.name, used[0], f.numel(), tuple(keep), role))
-        else:
-            cuts += _block_cut(structure, slot, f, kept, role)
+        if len(used) > 1:
+            if not bool(kept[f].all()):
+                cuts += _block_cut(structure, slot, f, kept, role)
+            continue
+        row = f.data_ptr(), f.numel(), f.stride(used[0])
+        if row not in rows:
+            rows[row] = tuple(torch.nonzero(kept[f.reshape(-1)]).reshape(-1).tolist())
+        keep = rows[row]
+        if not keep:
+            raise EmptiedError(structure.of(f.reshape(-1)))
+        if len(keep) < f.numel():
+            cuts.append(Cut(slot.name, used[0], f.numel(), keep, role))
     return cuts
 
 
@@ -136,7 +145,7 @@ def _attributes(
 ) -> list[Attribute]:
     """Sizes that modules remember and that the cuts change."""
     found: dict[tuple[str, str], Attribute] = {}
-    modules = dict(model.named_modules())
+    modules = modules_by_path(model)
 
     def change(module: str, name: str, before: Any, after: Any) -> None:
         if before != after:

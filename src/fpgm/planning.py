@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.attributes import Attributes
@@ -24,6 +25,7 @@ from fpgm.plan import Plan
 from fpgm.replay import MismatchError, needs_replay, replay
 from fpgm.select import Selector
 from fpgm.streams import IndependentWatch, find_junctions
+from fpgm.tensors import named_tensors
 from fpgm.verify import certify, verify
 from fpgm.watch import Watch, watch
 
@@ -77,7 +79,7 @@ def plan(
     rounder = Rounder(align, rounding, min_channels)
     criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name before any work
     examples = as_examples(example_inputs)
-    seen = watch(_watcher(model, examples, residual), examples, keep_outputs)
+    seen = _seen(model, examples, residual, keep_outputs)
     structure = couple(seen, approximate)
     layers = [w.layer for w in structure.writers]
     check_patterns("rates", list(budget.rates), layers)
@@ -156,19 +158,21 @@ def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+    for name, tensor in named_tensors(model).items():
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
             raise ModelError(
                 f"'{name}' has no values yet: run the model once (lazy modules) or load its "
                 "weights (meta device) before pruning."
             )
 
 
-def _watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:
+def _seen(
+    model: nn.Module, examples: Sequence[Example], residual: Residual, keep_outputs: bool
+) -> Watch:
     if residual == "coupled":
-        return Watch(model)
-    watch(Watch(model), examples[:1])  # a failing forward is reported once, in its own words
-    return IndependentWatch(model, find_junctions(model, examples))
+        return watch(partial(Watch, model), examples, keep_outputs)
+    junctions = find_junctions(model, examples)
+    return watch(partial(IndependentWatch, model, junctions), examples, keep_outputs)
 
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:

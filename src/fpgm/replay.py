@@ -27,8 +27,6 @@ from fpgm.plan import Adapter, Plan
 from fpgm.tensors import named_tensors
 from fpgm.tracer import RuleError, Tracer, undisturbed
 
-_HEAVY = {"aten::convolution", "aten::addmm", "aten::mm", "aten::bmm"}
-
 
 class MismatchError(Exception):
     """The compact model does not do what the labels say; carries the classes involved."""
@@ -69,7 +67,7 @@ class Replay(Tracer):
         tolerated: Set[tuple[Place, int]],
         values: bool = False,
     ) -> None:
-        super().__init__(small, _kept_slots(small, structure, plan))
+        super().__init__(small, _kept_slots(small, structure, plan), values)
         self.structure = structure
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[str, Adapter] = {}
@@ -82,15 +80,13 @@ class Replay(Tracer):
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
         self.tolerated = tolerated
-        self.values = values
         self.lost: list[Tensor] = []
         """Labels whose order is no longer known: parts that shrank to one channel have no names."""
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constant: bool) -> Any:
         try:
-            heavy = not self.values and func._schema.name in _HEAVY
             self._padding = func._schema.name == "aten::constant_pad_nd"
-            out = _only_shape(func, args, kwargs) if heavy else super().call(func, args, kwargs)
+            out = super().call(func, args, kwargs, constant)
         except (RuntimeError, IndexError, ValueError) as error:
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
             raise self._blame(f"{_fixed(error)} in {self.where()}", self.next_risk()) from None
@@ -311,7 +307,7 @@ def replay(
     try:
         return _replay(model, structure, plan, removed, examples, tolerated, values=False)
     except UserError:
-        # User code that looks at values may mind the zeros a cheap replay computes with.
+        # User code that looks at values, or minds zeros.
         try:
             return _replay(model, structure, plan, removed, examples, tolerated, values=True)
         except UserError as error:
@@ -373,13 +369,3 @@ def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int,
 def _fixed(error: Exception) -> str:
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"sizes are fixed in the code ({line})"
-
-
-def _only_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The result of a heavy operator as far as a replay cares: its shape."""
-
-    def flat(value: Any) -> Any:
-        return value.to("meta") if isinstance(value, Tensor) else value
-
-    out = func(*(flat(a) for a in args), **{k: flat(v) for k, v in kwargs.items()})
-    return torch.zeros(out.shape, dtype=out.dtype, device=args[0].device)

@@ -15,7 +15,7 @@ from fpgm.budget import Budget, Rounder
 from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
 from fpgm.labels import axes
-from fpgm.tensors import named_tensors
+from fpgm.tensors import modules_by_path, named_tensors
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -45,7 +45,7 @@ class Selector:
         uses_scale: bool = False,
     ) -> None:
         self.tensors = named_tensors(model)
-        self.modules = dict(model.named_modules())
+        self.modules = modules_by_path(model)
         self.structure = structure
         self.scorer_of = scorer_of
         self.rounder = rounder
@@ -206,8 +206,8 @@ class Selector:
     def _scores(self, pool: Pool, rate: float) -> Tensor:
         """Mean over the layers of each unit's score, each layer brought to mean 1 first.
 
-        A depthwise convolution has no say where its units have a filter elsewhere: it hands on
-        what that filter wrote.
+        A depthwise convolution or a gate (SE) has no say where its units have a filter elsewhere:
+        it hands on, or scales, what that filter wrote.
         """
         writers = [w for w in pool.writers if not w.carries] or list(pool.writers)
         if len(writers) == 1 and torch.equal(writers[0].classes, pool.units):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from fpgm import labels as lb
 from fpgm import rules
 from fpgm.examples import Example
 from fpgm.findings import Site
-from fpgm.tracer import Tracer, undisturbed
-from fpgm.watch import Watch
+from fpgm.tracer import Tracer
+from fpgm.watch import Watch, watch
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,14 @@ class Junctions:
 
 def find_junctions(model: nn.Module, examples: Sequence[Example]) -> Junctions:
     """Watch once and see which modules' outputs are added to which."""
-    scout = _Scout(model)
-    with undisturbed(model):
-        model.eval()
-        for example in examples:
-            scout.run(example)
-    return scout.junctions()
+    return watch(partial(_Scout, model), examples).junctions()
 
 
 class _Scout(Watch):
     """Remembers where every activation comes from and how many convolutions lie behind it."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, values: bool) -> None:
+        super().__init__(model, values)
         self._origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._depth: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -113,8 +109,8 @@ class _Scout(Watch):
 class IndependentWatch(Watch):
     """Watches with the labels cut where a branch enters a stream."""
 
-    def __init__(self, model: nn.Module, junctions: Junctions) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, junctions: Junctions, values: bool) -> None:
+        super().__init__(model, values)
         self.junctions = junctions
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 

@@ -1,17 +1,34 @@
-"""A model's parameters and buffers by name."""
+"""A model's modules, parameters and buffers by name."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 
+def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
+    """`dict(model.named_modules())`, without a generator for every level above every module."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found[path] = module
+        prefix = f"{path}." if path else ""
+        children = list(module._modules.items())
+        waiting += [(prefix + name, c) for name, c in reversed(children) if c is not None]
+    return found
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their first name; tied ones appear once."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
-    tables = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+    modules = [(f"{p}." if p else "", m) for p, m in modules_by_path(model).items()]
     for table in ("_parameters", "_buffers"):
-        for prefix, module in tables:
+        for prefix, module in modules:
             for name, tensor in getattr(module, table).items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
-from fpgm import rules
+from fpgm import rules, sketch
 from fpgm.errors import FpgmError
 from fpgm.examples import Example
 from fpgm.findings import Place, Slot
 from fpgm.labels import Fields
 from fpgm.plan import Role
+from fpgm.tensors import modules_by_path
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -39,30 +40,45 @@ class RuleError(FpgmError):
     """A rule of ours broke: a bug here, not in the model."""
 
 
+class _Known:
+    """What is known of a living tensor."""
+
+    __slots__ = ("constant", "fields", "zero")
+
+    def __init__(self) -> None:
+        self.fields: Fields | None = None
+        self.constant = False
+        self.zero = False
+
+
 class Tracer(TorchDispatchMode):
     """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
 
-    def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
+    def __init__(self, model: nn.Module, slots: Mapping[int, Slot], values: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
+        self.values = values
         self.slots = slots
         self.stack: list[str] = []
-        self.calls = Calls()
+        self.calls = Calls(values)
         self.runs = 0
         self._calls: Counter[str] = Counter()
         self._risks: Counter[str] = Counter()
         self._joins: Counter[str] = Counter()
-        self._fields: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._constant: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._zero: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = self.call(func, args, kwargs)
+        inputs = list(rules.tensors((*args, *kwargs.values()) if kwargs else args))
+        constant = all(map(self.is_constant, inputs))
+        out = self.call(func, args, kwargs, constant)
         try:
-            rules.apply(self, func, args, kwargs, out)
+            rules.apply(self, func, args, kwargs, out, inputs)
+            if constant and inputs:
+                for result in rules.tensors((out,)):
+                    self._know(result).constant = True
         except (
             ArithmeticError,
             AttributeError,
@@ -77,17 +93,25 @@ class Tracer(TorchDispatchMode):
             raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
         return out
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the operator itself."""
-        return func(*args, **kwargs)
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constant: bool) -> Any:
+        """Run the operator itself, or only find its result's shape where that is all we need.
+
+        What is made of weights alone, `constant`, is always computed.
+        """
+        if self.values or constant:
+            return func(*args, **kwargs)
+        if sketch.looks_at_values(func, args):
+            self.calls.misled()
+        outline = sketch.outline(func, args)
+        return func(*args, **kwargs) if outline is None else outline
 
     # What rules ask.
 
     def fields(self, tensor: Tensor) -> Fields:
         """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
-        known = self._fields.get(tensor)
-        if known is not None:
-            return known  # type: ignore[no-any-return]
+        known: _Known | None = self._known.get(tensor)
+        if known is not None and known.fields is not None:
+            return known.fields
         slot = self.slots.get(id(tensor))
         if slot is None:
             return ()
@@ -106,8 +130,9 @@ class Tracer(TorchDispatchMode):
     def set(self, tensor: Tensor, fields: Sequence[Tensor]) -> None:
         """Label a tensor."""
         kept = tuple(f for f in fields if f.numel() > 1)
-        if kept or tensor in self._fields:
-            self._fields[tensor] = kept
+        known = self._know(tensor)
+        if kept or known.fields is not None:  # a parameter's own labels are its slot's
+            known.fields = kept
 
     def untouched(self, tensor: Tensor) -> Slot | None:
         """The slot of a parameter that no rule has labelled yet, so a rule may name its axes."""
@@ -116,22 +141,25 @@ class Tracer(TorchDispatchMode):
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is made of parameters and buffers only."""
-        return id(tensor) in self.slots or tensor in self._constant
-
-    def mark_constant(self, tensor: Tensor) -> None:
-        """Remember that a tensor was computed from parameters only."""
-        self._constant[tensor] = True
+        if id(tensor) in self.slots:
+            return True
+        known: _Known | None = self._known.get(tensor)
+        return known is not None and known.constant
 
     def is_zero(self, tensor: Tensor) -> bool:
         """Whether a unit is zero here once its filter, bias and shifts are."""
-        return tensor in self._zero
+        known: _Known | None = self._known.get(tensor)
+        return known is not None and known.zero
 
     def mark_zero(self, tensor: Tensor, zero: bool) -> None:
         """Note whether silencing a unit's weights silences it here."""
-        if zero:
-            self._zero[tensor] = True
-        elif tensor in self._zero:
-            del self._zero[tensor]
+        self._know(tensor).zero = zero
+
+    def _know(self, tensor: Tensor) -> _Known:
+        known: _Known | None = self._known.get(tensor)
+        if known is None:
+            known = self._known[tensor] = _Known()
+        return known
 
     @property
     def module(self) -> str:
@@ -216,6 +244,9 @@ class Tracer(TorchDispatchMode):
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Multiply-accumulates spent."""
 
+    def gate(self, labels: Tensor) -> None:
+        """These labels scale other channels, one number each."""
+
     def grouped(self, blocks: Tensor) -> None:
         """A grouped operator ran, with these labels in each group."""
 
@@ -259,13 +290,16 @@ class Tracer(TorchDispatchMode):
         ):
             warnings.simplefilter("ignore")
             with self.calls, self:
-                return example.call(self.model)
+                out = example.call(self.model)
+        if self.calls.were_misled:  # and the model's own code caught what we raised
+            self.calls.misled()
+        return out
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
         handles = []
         try:
-            for path, module in self.model.named_modules():
+            for path, module in modules_by_path(self.model).items():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue  # takes no hooks; its operators are seen all the same
                 handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
@@ -298,14 +332,24 @@ class Tracer(TorchDispatchMode):
 class Calls(TorchFunctionMode):
     """Knows which public torch function the user's code is in, which operators no longer tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: bool) -> None:
         super().__init__()
         self.stack: list[str] = []
+        self.values = values
+        self.were_misled = False
+
+    def misled(self) -> NoReturn:
+        """The model's own code is about to look at values that were only sketched."""
+        self.were_misled = True
+        raise sketch.ValuesNeededError
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.stack.append(getattr(func, "__name__", ""))
+        name = getattr(func, "__name__", "")
+        if name in sketch.READS and not self.values:
+            self.misled()
+        self.stack.append(name)
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -351,10 +395,11 @@ def _plain_attention() -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Restore mode, buffers and random state afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
+    modules = modules_by_path(model).values()
+    modes = [(module, module.training) for module in modules]
     tables = [
         (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
+        for module in modules
         if not isinstance(module, torch.jit.ScriptModule)
         for name, buffer in module._buffers.items()
         if buffer is not None

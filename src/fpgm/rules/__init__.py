@@ -8,7 +8,7 @@ name as the reason. `TABLE` can be queried for what is supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,9 +34,14 @@ _found: dict[Any, tuple[str, Rule]] = {}
 
 
 def apply(
-    tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    tracer: Tracer,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    inputs: Sequence[Tensor],
 ) -> None:
-    """Let the operator's rule move labels from the arguments to the result."""
+    """Let the operator's rule move labels from its arguments (`inputs`: the tensors) to `out`."""
     if func not in _found:
         _found[func] = _look_up(func)
     name, rule = _found[func]
@@ -45,13 +50,9 @@ def apply(
         source = args[0] if args and isinstance(args[0], Tensor) else None
         for result in tensors((out,)):
             tracer.risky(result, source)
-    inputs = list(tensors((*args, *kwargs.values())))
     zero = zeros.after(tracer, name, inputs)
     for result in tensors((out,)):
         tracer.mark_zero(result, zero)
-    if inputs and all(tracer.is_constant(x) for x in inputs):
-        for result in tensors((out,)):
-            tracer.mark_constant(result)
 
 
 def tensors(values: Any) -> Iterator[Tensor]:

@@ -1,0 +1,101 @@
+"""Heavy operators by shape alone: labels follow shapes, so the numbers need not be computed.
+
+A model that looks at its numbers (`if x.max() > 0`, `x.nonzero()`, non-maximum suppression) would
+be misled by such stand-ins. That is noticed, and whoever asked runs again with real values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class ValuesNeededError(Exception):
+    """The model's own code looks at values that were only sketched."""
+
+
+READS = {"tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"}
+"""Functions that hand values to Python without any operator running."""
+
+_LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether what an operator does next depends on values: reading a number, picking by a mask."""
+    if func.namespace != "aten":
+        return func.namespace not in ("prim", "prims")
+    if func._schema.name == "aten::index":
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    return not _LOOKS.isdisjoint(func.tags)
+
+
+def outline(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+    """Zeros in the shape of a heavy operator's result; None for what must really run.
+
+    Arguments that do not fit together are left to the operator, which says so in its own words.
+
+    >>> x, weight = torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)
+    >>> call = (x, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+    >>> outline(torch.ops.aten.convolution.default, call).shape
+    torch.Size([1, 4, 4, 4])
+    """
+    shape_of = _SHAPES.get(func)
+    shape = shape_of(*args) if shape_of is not None else None
+    return None if shape is None else args[0].new_zeros(shape)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> list[int] | None:
+    reads, writes = weight.shape[1] * groups, weight.shape[0]
+    if transposed:
+        reads, writes = writes, reads
+    if x.ndim != weight.ndim or x.shape[1] != reads or not _alike(x, weight, bias):
+        return None
+    if bias is not None and len(bias) != writes:
+        return None
+    sizes = []
+    for size, kernel, step, pad, gap, extra in zip(
+        x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, strict=True
+    ):
+        reach = gap * (kernel - 1)
+        if transposed:
+            sizes.append((size - 1) * step - 2 * pad + reach + extra + 1)
+        else:
+            sizes.append((size + 2 * pad - reach - 1) // step + 1)
+    return [x.shape[0], writes, *sizes] if min(sizes) > 0 else None
+
+
+def _product(a: Tensor, b: Tensor) -> list[int] | None:
+    fits = a.ndim == b.ndim and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
+    return [*a.shape[:-1], b.shape[-1]] if fits and _alike(a, b) else None
+
+
+def _add_product(added: Tensor, a: Tensor, b: Tensor, **scales: Any) -> list[int] | None:
+    shape = _product(a, b)
+    fits = shape is not None and list(added.shape) in (shape[-1:], shape) and _alike(added, a)
+    return shape if fits else None
+
+
+def _alike(*tensors: Tensor | None) -> bool:
+    return len({(t.dtype, t.device) for t in tensors if t is not None}) == 1
+
+
+_ATEN = torch.ops.aten
+_SHAPES: dict[Any, Any] = {
+    _ATEN.convolution.default: _convolution,
+    _ATEN.mm.default: _product,
+    _ATEN.bmm.default: _product,
+    _ATEN.addmm.default: _add_product,
+}
