@@ -107,9 +107,16 @@ class Replay(Tracer):
         return self._blame(f"{_fixed(error)} in {self._last}", self._upcoming)
 
     def _blame(self, reason: str, place: tuple[Place, int] | None) -> MismatchError:
-        """A mismatch that names the last thing computed that could still shrink."""
+        """A mismatch that names the last thing computed that could still shrink.
+
+        What shrank to one channel has lost its labels here, but the watch knew them at that place.
+        """
         units = torch.cat([pool.units for pool in self.structure.pools])
-        for fields in reversed(self._trail):
+        trail = list(self._trail)
+        risk = self.structure.seen.risks.get(place) if place is not None else None
+        if risk is not None and risk.source is not None:
+            trail.insert(len(trail) - 1, list(risk.source.fields))
+        for fields in reversed(trail):
             classes = [self.structure.of(f) for f in fields]
             live = [c for c in classes if bool(torch.isin(c, units).any())]
             if live:
