@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fpgm
 from fpgm.compact import PLANS
 from fpgm.models import digits
+from fpgm.tensors import modules_by_path
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
@@ -240,3 +241,11 @@ def test_the_compact_model_can_be_pruned_again() -> None:
     assert counter.get_total_flops() // 2 == second.macs_after
     assert getattr(twice, PLANS) == (first, second)
     assert [m.stem[0].out_channels for m in (model, once, twice)] == [32, 16, 8]
+
+
+def test_modules_are_found_under_the_paths_torch_gives_them() -> None:
+    shared = nn.Conv2d(3, 3, 1)
+    net = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleDict({"a": nn.ReLU()}))
+    net.register_module("none", None)
+    found = modules_by_path(net)
+    assert list(found.items()) == list(net.named_modules())
