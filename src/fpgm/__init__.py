@@ -21,6 +21,7 @@ from fpgm.errors import (
 from fpgm.masking import mask_
 from fpgm.plan import Plan
 from fpgm.planning import plan, prune
+from fpgm.soft import SoftPruner
 from fpgm.store import load, save
 from fpgm.verify import Certificate, verify
 
@@ -32,6 +33,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "RequestError",
+    "SoftPruner",
     "VerificationError",
     "__version__",
     "compact",

@@ -33,6 +33,17 @@ class Budget:
         for pattern, rate in self.rates.items():
             check_share(f"rates[{pattern!r}]", rate)
 
+    def scaled(self, share: float) -> Budget:
+        """The same request at a share of its size: what a ramp asks for on its way up."""
+        if share == 1:
+            return self
+
+        def part(amount: float | None) -> float | None:
+            return None if amount is None else amount * share
+
+        rates = {pattern: rate * share for pattern, rate in self.rates.items()}
+        return Budget(part(self.rate), part(self.macs), part(self.params), rates)
+
     def asked(self) -> dict[str, Any]:
         """What was asked, for the plan."""
         chosen: dict[str, Any] = {

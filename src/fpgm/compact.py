@@ -10,26 +10,31 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fpgm.adapters import attach_
 from fpgm.errors import PlanError
+from fpgm.optimizers import move_optimizer_
 from fpgm.plan import Attribute, Cut, Plan
+from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import modules_by_path, named_tensors
 
 PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
 
 
-def compact(model: nn.Module, plan: Plan) -> nn.Module:
+def compact(
+    model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None
+) -> nn.Module:
     """Return a copy of the model without the units the plan removes.
+
+    An `optimizer` of the model given along is handed over to the copy, in place and with its
+    state, so that training goes on where it was.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -38,7 +43,10 @@ def compact(model: nn.Module, plan: Plan) -> nn.Module:
     (4, 8)
     """
     check_fits(model, plan)
-    return rebuild(model, plan)
+    small = rebuild(model, plan)
+    if optimizer is not None:
+        move_optimizer_(optimizer, model, small, plan)
+    return small
 
 
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
@@ -112,30 +120,6 @@ def _copied(value: Any, memo: dict[int, object], own: bool = False) -> Any:
     return copy.deepcopy(value, memo)
 
 
-def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
-    """Keep what the cuts say; a tensor of size 1 along a dim has nothing to lose there."""
-    for c in sorted(cuts, key=lambda c: -c.blocks):
-        if tensor.shape[c.dim] == 1 and c.size > 1:
-            continue
-        keep = _positions(c.keep).to(tensor.device)
-        if c.blocks == 1:
-            tensor = tensor.index_select(c.dim, keep)
-        else:
-            rows = tensor.shape[0] // c.blocks
-            parts = [
-                tensor[b * rows : (b + 1) * rows].index_select(c.dim, share)
-                for b, share in enumerate(keep.reshape(c.blocks, -1))
-            ]
-            tensor = torch.cat(parts)
-    return tensor
-
-
-@lru_cache(maxsize=256)
-def _positions(keep: tuple[int, ...]) -> Tensor:
-    """A layer, its norm and its readers keep the same: the second asks for what the first made."""
-    return torch.from_numpy(np.asarray(keep))
-
-
 def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
     shape = list(original.shape)
     for c in cuts:
@@ -163,14 +147,6 @@ def _assign(module: nn.Module, attribute: Attribute) -> None:
     if isinstance(getattr(module, attribute.name), list):
         value = list(value)
     setattr(module, attribute.name, value)
-
-
-def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
-    """Cuts of each tensor."""
-    grouped: dict[str, list[Cut]] = {}
-    for c in cuts:
-        grouped.setdefault(c.tensor, []).append(c)
-    return grouped
 
 
 def fingerprint(model: nn.Module) -> str:

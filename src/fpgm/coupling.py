@@ -32,6 +32,15 @@ class Writer:
     carries: bool
     """It only hands on, or scales, what other filters wrote: a depthwise convolution, a gate."""
 
+    def filters(self, weight: Tensor) -> Tensor:
+        """The weight as [n, d]: one row a filter."""
+        used = lb.axes(self.field)
+        if len(used) == 1:
+            return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
+        groups = len(self.classes) // weight.shape[1]
+        blocks = weight.reshape(groups, -1, *weight.shape[1:])
+        return blocks.transpose(1, 2).flatten(0, 1).flatten(1)
+
     @property
     def layer(self) -> str:
         """Path of the module that owns the filters."""

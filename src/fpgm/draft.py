@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fpgm import labels as lb
-from fpgm.compact import by_tensor, fingerprint
+from fpgm.compact import fingerprint
 from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
 from fpgm.findings import Site, Slot
 from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Kind, Plan, Role, Side
 from fpgm.select import Choice
+from fpgm.slicing import by_tensor
 from fpgm.tensors import modules_by_path
 
 _FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")

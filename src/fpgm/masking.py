@@ -5,9 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fpgm.compact import by_tensor, check_fits
+from fpgm.compact import check_fits
 from fpgm.plan import Cut, Plan
+from fpgm.slicing import by_tensor
 from fpgm.tensors import named_tensors
+
+SILENT = ("filter", "depthwise", "both", "gain", "shift")
+"""What writes a unit: with these at zero it is silent, wherever zero stays zero."""
+
+HELD = (*SILENT, "reads")
+"""All that is left of a unit that must not matter, whatever the activation behind it."""
 
 
 @torch.no_grad()
@@ -20,8 +27,7 @@ def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     the two are the same when the activation maps zero to zero.
     """
     check_fits(model, plan)
-    writers = ("filter", "depthwise", "both", "gain", "shift")
-    silence_(model, plan, (*writers, "reads") if readers else writers)
+    silence_(model, plan, HELD if readers else SILENT)
 
 
 @torch.no_grad()
@@ -32,6 +38,17 @@ def silence_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
         for c in cuts:
             if c.role in roles:
                 _zero_(tensors[name], c)
+
+
+@torch.no_grad()
+def silence_gradients_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
+    """Zero the gradients of the removed slices that play one of these roles."""
+    tensors = named_tensors(model)
+    for name, cuts in by_tensor(plan.cuts).items():
+        gradient = tensors[name].grad
+        for c in cuts if gradient is not None else ():
+            if c.role in roles:
+                _zero_(gradient, c)
 
 
 def _zero_(tensor: Tensor, c: Cut) -> None:

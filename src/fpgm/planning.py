@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -23,7 +23,7 @@ from fpgm.errors import ModelError, RequestError
 from fpgm.examples import Example, as_examples
 from fpgm.plan import Plan
 from fpgm.replay import MismatchError, needs_replay, replay
-from fpgm.select import Selector
+from fpgm.select import Choice, Selector
 from fpgm.streams import IndependentWatch, find_junctions
 from fpgm.tensors import named_tensors
 from fpgm.verify import certify, verify
@@ -70,79 +70,147 @@ def plan(
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
-    _check_model(model)
-    if isinstance(ignore, str):
-        raise RequestError(f"ignore is the text {ignore!r}: give a list of patterns.")
-    if residual not in ("coupled", "independent"):
-        raise RequestError(f"residual is {residual!r}: give 'coupled' or 'independent'.")
-    budget = Budget(rate, macs, params, dict(rates or {}))
-    rounder = Rounder(align, rounding, min_channels)
-    criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name before any work
-    examples = as_examples(example_inputs)
-    seen = _seen(model, examples, residual, keep_outputs)
-    structure = couple(seen, approximate)
-    layers = [w.layer for w in structure.writers]
-    check_patterns("rates", list(budget.rates), layers)
-    check_patterns("ignore", list(ignore), layers)
-    _ignore(structure, ignore)
-    asked = {
-        **budget.asked(),
-        "criterion": _name(criterion),
-        "distance": distance,
-        "residual": residual,
-        "align": align,
-        "rounding": rounding,
-    }
-
-    def scorer_of(layer: str) -> criteria.Scorer:
-        # A seed of its own, or random would pick the same positions in every layer of one width.
-        return criteria.resolve(criterion, distance=distance, seed=seed + crc32(layer.encode()))
-
-    selector = Selector(model, structure, scorer_of, rounder, uses_scale=criterion == "bn")
-    return _fit(model, examples, selector, budget, asked)
+    planner = Planner(
+        model,
+        example_inputs,
+        budget=Budget(rate, macs, params, dict(rates or {})),
+        criterion=criterion,
+        distance=distance,
+        residual=residual,
+        ignore=ignore,
+        align=align,
+        rounding=rounding,
+        min_channels=min_channels,
+        approximate=approximate,
+        keep_outputs=keep_outputs,
+        seed=seed,
+    )
+    return planner.draw().plan
 
 
-def _fit(
-    model: nn.Module,
-    examples: Sequence[Example],
-    selector: Selector,
-    budget: Budget,
-    asked: Mapping[str, Any],
-) -> Plan:
-    """Choose, write down, and replay until the model's own code follows the smaller sizes."""
-    structure = selector.structure
-    attributes = Attributes(model, structure)
-    tolerated: set[Any] = set()
-    for _ in range(_MOST_REPLAYS):
-        if not structure.pools:
-            raise ModelError(_nothing(structure))
-        choice = selector.choose(budget)
-        try:
-            found = draft(model, structure, choice, asked, attributes.chosen)
-            if not needs_replay(structure, choice.removed):
-                return found
-            adapters, doubt = replay(model, structure, found, choice.removed, examples, tolerated)
-            found = replace(found, adapters=(*found.adapters, *adapters))
-            if doubt is not None and not certify(model, found, examples).ok:
-                raise doubt
+@dataclass(frozen=True)
+class Drawn:
+    """A plan and the units it removes, by the planner's own numbers."""
+
+    plan: Plan
+    removed: Tensor
+
+
+class Planner:
+    """A model watched once, of which plans can be drawn again while its weights change.
+
+    Takes the arguments of `plan`, the budget as a value.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        *,
+        budget: Budget,
+        criterion: Criterion = "fpgm",
+        distance: str = "l2",
+        residual: Residual = "coupled",
+        ignore: Sequence[str] = (),
+        align: int = 8,
+        rounding: Rounding = "nearest",
+        min_channels: int = 1,
+        approximate: bool = False,
+        keep_outputs: bool = True,
+        seed: int = 0,
+    ) -> None:
+        _check_model(model)
+        if isinstance(ignore, str):
+            raise RequestError(f"ignore is the text {ignore!r}: give a list of patterns.")
+        if residual not in ("coupled", "independent"):
+            raise RequestError(f"residual is {residual!r}: give 'coupled' or 'independent'.")
+        self.model = model
+        self.budget = budget
+        self.rounder = Rounder(align, rounding, min_channels)
+        criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name at once
+        self.criterion, self.distance, self.seed = criterion, distance, seed
+        self.examples = as_examples(example_inputs)
+        seen = _seen(model, self.examples, residual, keep_outputs)
+        self.structure = couple(seen, approximate)
+        layers = [w.layer for w in self.structure.writers]
+        check_patterns("rates", list(budget.rates), layers)
+        check_patterns("ignore", list(ignore), layers)
+        _ignore(self.structure, ignore)
+        self.asked = {
+            "criterion": _name(criterion),
+            "distance": distance,
+            "residual": residual,
+            "align": align,
+            "rounding": rounding,
+        }
+
+    def draw(self, share: float = 1.0, first: Tensor | None = None) -> Drawn:
+        """A plan from the weights as they are, for a share of the budget; units `first` go first.
+
+        Chooses, writes down, and replays until the model's own code follows the smaller sizes.
+        """
+        budget = self.budget.scaled(share)
+        asked = {**budget.asked(), **self.asked}
+        selector = Selector(
+            self.model,
+            self.structure,
+            self._scorer_of,
+            self.rounder,
+            uses_scale=self.criterion == "bn",
+            first=first,
+        )
+        structure = self.structure
+        attributes = Attributes(self.model, structure)
+        tolerated: set[Any] = set()
+        for _ in range(_MOST_REPLAYS):
+            if not structure.pools:
+                raise ModelError(_nothing(structure))
+            choice = selector.choose(budget)
+            try:
+                return Drawn(self._checked(choice, asked, attributes, tolerated), choice.removed)
+            except EmptiedError as emptied:
+                structure.freeze(
+                    selector.dearest(emptied.classes),
+                    "a later layer would have nothing left to read",
+                )
+            except UnevenError as uneven:
+                structure.freeze(
+                    _pool_units(structure, uneven.classes), "its groups cannot shrink alike"
+                )
+            except MismatchError as mismatch:
+                left = attributes.mend(mismatch)
+                if left is None:
+                    continue
+                if left.may_wait:
+                    tolerated.add(left.place)
+                else:
+                    structure.freeze(_blamed(structure, left.classes), left.reason)
+        raise ModelError(
+            "No plan could be made to fit the model's own code; please report this model."
+        )
+
+    def _checked(
+        self,
+        choice: Choice,
+        asked: Mapping[str, Any],
+        attributes: Attributes,
+        tolerated: set[Any],
+    ) -> Plan:
+        """The choice as a plan the model's own code can follow, or `MismatchError`."""
+        model, structure, examples = self.model, self.structure, self.examples
+        found = draft(model, structure, choice, asked, attributes.chosen)
+        if not needs_replay(structure, choice.removed):
             return found
-        except EmptiedError as emptied:
-            structure.freeze(
-                selector.dearest(emptied.classes), "a later layer would have nothing left to read"
-            )
-        except UnevenError as uneven:
-            structure.freeze(
-                _pool_units(structure, uneven.classes), "its groups cannot shrink alike"
-            )
-        except MismatchError as mismatch:
-            left = attributes.mend(mismatch)
-            if left is None:
-                continue
-            if left.may_wait:
-                tolerated.add(left.place)
-            else:
-                structure.freeze(_blamed(structure, left.classes), left.reason)
-    raise ModelError("No plan could be made to fit the model's own code; please report this model.")
+        adapters, doubt = replay(model, structure, found, choice.removed, examples, tolerated)
+        found = replace(found, adapters=(*found.adapters, *adapters))
+        if doubt is not None and not certify(model, found, examples).ok:
+            raise doubt
+        return found
+
+    def _scorer_of(self, layer: str) -> criteria.Scorer:
+        # A seed of its own, or random would pick the same positions in every layer of one width.
+        seed = self.seed + crc32(layer.encode())
+        return criteria.resolve(self.criterion, distance=self.distance, seed=seed)
 
 
 def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:

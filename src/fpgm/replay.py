@@ -19,11 +19,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm import rules
-from fpgm.compact import by_tensor, cut, rebuild
+from fpgm.compact import rebuild
 from fpgm.coupling import Structure
 from fpgm.examples import Example
 from fpgm.findings import Factor, Place, Slot
 from fpgm.plan import Adapter, Plan
+from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import named_tensors
 from fpgm.tracer import RuleError, Tracer, undisturbed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Rounder
 from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
-from fpgm.labels import axes
 from fpgm.tensors import modules_by_path, named_tensors
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -43,6 +43,7 @@ class Selector:
         scorer_of: Callable[[str], Scorer],
         rounder: Rounder,
         uses_scale: bool = False,
+        first: Tensor | None = None,
     ) -> None:
         self.tensors = named_tensors(model)
         self.modules = modules_by_path(model)
@@ -50,6 +51,8 @@ class Selector:
         self.scorer_of = scorer_of
         self.rounder = rounder
         self.uses_scale = uses_scale
+        self.first = first
+        """Classes that go before all others, whatever their score: they are gone already."""
         self._layer_scores: dict[tuple[int, float], Tensor] = {}
 
     def choose(self, budget: Budget) -> Choice:
@@ -197,6 +200,9 @@ class Selector:
             if not any(cells):
                 continue
             scores = torch.cat([self._scores(p, part.rate(p, cells)) for p in part.pools])
+            if self.first is not None:
+                units = torch.cat([p.units for p in part.pools])
+                scores = scores.masked_fill(torch.isin(units, self.first), -math.inf)
             removed.append(part.lowest(cells, scores))
         gone = torch.cat(removed) if removed else torch.zeros(0, dtype=torch.int64)
         stays = torch.ones(len(self.structure.classes), dtype=torch.bool)
@@ -229,20 +235,11 @@ class Selector:
     def _writer_scores(self, writer: Writer, rate: float) -> Tensor:
         key = (id(writer), rate)
         if key not in self._layer_scores:
-            rows = self._scale_of(writer) if self.uses_scale else self._filters(writer)
+            weight = self.tensors[writer.slot.name].detach()
+            rows = self._scale_of(writer) if self.uses_scale else writer.filters(weight)
             scorer = self.scorer_of(writer.layer)
             self._layer_scores[key] = criteria.score(scorer, rows, rate, writer.layer)
         return self._layer_scores[key]
-
-    def _filters(self, writer: Writer) -> Tensor:
-        """[n, d]: one row a filter."""
-        weight = self.tensors[writer.slot.name].detach()
-        used = axes(writer.field)
-        if len(used) == 1:
-            return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
-        groups = len(writer.classes) // weight.shape[1]
-        blocks = weight.reshape(groups, -1, *weight.shape[1:])
-        return blocks.transpose(1, 2).flatten(0, 1).flatten(1)
 
     def _scale_of(self, writer: Writer) -> Tensor:
         """|γ| of the norm behind a layer, found as the scale whose classes are the layer's."""

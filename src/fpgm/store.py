@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fpgm._version import __version__
-from fpgm.compact import PLANS, by_tensor, compact, fingerprint
+from fpgm.compact import PLANS, compact, fingerprint
 from fpgm.errors import FileError, ModelError, PlanError, RequestError
 from fpgm.plan import Cut, Plan
+from fpgm.slicing import by_tensor
 
 FORMAT = 1
 """Version of the file's metadata; raised when an older fpgm would misread it."""

@@ -1,0 +1,62 @@
+"""Training goes on with the compact model: the optimizer's state is cut along with the weights.
+
+The optimizer itself stays the same object, so schedulers that hold on to it keep working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.errors import RequestError
+from fpgm.plan import Cut, Plan
+from fpgm.slicing import by_tensor, cut
+from fpgm.tensors import named_tensors
+
+
+def move_optimizer_(
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, plan: Plan
+) -> None:
+    """Hand an optimizer of the model over to the compact model, momentum and all.
+
+    Nothing changes unless everything fits.
+    """
+    old, new = named_tensors(model), named_tensors(small)
+    names = {id(tensor): name for name, tensor in old.items()}
+    cuts = by_tensor(plan.cuts)
+    groups = [[_successor(p, names, new) for p in g["params"]] for g in optimizer.param_groups]
+    states = {}
+    for parameter, state in optimizer.state.items():
+        name = names[id(parameter)]
+        states[new[name]] = {
+            key: _cut_state(name, key, value, parameter, cuts) for key, value in state.items()
+        }
+    for group, params in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = params
+    optimizer.state.clear()
+    optimizer.state.update(states)
+
+
+def _successor(parameter: Tensor, names: Mapping[int, str], new: Mapping[str, Tensor]) -> Tensor:
+    if id(parameter) not in names:
+        raise RequestError(
+            f"The optimizer holds a parameter of shape {list(parameter.shape)} that is not the "
+            "model's: give the optimizer of this model."
+        )
+    return new[names[id(parameter)]]
+
+
+def _cut_state(
+    name: str, key: str, value: Any, parameter: Tensor, cuts: Mapping[str, Sequence[Cut]]
+) -> Any:
+    if not isinstance(value, Tensor) or value.ndim == 0 or name not in cuts:
+        return value.clone() if isinstance(value, Tensor) else value
+    if value.shape != parameter.shape:
+        raise RequestError(
+            f"The optimizer's '{key}' for '{name}' has shape {list(value.shape)}, the parameter "
+            f"{list(parameter.shape)}: state in another layout cannot be cut; make a new optimizer."
+        )
+    return cut(value, cuts[name])

@@ -1,0 +1,42 @@
+"""When to prune during training, and how much of the final amount. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fpgm.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every `interval` epochs from `start` to `end`, rising over the first `ramp` of them.
+
+    Epochs count from 1, and pruning happens at their ends.
+
+    >>> [Schedule(interval=2, ramp=4).share(epoch) for epoch in range(1, 7)]
+    [None, 0.5, None, 1.0, None, 1.0]
+    """
+
+    interval: int = 1
+    start: int = 1
+    end: int | None = None
+    ramp: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("interval", 1), ("start", 1), ("ramp", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise RequestError(f"{name} is {value!r}: give a whole number from {least} up.")
+        if self.end is not None and (not isinstance(self.end, int) or self.end < self.start):
+            raise RequestError(
+                f"end is {self.end!r}: give a whole number from start ({self.start}) up, or None."
+            )
+
+    def share(self, epoch: int) -> float | None:
+        """The share of the full amount to prune at the end of an epoch; None: leave it alone."""
+        passed = epoch - self.start + 1
+        if passed < 1 or (self.end is not None and epoch > self.end):
+            return None
+        if passed % self.interval:
+            return None
+        return min(1.0, passed / self.ramp) if self.ramp else 1.0

@@ -1,0 +1,194 @@
+"""Algorithm 1: train, and at the end of every epoch zero the most replaceable filters.
+
+`SoftPruner` does the second half in anybody's training loop. In `soft` mode, the paper's, zeroed
+units are left to the optimizer and may come back; in `hard` mode they are held at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fpgm.budget import Budget
+from fpgm.compact import compact
+from fpgm.errors import RequestError
+from fpgm.masking import HELD, SILENT, mask_, silence_, silence_gradients_
+from fpgm.plan import Plan
+from fpgm.planning import Drawn, Planner
+from fpgm.schedule import Schedule
+from fpgm.verify import verify
+
+Mode = Literal["soft", "hard"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one epoch's end did."""
+
+    epoch: int
+    share: float | None
+    """Share of the full amount that was asked for; None where the schedule leaves the epoch out."""
+    units: int = 0
+    zeroed: int = 0
+    regrown: int = 0
+    """Of the units zeroed last time, those whose filters are no longer zero."""
+    returned: int = 0
+    """Of the units zeroed last time, those that now stay."""
+    changed: int = 0
+    """Units that changed sides, either way."""
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return f"epoch {self.epoch}: not pruned"
+        return (
+            f"epoch {self.epoch}: {self.zeroed} of {self.units} units zeroed, {self.changed} "
+            f"changed sides, {self.regrown} had regrown, {self.returned} returned"
+        )
+
+
+class SoftPruner:
+    """Prunes a model while it is trained.
+
+        pruner = fpgm.SoftPruner(model, example_inputs, rate=0.4)
+        for epoch in range(epochs):
+            train_one_epoch(model)
+            pruner.step()
+        small = pruner.compact()
+
+    How much, which and where are the options of `fpgm.plan`. When: every `interval` epochs from
+    `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs.
+    `mode="hard"` needs the `optimizer`, whose steps it corrects.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        *,
+        rate: float | None = None,
+        macs: float | None = None,
+        params: float | None = None,
+        rates: Mapping[str, float] | None = None,
+        interval: int = 1,
+        start: int = 1,
+        end: int | None = None,
+        ramp: int = 0,
+        mode: Mode = "soft",
+        optimizer: torch.optim.Optimizer | None = None,
+        **options: Any,
+    ) -> None:
+        if mode not in ("soft", "hard"):
+            raise RequestError(f"mode is {mode!r}: give 'soft' or 'hard'.")
+        if mode == "hard" and optimizer is None:
+            raise RequestError("mode='hard' corrects the optimizer's steps: give optimizer=.")
+        self.schedule = Schedule(interval, start, end, ramp)
+        budget = Budget(rate, macs, params, dict(rates or {}))
+        self.model = unwrapped(model)
+        self.mode = mode
+        self.example_inputs = example_inputs
+        self.planner = Planner(self.model, example_inputs, budget=budget, **options)
+        self.epoch = 0
+        self.plan: Plan | None = None
+        """The plan whose units were zeroed last."""
+        self._gone = torch.zeros(0, dtype=torch.int64)
+        if mode == "hard" and optimizer is not None:
+            optimizer.register_step_pre_hook(lambda *_: self._hold(silence_gradients_))
+            optimizer.register_step_post_hook(lambda *_: self._hold(silence_))
+
+    def step(self) -> Step:
+        """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
+        self.epoch += 1
+        share = self.schedule.share(self.epoch)
+        return Step(self.epoch, None) if share is None else self._prune(share)
+
+    def compact(self, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+        """Choose for the last time, at the full amount, and return the verified compact model.
+
+        The model itself is left masked: it computes exactly what the compact one does. Given the
+        `optimizer`, it is handed over to the compact model with its state.
+        """
+        self._prune(1.0)
+        assert self.plan is not None
+        mask_(self.model, self.plan)
+        small = compact(self.model, self.plan, optimizer=optimizer)
+        verify(self.model, self.plan, self.example_inputs, compacted=small).check()
+        return small
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pruning stands, as plain values."""
+        plan = None if self.plan is None else self.plan.to_json()
+        return {"epoch": self.epoch, "mode": self.mode, "plan": plan, "gone": self._gone.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        if state["mode"] != self.mode:
+            raise RequestError(
+                f"The saved state is of mode {state['mode']!r}, this pruner of {self.mode!r}."
+            )
+        self.epoch = int(state["epoch"])
+        self.plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        self._gone = torch.tensor(state["gone"], dtype=torch.int64)
+
+    def _prune(self, share: float) -> Step:
+        before = self._gone
+        regrown = self._regrown()
+        drawn = self._agreed(share)
+        self.plan, self._gone = drawn.plan, drawn.removed
+        if self.mode == "soft":
+            silence_(self.model, drawn.plan, SILENT)
+        else:
+            self._hold(silence_)
+        left = int((~torch.isin(before, self._gone)).sum())
+        entered = int((~torch.isin(self._gone, before)).sum())
+        units = sum(group.units for group in drawn.plan.groups)
+        return Step(
+            self.epoch,
+            share,
+            units,
+            len(self._gone),
+            regrown,
+            returned=left,
+            changed=left + entered,
+        )
+
+    def _agreed(self, share: float) -> Drawn:
+        """The plan all processes follow: the first one's."""
+        first = self._gone if self.mode == "hard" and len(self._gone) else None
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.planner.draw(share, first)
+        sent: list[Any] = [None]
+        if dist.get_rank() == 0:
+            drawn = self.planner.draw(share, first)
+            sent = [(drawn.plan.to_json(), drawn.removed.tolist())]
+        dist.broadcast_object_list(sent)
+        text, removed = sent[0]
+        return Drawn(Plan.from_json(text), torch.tensor(removed, dtype=torch.int64))
+
+    def _regrown(self) -> int:
+        """Units zeroed last time whose filters are no longer zero."""
+        if not len(self._gone):
+            return 0
+        structure, grown = self.planner.structure, torch.zeros(0, dtype=torch.int64)
+        tensors = dict(self.model.named_parameters())
+        for writer in structure.writers:
+            if writer.slot.name in tensors:
+                alive = writer.filters(tensors[writer.slot.name]).detach().flatten(1).any(1).cpu()
+                grown = torch.cat([grown, writer.classes[alive]])
+        return int(torch.isin(self._gone, grown).sum())
+
+    def _hold(self, zero_: Any) -> None:
+        if self.plan is not None:
+            zero_(self.model, self.plan, HELD)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's module inside torch's own wrappers for many processes and for compilation."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
