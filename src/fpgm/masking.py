@@ -37,7 +37,7 @@ def silence_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
     for name, cuts in by_tensor(plan.cuts).items():
         for c in cuts:
             if c.role in roles:
-                _zero_(tensors[name], c)
+                zero_(tensors[name], c)
 
 
 @torch.no_grad()
@@ -46,12 +46,14 @@ def silence_gradients_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> 
     tensors = named_tensors(model)
     for name, cuts in by_tensor(plan.cuts).items():
         gradient = tensors[name].grad
-        for c in cuts if gradient is not None else ():
-            if c.role in roles:
-                _zero_(gradient, c)
+        if gradient is not None:
+            for c in cuts:
+                if c.role in roles:
+                    zero_(gradient, c)
 
 
-def _zero_(tensor: Tensor, c: Cut) -> None:
+def zero_(tensor: Tensor, c: Cut) -> None:
+    """Zero what a cut removes."""
     rows = tensor.shape[0] // c.blocks
     for b in range(c.blocks):
         block = tensor if c.blocks == 1 else tensor[b * rows : (b + 1) * rows]

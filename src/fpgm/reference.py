@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm.masking import silence_
+from fpgm.masking import silence_, zero_
 from fpgm.plan import Adapter, Cut, Plan
 from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import named_tensors
@@ -101,6 +101,25 @@ def faint(model: nn.Module, plan: Plan) -> list[str]:
         and not name.endswith("bias")
         and float(parameter.detach().abs().max()) < FAINT
     ]
+
+
+@torch.no_grad()
+def wake_(model: nn.Module, plan: Plan) -> None:
+    """Fill what the plan removes with noise: silencing units that are zero already shows nothing.
+
+    The compact model holds none of it, so it stays the same whatever stood there.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tensors = named_tensors(model)
+    for name, cuts in by_tensor(plan.cuts).items():
+        tensor = tensors[name]
+        if tensor.is_floating_point():
+            stays = torch.ones_like(tensor)
+            for c in cuts:
+                if c.role != "scale":
+                    zero_(stays, c)
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std()
+            tensor.copy_(torch.where(stays.bool(), tensor, noise))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from fpgm.compact import check_fits, compact
 from fpgm.errors import VerificationError
 from fpgm.examples import Example, as_examples, tensors_in
 from fpgm.plan import Plan
-from fpgm.reference import FAINT, faint, follow_, norms_over_kept, silenced, stir_
+from fpgm.reference import FAINT, faint, follow_, norms_over_kept, silenced, stir_, wake_
 
 TOLERANCE = 1e-4
 """Largest relative difference that float32 rounding explains in a deep network."""
@@ -76,7 +76,8 @@ def verify(
     """Compare the compact model with the silenced original on the examples and shuffled ones.
 
     Works in the model's precision first. If that leaves doubt, or some parameters are so small
-    that they hide what is behind them, again in float64 with those parameters stirred.
+    that they hide what is behind them, or the units are masked already, again in float64 with
+    those parameters stirred and the units filled with noise.
     """
     return certify(model, plan, as_examples(example_inputs), compacted, inputs)
 
@@ -114,6 +115,7 @@ def _stirred(
     hidden: list[str],
     tolerance: float,
 ) -> Certificate:
+    wake_(model, plan)
     follow_(small, plan, stir_(model, hidden))
     return _compare(model, plan, small, trials, tolerance)
 
