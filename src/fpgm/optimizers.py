@@ -24,6 +24,7 @@ def move_optimizer_(
 
     Nothing changes unless everything fits.
     """
+    optimizer = inner_optimizer(optimizer)
     old, new = named_tensors(model), named_tensors(small)
     names = {id(tensor): name for name, tensor in old.items()}
     cuts = by_tensor(plan.cuts)
@@ -38,6 +39,12 @@ def move_optimizer_(
         group["params"] = params
     optimizer.state.clear()
     optimizer.state.update(states)
+
+
+def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that really steps, inside a wrapper such as Accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _successor(parameter: Tensor, names: Mapping[int, str], new: Mapping[str, Tensor]) -> Tensor:

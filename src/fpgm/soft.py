@@ -18,6 +18,7 @@ from fpgm.budget import Budget
 from fpgm.compact import compact
 from fpgm.errors import RequestError
 from fpgm.masking import HELD, SILENT, mask_, silence_, silence_gradients_
+from fpgm.optimizers import inner_optimizer
 from fpgm.plan import Plan
 from fpgm.planning import Drawn, Planner
 from fpgm.schedule import Schedule
@@ -97,6 +98,7 @@ class SoftPruner:
         """The plan whose units were zeroed last."""
         self._gone = torch.zeros(0, dtype=torch.int64)
         if mode == "hard" and optimizer is not None:
+            optimizer = inner_optimizer(optimizer)
             optimizer.register_step_pre_hook(lambda *_: self._hold(silence_gradients_))
             optimizer.register_step_post_hook(lambda *_: self._hold(silence_))
 
