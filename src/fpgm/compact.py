@@ -11,7 +11,6 @@ import copy
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -42,7 +41,7 @@ def compact(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
-    """The compact model; without `values` in shape only: cut tensors are zeros, others shared."""
+    """The compact model; without `values` in shape only: what is cut is zeros."""
     cuts = by_tensor(plan.cuts)
     memo: dict[int, object] = {}
     for name, original in named_tensors(model).items():
@@ -50,8 +49,6 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
             memo[id(original)] = _like(original, cut(original.detach(), cuts[name]))
         elif name in cuts:
             memo[id(original)] = _like(original, _zeros(original, cuts[name]))
-        elif not values:
-            memo[id(original)] = original
     small = clone(model, memo)
     for attribute in plan.attributes:
         _assign(small.get_submodule(attribute.module), attribute)
@@ -117,7 +114,7 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
     for c in sorted(cuts, key=lambda c: -c.blocks):
         if tensor.shape[c.dim] == 1 and c.size > 1:
             continue
-        keep = _positions(c.keep).to(tensor.device)
+        keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
         if c.blocks == 1:
             tensor = tensor.index_select(c.dim, keep)
         else:
@@ -128,12 +125,6 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
             ]
             tensor = torch.cat(parts)
     return tensor
-
-
-@lru_cache(maxsize=256)
-def _positions(keep: tuple[int, ...]) -> Tensor:
-    """A layer, its norm and its readers keep the same: the second asks for what the first made."""
-    return torch.from_numpy(np.asarray(keep))
 
 
 def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
