@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -87,7 +86,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def one_step(model: nn.Module, x: Tensor, plan: fpgm.Plan, measure: str) -> float:
     """The most that one alignment step of one group of a plan changes, as a share of the whole."""
-    structure = couple(watch(partial(Watch, model), as_examples(x)))
+    structure = couple(watch(Watch(model), as_examples(x)))
     cost: Callable[..., int] = getattr(structure, measure)
     kept = {group.name: group.kept for group in plan.groups}
     now = cost(_kept_labels(structure, kept))

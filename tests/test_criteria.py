@@ -522,3 +522,25 @@ def test_scores_come_as_float64_on_the_cpu(name: str) -> None:
     assert scores.dtype == torch.float64
     assert scores.device.type == "cpu"
     assert scores.shape == (10,)
+
+
+def test_pairs_at_the_threshold_of_a_second_look_count_once_on_both_sides() -> None:
+    """Products of a tile with itself are not symmetric to the last bit."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        base = torch.randn(1, 64, generator=generator)
+        step = torch.randn(96, 64, generator=generator) * float(base.norm()) / 64**0.5
+        rows = base + step * (criteria.NEAR**0.5)
+        exact = torch.cdist(rows.double(), rows.double()).sum(1)
+        assert torch.allclose(criteria.fpgm(rows).double(), exact, rtol=1e-5)
+
+
+def test_memory_stays_in_tiles() -> None:
+    sides = [(a.stop - a.start, b.stop - b.start) for a, b in criteria._tiles(0, 5000)]
+    assert max(max(pair) for pair in sides) <= criteria.LARGEST_TILE
+    counted = torch.zeros(300, 300)
+    for a, b in criteria._tiles(0, 300):
+        counted[a, b] += 1
+        if a != b:
+            counted[b, a] += 1
+    assert bool((counted == 1).all())

@@ -299,33 +299,3 @@ def test_a_size_fixed_for_channels_that_shrink_to_one_freezes_those_and_no_other
     plan = fpgm.plan(Bias(), odd, rate=0.5, align=1)
     assert [group.layers for group in plan.groups] == [("body",)]
     assert next((f.layers, f.channels) for f in plan.frozen) == (("pair",), 2)
-
-
-class Gated(nn.Module):
-    """Squeeze and excitation: `gate` scales what `body` writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Conv2d(3, 8, 1)
-        self.squeeze = nn.Conv2d(8, 4, 1)
-        self.gate = nn.Conv2d(4, 8, 1)
-        self.head = nn.Conv2d(8, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.body(x)
-        scale = self.gate(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True))))
-        return self.head(x * torch.sigmoid(scale))  # type: ignore[no-any-return]
-
-
-def test_a_gate_has_no_say_in_which_units_go() -> None:
-    net = Gated()
-    before = fpgm.plan(net, X, rate=0.5, align=1)
-    with torch.no_grad():
-        net.gate.weight.normal_().mul_(100)
-    after = fpgm.plan(net, X, rate=0.5, align=1)
-    cut = {(c.tensor, c.dim): c.keep for c in after.cuts}
-    assert cut == {(c.tensor, c.dim): c.keep for c in before.cuts}
-    gone = fpgm.criteria.lowest(fpgm.criteria.fpgm(net.body.weight.flatten(1)), 4)
-    kept = tuple(sorted(set(range(8)) - set(gone)))
-    assert cut["body.weight", 0] == cut["gate.weight", 0] == kept
-    assert fpgm.verify(net, after, X).ok

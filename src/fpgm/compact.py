@@ -50,7 +50,7 @@ def compact(
 
 
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
-    """The compact model; without `values` in shape only: cut tensors are zeros, others shared."""
+    """The compact model; without `values` in shape only: what is cut is zeros."""
     cuts = by_tensor(plan.cuts)
     memo: dict[int, object] = {}
     for name, original in named_tensors(model).items():
@@ -58,8 +58,6 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
             memo[id(original)] = _like(original, cut(original.detach(), cuts[name]))
         elif name in cuts:
             memo[id(original)] = _like(original, _zeros(original, cuts[name]))
-        elif not values:
-            memo[id(original)] = original
     small = clone(model, memo)
     for attribute in plan.attributes:
         _assign(small.get_submodule(attribute.module), attribute)

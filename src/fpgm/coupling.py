@@ -29,8 +29,11 @@ class Writer:
     slot: Slot
     field: Tensor
     classes: Tensor
-    carries: bool
-    """It only hands on, or scales, what other filters wrote: a depthwise convolution, a gate."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether it only hands units on, one by one (a depthwise convolution)."""
+        return self.slot.roles == ["depthwise"]
 
     def filters(self, weight: Tensor) -> Tensor:
         """The weight as [n, d]: one row a filter."""
@@ -184,15 +187,10 @@ def _settle_roles(seen: Watch) -> None:
 
 def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
     found = []
-    gates = torch.zeros(seen.count, dtype=torch.bool)
-    for labels in seen.gates:
-        gates[labels] = True
     for slot in seen.slots.values():
         for f, role in zip(slot.fields, slot.roles, strict=True):
             if role in FILTERS:
-                rows = rows_of(f)
-                carries = slot.roles == ["depthwise"] or bool(gates[rows].all())
-                found.append(Writer(slot, f, classes[rows], carries))
+                found.append(Writer(slot, f, classes[rows_of(f)]))
     return tuple(found)
 
 

@@ -247,8 +247,10 @@ def _norms(rows: Tensor, order: float = 2) -> Tensor:
 # difference of. Below this share of them the pair is measured again, directly.
 NEAR = 1 / 64
 
-# Smaller tiles repeat less work and call more often.
-TILE = 192
+# Sides of the tiles the Gram matrix is computed in: on the diagonal smaller ones repeat less work
+# but call more often, off it larger ones would leave the caches.
+DIAGONAL_TILE = 192
+LARGEST_TILE = 1024
 
 # Measured on one core: a pair costs eight times more when gathered than inside `pdist`.
 GATHERING_COST = 8
@@ -295,6 +297,8 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
                 squared.fill_diagonal_(math.inf)  # a filter is no neighbour of itself
             if float(squared.min()) < surely_far:
                 near = squared < (squares[here, None] + squares[there]).mul_(NEAR)
+                if here == there:
+                    near |= near.T.clone()  # products are not symmetric to the last bit
                 squared.masked_fill_(near, 0)
                 pairs = (near.triu_(1) if here == there else near).nonzero()
                 near_pairs.append(pairs + pairs.new_tensor([here.start, there.start]))
@@ -312,15 +316,17 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
 
 
 def _tiles(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """Cover all pairs once by squares as large as they get: half against half, then each half.
-
-    Only the tiles on the diagonal, of at most `TILE`, hold every pair twice.
-    """
-    if stop - start <= TILE:
+    """Cover all pairs once: half against half, then each half; the diagonal holds pairs twice."""
+    if stop - start <= DIAGONAL_TILE:
         yield slice(start, stop), slice(start, stop)
         return
     middle = (start + stop) // 2
-    yield slice(start, middle), slice(middle, stop)
+    for row in range(start, middle, LARGEST_TILE):
+        for column in range(middle, stop, LARGEST_TILE):
+            yield (
+                slice(row, min(middle, row + LARGEST_TILE)),
+                slice(column, min(stop, column + LARGEST_TILE)),
+            )
     yield from _tiles(start, middle)
     yield from _tiles(middle, stop)
 

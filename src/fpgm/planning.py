@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -130,7 +129,7 @@ class Planner:
         criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name at once
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
-        seen = _seen(model, self.examples, residual, keep_outputs)
+        seen = watch(_watcher(model, self.examples, residual), self.examples, keep_outputs)
         self.structure = couple(seen, approximate)
         layers = [w.layer for w in self.structure.writers]
         check_patterns("rates", list(budget.rates), layers)
@@ -234,13 +233,11 @@ def _check_model(model: nn.Module) -> None:
             )
 
 
-def _seen(
-    model: nn.Module, examples: Sequence[Example], residual: Residual, keep_outputs: bool
-) -> Watch:
+def _watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:
     if residual == "coupled":
-        return watch(partial(Watch, model), examples, keep_outputs)
-    junctions = find_junctions(model, examples)
-    return watch(partial(IndependentWatch, model, junctions), examples, keep_outputs)
+        return Watch(model)
+    watch(Watch(model), examples[:1])  # a failing forward is reported once, in its own words
+    return IndependentWatch(model, find_junctions(model, examples))
 
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:

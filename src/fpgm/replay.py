@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
-from fpgm import rules
+from fpgm import rules, sketch
 from fpgm.compact import rebuild
 from fpgm.coupling import Structure
 from fpgm.examples import Example
@@ -66,9 +66,9 @@ class Replay(Tracer):
         plan: Plan,
         removed: Tensor,
         tolerated: Set[tuple[Place, int]],
-        values: bool = False,
+        values: bool,
     ) -> None:
-        super().__init__(small, _kept_slots(small, structure, plan), values)
+        super().__init__(small, _kept_slots(small, structure, plan))
         self.structure = structure
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[str, Adapter] = {}
@@ -81,13 +81,15 @@ class Replay(Tracer):
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
         self.tolerated = tolerated
+        self.values = values
         self.lost: list[Tensor] = []
         """Labels whose order is no longer known: parts that shrank to one channel have no names."""
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constant: bool) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._padding = func._schema.name == "aten::constant_pad_nd"
         try:
-            self._padding = func._schema.name == "aten::constant_pad_nd"
-            out = super().call(func, args, kwargs, constant)
+            out = None if self.values else sketch.outline(func, args)
+            out = super().call(func, args, kwargs) if out is None else out
         except (RuntimeError, IndexError, ValueError) as error:
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
             raise self._blame(f"{_fixed(error)} in {self.where()}", self.next_risk()) from None
@@ -314,8 +316,8 @@ def replay(
     """
     try:
         return _replay(model, structure, plan, removed, examples, tolerated, values=False)
-    except UserError:
-        # User code that looks at values, or minds zeros.
+    except (MismatchError, UserError, sketch.ValuesNeededError):
+        # The model may mind zeros instead of sizes: only real values decide.
         try:
             return _replay(model, structure, plan, removed, examples, tolerated, values=True)
         except UserError as error:

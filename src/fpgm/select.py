@@ -212,8 +212,8 @@ class Selector:
     def _scores(self, pool: Pool, rate: float) -> Tensor:
         """Mean over the layers of each unit's score, each layer brought to mean 1 first.
 
-        A depthwise convolution or a gate (SE) has no say where its units have a filter elsewhere:
-        it hands on, or scales, what that filter wrote.
+        A depthwise convolution has no say where its units have a filter elsewhere: it hands on
+        what that filter wrote.
         """
         writers = [w for w in pool.writers if not w.carries] or list(pool.writers)
         if len(writers) == 1 and torch.equal(writers[0].classes, pool.units):

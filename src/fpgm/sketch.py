@@ -1,7 +1,7 @@
-"""Heavy operators by shape alone: labels follow shapes, so the numbers need not be computed.
+"""Heavy operators by shape alone, for a replay: its labels follow shapes, not numbers.
 
-A model that looks at its numbers (`if x.max() > 0`, `x.nonzero()`, non-maximum suppression) would
-be misled by such stand-ins. That is noticed, and whoever asked runs again with real values.
+A model that looks at its numbers (`if x.max() > 0`, `x.nonzero()`) may take another way with such
+stand-ins. What is seen of that, and whatever else goes wrong, is decided by a replay with values.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import torch
 from torch import Tensor
 
 
-class ValuesNeededError(Exception):
-    """The model's own code looks at values that were only sketched."""
+class ValuesNeededError(BaseException):
+    """The model's own code looks at values; not an `Exception`, which that code might catch."""
 
 
-READS = {"tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"}
-"""Functions that hand values to Python without any operator running."""
-
-_LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
-def looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether what an operator does next depends on values: reading a number, picking by a mask."""
-    if func.namespace != "aten":
-        return func.namespace not in ("prim", "prims")
-    if func._schema.name == "aten::index":
-        return any(index is not None and index.dtype == torch.bool for index in args[1])
-    return not _LOOKS.isdisjoint(func.tags)
+_LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
 def outline(func: Any, args: tuple[Any, ...]) -> Tensor | None:
     """Zeros in the shape of a heavy operator's result; None for what must really run.
 
     Arguments that do not fit together are left to the operator, which says so in its own words.
+    Raises `ValuesNeededError` at an operator that reads a number or picks by a mask.
 
     >>> x, weight = torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)
     >>> call = (x, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
     >>> outline(torch.ops.aten.convolution.default, call).shape
     torch.Size([1, 4, 4, 4])
     """
-    shape_of = _SHAPES.get(func)
-    shape = shape_of(*args) if shape_of is not None else None
-    return None if shape is None else args[0].new_zeros(shape)
+    if func not in _SHAPES:
+        if _looks_at_values(func, args):
+            raise ValuesNeededError
+        return None
+    shape_of, count = _SHAPES[func]
+    shape = shape_of(*args) if len(args) == count else None
+    first = args[0]
+    return None if shape is None else torch.zeros(shape, dtype=first.dtype, device=first.device)
+
+
+def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
+    if func._schema.name == "aten::index":
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    return not _LOOKS.isdisjoint(func.tags)
 
 
 def _convolution(
@@ -61,6 +61,9 @@ def _convolution(
     reads, writes = weight.shape[1] * groups, weight.shape[0]
     if transposed:
         reads, writes = writes, reads
+    lists = (stride, padding, dilation, output_padding)
+    if any(len(numbers) != x.ndim - 2 for numbers in lists):
+        return None
     if x.ndim != weight.ndim or x.shape[1] != reads or not _alike(x, weight, bias):
         return None
     if bias is not None and len(bias) != writes:
@@ -70,6 +73,8 @@ def _convolution(
         x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, strict=True
     ):
         reach = gap * (kernel - 1)
+        if transposed and extra >= max(step, gap):
+            return None
         if transposed:
             sizes.append((size - 1) * step - 2 * pad + reach + extra + 1)
         else:
@@ -82,7 +87,7 @@ def _product(a: Tensor, b: Tensor) -> list[int] | None:
     return [*a.shape[:-1], b.shape[-1]] if fits and _alike(a, b) else None
 
 
-def _add_product(added: Tensor, a: Tensor, b: Tensor, **scales: Any) -> list[int] | None:
+def _add_product(added: Tensor, a: Tensor, b: Tensor) -> list[int] | None:
     shape = _product(a, b)
     fits = shape is not None and list(added.shape) in (shape[-1:], shape) and _alike(added, a)
     return shape if fits else None
@@ -93,9 +98,10 @@ def _alike(*tensors: Tensor | None) -> bool:
 
 
 _ATEN = torch.ops.aten
-_SHAPES: dict[Any, Any] = {
-    _ATEN.convolution.default: _convolution,
-    _ATEN.mm.default: _product,
-    _ATEN.bmm.default: _product,
-    _ATEN.addmm.default: _add_product,
+_SHAPES: dict[Any, tuple[Any, int]] = {
+    _ATEN.convolution.default: (_convolution, 9),
+    _ATEN.mm.default: (_product, 2),
+    _ATEN.bmm.default: (_product, 2),
+    _ATEN.addmm.default: (_add_product, 3),
 }
+"""The function that finds an operator's shape, and how many positional arguments it takes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
     for c in sorted(cuts, key=lambda c: -c.blocks):
         if tensor.shape[c.dim] == 1 and c.size > 1:
             continue
-        keep = _positions(c.keep).to(tensor.device)
+        keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
         if c.blocks == 1:
             tensor = tensor.index_select(c.dim, keep)
         else:
@@ -28,12 +27,6 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
             ]
             tensor = torch.cat(parts)
     return tensor
-
-
-@lru_cache(maxsize=256)
-def _positions(keep: tuple[int, ...]) -> Tensor:
-    """A layer, its norm and its readers keep the same: the second asks for what the first made."""
-    return torch.from_numpy(np.asarray(keep))
 
 
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:

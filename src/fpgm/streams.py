@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from fpgm import labels as lb
 from fpgm import rules
 from fpgm.examples import Example
 from fpgm.findings import Site
-from fpgm.tracer import Tracer
-from fpgm.watch import Watch, watch
+from fpgm.tracer import Tracer, undisturbed
+from fpgm.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,19 @@ class Junctions:
 
 def find_junctions(model: nn.Module, examples: Sequence[Example]) -> Junctions:
     """Watch once and see which modules' outputs are added to which."""
-    return watch(partial(_Scout, model), examples).junctions()
+    scout = _Scout(model)
+    with undisturbed(model):
+        model.eval()
+        for example in examples:
+            scout.run(example)
+    return scout.junctions()
 
 
 class _Scout(Watch):
     """Remembers where every activation comes from and how many convolutions lie behind it."""
 
-    def __init__(self, model: nn.Module, values: bool) -> None:
-        super().__init__(model, values)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
         self._origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._depth: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -109,8 +113,8 @@ class _Scout(Watch):
 class IndependentWatch(Watch):
     """Watches with the labels cut where a branch enters a stream."""
 
-    def __init__(self, model: nn.Module, junctions: Junctions, values: bool) -> None:
-        super().__init__(model, values)
+    def __init__(self, model: nn.Module, junctions: Junctions) -> None:
+        super().__init__(model)
         self.junctions = junctions
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
-from fpgm import rules, sketch
+from fpgm import rules
 from fpgm.errors import FpgmError
 from fpgm.examples import Example
 from fpgm.findings import Place, Slot
@@ -54,13 +54,12 @@ class _Known:
 class Tracer(TorchDispatchMode):
     """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
 
-    def __init__(self, model: nn.Module, slots: Mapping[int, Slot], values: bool) -> None:
+    def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
-        self.values = values
         self.slots = slots
         self.stack: list[str] = []
-        self.calls = Calls(values)
+        self.calls = Calls()
         self.runs = 0
         self._calls: Counter[str] = Counter()
         self._risks: Counter[str] = Counter()
@@ -73,7 +72,7 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = list(rules.tensors((*args, *kwargs.values()) if kwargs else args))
         constant = all(map(self.is_constant, inputs))
-        out = self.call(func, args, kwargs, constant)
+        out = self.call(func, args, kwargs)
         try:
             rules.apply(self, func, args, kwargs, out, inputs)
             if constant and inputs:
@@ -93,17 +92,9 @@ class Tracer(TorchDispatchMode):
             raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
         return out
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constant: bool) -> Any:
-        """Run the operator itself, or only find its result's shape where that is all we need.
-
-        What is made of weights alone, `constant`, is always computed.
-        """
-        if self.values or constant:
-            return func(*args, **kwargs)
-        if sketch.looks_at_values(func, args):
-            self.calls.misled()
-        outline = sketch.outline(func, args)
-        return func(*args, **kwargs) if outline is None else outline
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator itself."""
+        return func(*args, **kwargs)
 
     # What rules ask.
 
@@ -244,9 +235,6 @@ class Tracer(TorchDispatchMode):
     def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Multiply-accumulates spent."""
 
-    def gate(self, labels: Tensor) -> None:
-        """These labels scale other channels, one number each."""
-
     def grouped(self, blocks: Tensor) -> None:
         """A grouped operator ran, with these labels in each group."""
 
@@ -290,10 +278,7 @@ class Tracer(TorchDispatchMode):
         ):
             warnings.simplefilter("ignore")
             with self.calls, self:
-                out = example.call(self.model)
-        if self.calls.were_misled:  # and the model's own code caught what we raised
-            self.calls.misled()
-        return out
+                return example.call(self.model)
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -332,24 +317,14 @@ class Tracer(TorchDispatchMode):
 class Calls(TorchFunctionMode):
     """Knows which public torch function the user's code is in, which operators no longer tell."""
 
-    def __init__(self, values: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.stack: list[str] = []
-        self.values = values
-        self.were_misled = False
-
-    def misled(self) -> NoReturn:
-        """The model's own code is about to look at values that were only sketched."""
-        self.were_misled = True
-        raise sketch.ValuesNeededError
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in sketch.READS and not self.values:
-            self.misled()
-        self.stack.append(name)
+        self.stack.append(getattr(func, "__name__", ""))
         try:
             return func(*args, **(kwargs or {}))
         finally:

@@ -1,17 +1,17 @@
-"""Watching one forward pass and collecting everything the rules find in it.
+"""Watching one real forward pass and collecting everything the rules find in it.
 
 The model's weights, buffers, mode and random state are as before when the watching ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fpgm.errors import FpgmError, ModelError
+from fpgm.errors import ModelError
 from fpgm.examples import Example, tensors_in
 from fpgm.findings import (
     Balance,
@@ -26,7 +26,6 @@ from fpgm.findings import (
 )
 from fpgm.labels import Fields
 from fpgm.plan import Role
-from fpgm.sketch import ValuesNeededError
 from fpgm.tensors import named_tensors
 from fpgm.tracer import RuleError, Tracer, undisturbed
 
@@ -34,8 +33,8 @@ from fpgm.tracer import RuleError, Tracer, undisturbed
 class Watch(Tracer):
     """Collects everything the rules find in one or several forward passes."""
 
-    def __init__(self, model: nn.Module, values: bool = False) -> None:
-        super().__init__(model, _slots(model), values)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, _slots(model))
         self.count = 1
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.stops: list[Stop] = []
@@ -47,7 +46,6 @@ class Watch(Tracer):
         self.windows: list[Site] = []
         self.parts: dict[tuple[Place, int, int], Tensor] = {}
         self.pads: list[Tensor] = []
-        self.gates: list[Tensor] = []
         self._pieces: tuple[Tensor, ...] = ()
         self.sites: list[Site] = []
         self.picks: list[Site] = []
@@ -97,9 +95,6 @@ class Watch(Tracer):
         if self.runs == 1:
             self.works.append(Work(times, tuple(Factor(f, tuple(s)) for f, s in factors)))
 
-    def gate(self, labels: Tensor) -> None:
-        self.gates.append(labels)
-
     def paired(self, ins: Tensor, outs: Tensor) -> None:
         self.pairings.append((ins, outs))
 
@@ -129,27 +124,11 @@ class Watch(Tracer):
         return [slot.name for slot in self.slots.values() if slot.trainable and not slot.seen]
 
 
-Seen = TypeVar("Seen", bound=Watch)
-
-
-def watch(
-    make: Callable[[bool], Seen], examples: Sequence[Example], keep_outputs: bool = True
-) -> Seen:
+def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -> Watch:
     """Run every example once and collect what is seen; the model is left as it was.
 
-    Shapes are enough for that, so heavy operators are sketched first. Where the model's own code
-    looks at values, or fails, `make(True)` watches it again with real ones.
-    """
-    try:
-        return _watch(make(False), examples, keep_outputs)
-    except (ValuesNeededError, FpgmError):
-        return _watch(make(True), examples, keep_outputs)
-
-
-def _watch(seen: Seen, examples: Sequence[Example], keep_outputs: bool) -> Seen:
-    """Train mode is watched too when eval leaves parameters unreached (auxiliary heads).
-
-    A compact model that only fits in eval would crash in training.
+    Train mode is watched too when eval leaves parameters unreached (auxiliary heads), because a
+    compact model that only fits in eval would crash in training.
     """
     model = seen.model
     with undisturbed(model):
@@ -164,8 +143,6 @@ def _watch(seen: Seen, examples: Sequence[Example], keep_outputs: bool) -> Seen:
                     _run(seen, example, keep_outputs)
                 seen.watched_training = True
             except ModelError as error:
-                if not seen.values:
-                    raise
                 _give_up_on(seen, missing, str(error))
     return seen
 
@@ -182,7 +159,7 @@ def _give_up_on(seen: Watch, missing: Sequence[str], why: str) -> None:
 def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
     try:
         out = seen.run(example)
-    except (RuleError, ValuesNeededError):
+    except RuleError:
         raise
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__

@@ -45,8 +45,6 @@ def combine(
     if name.startswith("add") and len(operands) == 2:
         _mark_shifts(tracer, operands)
         operands = tracer.at_sum(operands)
-    if name.startswith("mul") and len(operands) == 2:
-        _mark_gate(tracer, operands)
     tracer.set(out, meet(tracer, operands, tuple(out.shape)))
     if len(operands) > 1 and any(out is x for x in operands):
         tracer.mixed(out)
@@ -60,17 +58,6 @@ def _mark_shifts(tracer: Tracer, operands: Sequence[Tensor]) -> None:
         if slot is not None:
             tracer.fields(tensor)
             slot.roles = ["shift" if role == "scale" else role for role in slot.roles]
-
-
-def _mark_gate(tracer: Tracer, operands: Sequence[Tensor]) -> None:
-    """One number a channel that scales a whole map (SE) was written by a gate's own filters."""
-    gate, scaled = sorted(operands, key=lambda x: x.numel())
-    if gate.numel() < scaled.numel() and not tracer.is_constant(gate):
-        theirs = [f.reshape(-1) for f in tracer.fields(scaled)]
-        for f in tracer.fields(gate):
-            own = f.reshape(-1)
-            if theirs and not any(bool(torch.isin(own, other).any()) for other in theirs):
-                tracer.gate(own)
 
 
 def meet(tracer: Tracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
