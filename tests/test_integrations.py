@@ -1,7 +1,4 @@
-"""Algorithm 1 in the real Lightning and Transformers trainers, on real digits.
-
-An epoch of twenty steps is too short for soft pruning to recover what each one zeroes.
-"""
+"""Algorithm 1 in the real Lightning and Transformers trainers, on real digits."""
 
 from __future__ import annotations
 
@@ -71,8 +68,7 @@ def test_lightning(mode: str, tmp_path: Path) -> None:
     run.fit(module, loader)
     assert [step.epoch for step in callback.steps] == list(range(1, 9))
     assert callback.compact is not None
-    assert accuracy(callback.compact) == accuracy(module.net)
-    assert mode == "soft" or accuracy(callback.compact) > 0.85
+    assert accuracy(callback.compact) == accuracy(module.net) > 0.85
     small = sum(p.numel() for p in callback.compact.parameters())
     assert small < 0.7 * sum(p.numel() for p in module.net.parameters())
 
@@ -126,7 +122,6 @@ def test_hugging_face(mode: str, tmp_path: Path) -> None:
     model, callback = fit(8, resume=False)
     assert [step.epoch for step in callback.steps] == list(range(1, 9))
     assert callback.compact is not None
-    assert accuracy(callback.compact.net) == accuracy(model.net)
-    assert mode == "soft" or accuracy(callback.compact.net) > 0.85
+    assert accuracy(callback.compact.net) == accuracy(model.net) > 0.85
     _, again = fit(9, resume=True)
     assert [step.epoch for step in again.steps] == [9]

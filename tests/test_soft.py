@@ -86,10 +86,27 @@ def test_a_zeroed_unit_is_silent_in_eval_and_its_norm_scale_is_left_to_the_optim
     assert torch.equal(net.bn2.weight.detach(), scale)
 
 
-def test_soft_units_come_back_and_are_counted_hard_ones_never() -> None:
-    for mode in ("soft", "hard"):
+@pytest.mark.parametrize("momentum", ["momentum_buffer", "exp_avg"])
+def test_the_momentum_of_a_zeroed_unit_is_zeroed_with_it(momentum: str) -> None:
+    """Behind a ReLU a unit at zero sees no gradient: only momentum could bring it back."""
+    for given in (True, False):
         torch.manual_seed(0)
         net = Block()
+        name = "sgd" if momentum == "momentum_buffer" else "adam"
+        optimizer = OPTIMIZERS[name](net.parameters())
+        train(net, optimizer, 3)
+        pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, optimizer=optimizer if given else None)
+        pruner.step()
+        gone = zeroed_filters(net.inner)
+        assert bool(optimizer.state[net.inner.weight][momentum][gone].any()) != given
+        train(net, optimizer, 3)
+        assert zeroed_filters(net.inner) == (gone if given else [])
+
+
+def test_soft_units_come_back_by_gradient_and_are_counted_hard_ones_never() -> None:
+    for mode in ("soft", "hard"):
+        torch.manual_seed(0)
+        net = Block(nn.functional.silu)
         optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
         pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, mode=mode, optimizer=optimizer)
         train(net, optimizer, 3)

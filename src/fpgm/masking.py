@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fpgm.compact import check_fits
-from fpgm.plan import Cut, Plan
-from fpgm.slicing import by_tensor
+from fpgm.plan import Plan
+from fpgm.slicing import by_tensor, zero_
 from fpgm.tensors import named_tensors
 
 SILENT = ("filter", "depthwise", "both", "gain", "shift")
@@ -50,12 +50,3 @@ def silence_gradients_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> 
             for c in cuts:
                 if c.role in roles:
                     zero_(gradient, c)
-
-
-def zero_(tensor: Tensor, c: Cut) -> None:
-    """Zero what a cut removes."""
-    rows = tensor.shape[0] // c.blocks
-    for b in range(c.blocks):
-        block = tensor if c.blocks == 1 else tensor[b * rows : (b + 1) * rows]
-        gone = torch.tensor(c.removed(b), dtype=torch.int64, device=tensor.device)
-        block.index_fill_(c.dim, gone, 0)

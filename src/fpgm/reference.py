@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm.masking import silence_, zero_
+from fpgm.masking import silence_
 from fpgm.plan import Adapter, Cut, Plan
-from fpgm.slicing import by_tensor, cut
+from fpgm.slicing import by_tensor, cut, zero_
 from fpgm.tensors import named_tensors
 
 FAINT = 1e-3

@@ -29,6 +29,15 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
     return tensor
 
 
+def zero_(tensor: Tensor, c: Cut) -> None:
+    """Zero what a cut removes."""
+    rows = tensor.shape[0] // c.blocks
+    for b in range(c.blocks):
+        block = tensor if c.blocks == 1 else tensor[b * rows : (b + 1) * rows]
+        gone = torch.tensor(c.removed(b), dtype=torch.int64, device=tensor.device)
+        block.index_fill_(c.dim, gone, 0)
+
+
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
     """Cuts of each tensor."""
     grouped: dict[str, list[Cut]] = {}

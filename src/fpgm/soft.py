@@ -1,7 +1,7 @@
 """Algorithm 1: train, and at the end of every epoch zero the most replaceable filters.
 
 `SoftPruner` does the second half in anybody's training loop. In `soft` mode, the paper's, zeroed
-units are left to the optimizer and may come back; in `hard` mode they are held at zero.
+units are left to training and may come back; in `hard` mode they are held at zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fpgm.budget import Budget
 from fpgm.compact import compact
 from fpgm.errors import RequestError
 from fpgm.masking import HELD, SILENT, mask_, silence_, silence_gradients_
-from fpgm.optimizers import inner_optimizer
+from fpgm.optimizers import inner_optimizer, stop_
 from fpgm.plan import Plan
 from fpgm.planning import Drawn, Planner
 from fpgm.schedule import Schedule
@@ -63,7 +63,8 @@ class SoftPruner:
 
     How much, which and where are the options of `fpgm.plan`. When: every `interval` epochs from
     `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs.
-    `mode="hard"` needs the `optimizer`, whose steps it corrects.
+    Give the `optimizer`: in soft mode the momentum of zeroed units is zeroed with them, or it would
+    bring them all back at once; `mode="hard"` needs it, and corrects its steps.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SoftPruner:
         budget = Budget(rate, macs, params, dict(rates or {}))
         self.model = unwrapped(model)
         self.mode = mode
+        self.optimizer = optimizer
         self.example_inputs = example_inputs
         self.planner = Planner(self.model, example_inputs, budget=budget, **options)
         self.epoch = 0
@@ -143,6 +145,8 @@ class SoftPruner:
         self.plan, self._gone = drawn.plan, drawn.removed
         if self.mode == "soft":
             silence_(self.model, drawn.plan, SILENT)
+            if self.optimizer is not None:
+                stop_(self.optimizer, self.model, drawn.plan, SILENT)
         else:
             self._hold(silence_)
         left = int((~torch.isin(before, self._gone)).sum())

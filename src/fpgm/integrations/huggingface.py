@@ -34,13 +34,16 @@ class PruneCallback(TrainerCallback):
         self.compact: nn.Module | None = None
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **others: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        **others: Any,
     ) -> None:
         """Watch the network once the optimizer exists."""
-        options = dict(self.options)
-        if options.get("mode") == "hard":
-            options["optimizer"] = others["optimizer"]
-        self.pruner = SoftPruner(model, self.example_inputs, **options)
+        self.pruner = SoftPruner(model, self.example_inputs, optimizer=optimizer, **self.options)
         if state.global_step > 0:
             self.pruner.load_state_dict(_read(_path(args, state)))
 

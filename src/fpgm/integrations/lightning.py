@@ -33,15 +33,14 @@ class PruneCallback(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Watch the network once the optimizers exist."""
-        options = dict(self.options)
-        if options.get("mode") == "hard":
-            if len(trainer.optimizers) != 1:
-                raise RequestError(
-                    f"mode='hard' follows one optimizer; this module has {len(trainer.optimizers)}."
-                )
-            options["optimizer"] = trainer.optimizers[0]
+        if len(trainer.optimizers) != 1:
+            raise RequestError(
+                f"The callback follows one optimizer; this module has {len(trainer.optimizers)}."
+            )
         network = pl_module.get_submodule(self.attribute)
-        self.pruner = SoftPruner(network, self.example_inputs, **options)
+        self.pruner = SoftPruner(
+            network, self.example_inputs, optimizer=trainer.optimizers[0], **self.options
+        )
         if self._saved is not None:
             self.pruner.load_state_dict(self._saved)
 
