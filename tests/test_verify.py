@@ -308,3 +308,16 @@ def test_asking_for_approximate_where_nothing_needs_it_stays_exact() -> None:
 def test_prune_accepts_an_approximate_model() -> None:
     small = fpgm.prune(normed(), X, rate=0.5, approximate=True)
     assert small[1].normalized_shape == (8,)
+
+
+def test_a_masked_model_can_still_be_verified() -> None:
+    model = network()
+    plan = fpgm.plan(model, X, rate=0.5, align=1)
+    fpgm.mask_(model, plan)
+    certificate = fpgm.verify(model, plan, X)
+    assert certificate.ok
+    assert certificate.moved > 1e-3
+    wrong = fpgm.compact(model, plan)
+    with torch.no_grad():
+        wrong[0].weight[0] += 1
+    assert not fpgm.verify(model, plan, X, compacted=wrong).ok

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fpgm.compact import check_fits
 from fpgm.plan import Plan
-from fpgm.slicing import by_tensor, zero_
+from fpgm.slicing import Gone
 from fpgm.tensors import named_tensors
 
 SILENT = ("filter", "depthwise", "both", "gain", "shift")
@@ -17,7 +17,10 @@ HELD = (*SILENT, "reads")
 """All that is left of a unit that must not matter, whatever the activation behind it."""
 
 
-@torch.no_grad()
+MOMENTUM = ("momentum_buffer", "exp_avg")
+"""Where optimizers keep what moves a weight on."""
+
+
 def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     """Zero every slice of the removed units, so that the model computes what the compact one does.
 
@@ -30,23 +33,38 @@ def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     silence_(model, plan, HELD if readers else SILENT)
 
 
-@torch.no_grad()
 def silence_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
     """Zero the removed slices that play one of these roles."""
-    tensors = named_tensors(model)
-    for name, cuts in by_tensor(plan.cuts).items():
-        for c in cuts:
-            if c.role in roles:
-                zero_(tensors[name], c)
+    Silencer(model, plan, roles).weights_()
 
 
-@torch.no_grad()
-def silence_gradients_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
-    """Zero the gradients of the removed slices that play one of these roles."""
-    tensors = named_tensors(model)
-    for name, cuts in by_tensor(plan.cuts).items():
-        gradient = tensors[name].grad
-        if gradient is not None:
-            for c in cuts:
-                if c.role in roles:
-                    zero_(gradient, c)
+class Silencer:
+    """The removed slices that play one of these roles, looked up once and zeroed many times."""
+
+    def __init__(self, model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
+        tensors = named_tensors(model)
+        self.slices = [
+            (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
+        ]
+
+    @torch.no_grad()
+    def weights_(self) -> None:
+        """Zero the weights, and norms' running means."""
+        for tensor, gone in self.slices:
+            gone.zero_(tensor)
+
+    @torch.no_grad()
+    def gradients_(self) -> None:
+        """Zero the gradients."""
+        for tensor, gone in self.slices:
+            if tensor.grad is not None:
+                gone.zero_(tensor.grad)
+
+    @torch.no_grad()
+    def momentum_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Zero what would move the weights even without a gradient."""
+        for tensor, gone in self.slices:
+            state = optimizer.state.get(tensor, {})
+            for key in MOMENTUM:
+                if isinstance(state.get(key), Tensor):
+                    gone.zero_(state[key])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fpgm.errors import RequestError
 from fpgm.plan import Cut, Plan
-from fpgm.slicing import by_tensor, cut, zero_
+from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import named_tensors
 
 
@@ -39,26 +39,6 @@ def move_optimizer_(
         group["params"] = params
     optimizer.state.clear()
     optimizer.state.update(states)
-
-
-VELOCITIES = ("momentum_buffer", "exp_avg")
-"""State that moves a weight even when its gradient is zero."""
-
-
-@torch.no_grad()
-def stop_(
-    optimizer: torch.optim.Optimizer, model: nn.Module, plan: Plan, roles: tuple[str, ...]
-) -> None:
-    """Zero the momentum of the removed slices that play one of these roles."""
-    state = inner_optimizer(optimizer).state
-    tensors = named_tensors(model)
-    for name, cuts in by_tensor(plan.cuts).items():
-        moving = state.get(tensors[name], {})
-        for velocity in (moving.get(key) for key in VELOCITIES):
-            if isinstance(velocity, Tensor) and velocity.shape == tensors[name].shape:
-                for c in cuts:
-                    if c.role in roles:
-                        zero_(velocity, c)
 
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

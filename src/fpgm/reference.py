@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fpgm.masking import silence_
 from fpgm.plan import Adapter, Cut, Plan
-from fpgm.slicing import by_tensor, cut, zero_
+from fpgm.slicing import Gone, by_tensor, cut
 from fpgm.tensors import named_tensors
 
 FAINT = 1e-3
@@ -105,7 +105,7 @@ def faint(model: nn.Module, plan: Plan) -> list[str]:
 
 @torch.no_grad()
 def wake_(model: nn.Module, plan: Plan) -> None:
-    """Fill what the plan removes with noise: silencing units that are zero already shows nothing.
+    """Fill removed units that are zero already with noise: silencing those would show nothing.
 
     The compact model holds none of it, so it stays the same whatever stood there.
     """
@@ -113,13 +113,15 @@ def wake_(model: nn.Module, plan: Plan) -> None:
     tensors = named_tensors(model)
     for name, cuts in by_tensor(plan.cuts).items():
         tensor = tensors[name]
+        asleep = torch.zeros_like(tensor, dtype=torch.bool)
+        for c in cuts:
+            stays = torch.ones_like(tensor, dtype=torch.bool)
+            Gone.of(c, stays).zero_(stays)
+            if c.role != "scale" and not bool(tensor[~stays].any()):
+                asleep |= ~stays
         if tensor.is_floating_point():
-            stays = torch.ones_like(tensor)
-            for c in cuts:
-                if c.role != "scale":
-                    zero_(stays, c)
             noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std()
-            tensor.copy_(torch.where(stays.bool(), tensor, noise))
+            tensor.copy_(torch.where(asleep, noise, tensor))
 
 
 @torch.no_grad()

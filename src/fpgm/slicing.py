@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,13 +30,30 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
     return tensor
 
 
-def zero_(tensor: Tensor, c: Cut) -> None:
-    """Zero what a cut removes."""
-    rows = tensor.shape[0] // c.blocks
-    for b in range(c.blocks):
-        block = tensor if c.blocks == 1 else tensor[b * rows : (b + 1) * rows]
-        gone = torch.tensor(c.removed(b), dtype=torch.int64, device=tensor.device)
-        block.index_fill_(c.dim, gone, 0)
+@dataclass(frozen=True)
+class Gone:
+    """What a cut removes, ready to be zeroed many times: blocks of rows, and positions in each."""
+
+    dim: int
+    parts: tuple[tuple[slice, Tensor], ...]
+
+    @classmethod
+    def of(cls, c: Cut, tensor: Tensor) -> Gone:
+        """Look up what a cut removes from a tensor of this shape and device."""
+        rows = tensor.shape[0] // c.blocks
+        parts = [
+            (
+                slice(b * rows, (b + 1) * rows) if c.blocks > 1 else slice(None),
+                torch.tensor(c.removed(b), dtype=torch.int64, device=tensor.device),
+            )
+            for b in range(c.blocks)
+        ]
+        return cls(c.dim, tuple(parts))
+
+    def zero_(self, tensor: Tensor) -> None:
+        """Zero it in a tensor of that shape."""
+        for rows, positions in self.parts:
+            tensor[rows].index_fill_(self.dim, positions, 0)
 
 
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:

@@ -17,8 +17,8 @@ from torch import nn
 from fpgm.budget import Budget
 from fpgm.compact import compact
 from fpgm.errors import RequestError
-from fpgm.masking import HELD, SILENT, mask_, silence_, silence_gradients_
-from fpgm.optimizers import inner_optimizer, stop_
+from fpgm.masking import HELD, SILENT, Silencer, mask_
+from fpgm.optimizers import inner_optimizer
 from fpgm.plan import Plan
 from fpgm.planning import Drawn, Planner
 from fpgm.schedule import Schedule
@@ -92,17 +92,17 @@ class SoftPruner:
         budget = Budget(rate, macs, params, dict(rates or {}))
         self.model = unwrapped(model)
         self.mode = mode
-        self.optimizer = optimizer
+        self.optimizer = None if optimizer is None else inner_optimizer(optimizer)
         self.example_inputs = example_inputs
         self.planner = Planner(self.model, example_inputs, budget=budget, **options)
         self.epoch = 0
         self.plan: Plan | None = None
         """The plan whose units were zeroed last."""
         self._gone = torch.zeros(0, dtype=torch.int64)
-        if mode == "hard" and optimizer is not None:
-            optimizer = inner_optimizer(optimizer)
-            optimizer.register_step_pre_hook(lambda *_: self._hold(silence_gradients_))
-            optimizer.register_step_post_hook(lambda *_: self._hold(silence_))
+        self._silencer: Silencer | None = None
+        if mode == "hard" and self.optimizer is not None:
+            self.optimizer.register_step_pre_hook(self._before_step)
+            self.optimizer.register_step_post_hook(self._after_step)
 
     def step(self) -> Step:
         """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
@@ -137,18 +137,17 @@ class SoftPruner:
         self.epoch = int(state["epoch"])
         self.plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         self._gone = torch.tensor(state["gone"], dtype=torch.int64)
+        self._silencer = None if self.plan is None else self._new_silencer()
 
     def _prune(self, share: float) -> Step:
         before = self._gone
         regrown = self._regrown()
         drawn = self._agreed(share)
         self.plan, self._gone = drawn.plan, drawn.removed
-        if self.mode == "soft":
-            silence_(self.model, drawn.plan, SILENT)
-            if self.optimizer is not None:
-                stop_(self.optimizer, self.model, drawn.plan, SILENT)
-        else:
-            self._hold(silence_)
+        self._silencer = self._new_silencer()
+        self._silencer.weights_()
+        if self.optimizer is not None:
+            self._silencer.momentum_(self.optimizer)
         left = int((~torch.isin(before, self._gone)).sum())
         entered = int((~torch.isin(self._gone, before)).sum())
         units = sum(group.units for group in drawn.plan.groups)
@@ -187,9 +186,17 @@ class SoftPruner:
                 grown = torch.cat([grown, writer.classes[alive]])
         return int(torch.isin(self._gone, grown).sum())
 
-    def _hold(self, zero_: Any) -> None:
-        if self.plan is not None:
-            zero_(self.model, self.plan, HELD)
+    def _new_silencer(self) -> Silencer:
+        assert self.plan is not None
+        return Silencer(self.model, self.plan, SILENT if self.mode == "soft" else HELD)
+
+    def _before_step(self, *_: Any) -> None:
+        if self._silencer is not None:
+            self._silencer.gradients_()
+
+    def _after_step(self, *_: Any) -> None:
+        if self._silencer is not None:
+            self._silencer.weights_()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
