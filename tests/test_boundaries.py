@@ -97,7 +97,16 @@ def test_networks_know_nothing_of_pruning(module: str) -> None:
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
     declared = {"torch", "safetensors", "numpy", "rich", "typer"}
-    assert set().union(*(outside(module) for module in FILES)) <= declared
+    core = set(FILES) - set(under("fpgm.integrations"))
+    assert set().union(*(outside(module) for module in core)) <= declared
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("lightning", "lightning"), ("huggingface", "transformers")]
+)
+def test_an_integration_needs_its_own_library_and_nothing_needs_it(name: str, library: str) -> None:
+    assert outside(f"fpgm.integrations.{name}") == {"torch", library}
+    assert all("integrations" not in own(m) for m in FILES if m not in under("fpgm.integrations"))
 
 
 def test_this_file_can_tell() -> None:
