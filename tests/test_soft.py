@@ -299,3 +299,66 @@ def test_reports_are_readable() -> None:
     assert str(pruner.step()) == (
         "epoch 2: 20 of 40 units zeroed, 20 changed sides, 0 had regrown, 0 returned"
     )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_state_moves_in_the_layout_of_its_parameter(fused: bool) -> None:
+    """Fused optimizers pair weights and state by their place in memory."""
+    torch.manual_seed(0)
+    net = Block().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, fused=fused)
+    train(net, optimizer, 3)
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    small = fpgm.compact(net, plan, optimizer=optimizer)
+    for parameter, state in optimizer.state.items():
+        assert state["exp_avg"].stride() == parameter.stride()
+    assert isinstance(train(small, optimizer, 2)[-1], float)
+
+
+def test_held_units_stay_out_of_clipped_norms_and_closures() -> None:
+    torch.manual_seed(0)
+    net = Block(torch.sigmoid).double()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    pruner = fpgm.SoftPruner(net, X.double(), rate=0.5, align=1, mode="hard", optimizer=optimizer)
+    pruner.step()
+    gone = zeroed_filters(net.inner)
+    for x, y in batches(3, torch.float64):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert net.inner.weight.grad is not None
+            assert net.outer.weight.grad is not None
+            assert not net.inner.weight.grad[gone].any()
+            assert not net.outer.weight.grad[:, gone].any()
+            return loss
+
+        optimizer.step(closure)
+    assert not optimizer.state[net.inner.weight]["momentum_buffer"][gone].any()
+
+
+def test_nothing_happens_when_the_end_is_refused() -> None:
+    net, other = Block(), Block()
+    pruner = fpgm.SoftPruner(net, X, rate=0.5)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(fpgm.RequestError, match="not the model's"):
+        pruner.compact(optimizer=torch.optim.SGD(other.parameters(), 0.1))
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_requests_that_cannot_hold() -> None:
+    net = Block()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(fpgm.RequestError, match="with a ramp needs rate="):
+        fpgm.SoftPruner(net, X, macs=0.5, ramp=3, mode="hard", optimizer=optimizer)
+    with pytest.raises(fpgm.RequestError, match="holds no parameter of the model"):
+        fpgm.SoftPruner(Block(), X, rate=0.5, mode="hard", optimizer=optimizer)
+    with pytest.raises(fpgm.RequestError, match="No unit would go"):
+        fpgm.SoftPruner(net, X, rate=0.001, align=1).compact()
+    wide = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 4, 3))
+    narrow = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))
+    saved = fpgm.SoftPruner(wide, X, rate=0.5)
+    saved.step()
+    with pytest.raises(fpgm.PlanError, match="another model"):
+        fpgm.SoftPruner(narrow, X, rate=0.5).load_state_dict(saved.state_dict())

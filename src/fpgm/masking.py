@@ -46,6 +46,9 @@ class Silencer:
         self.slices = [
             (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
         ]
+        self._of: dict[int, list[Gone]] = {}
+        for tensor, gone in self.slices:
+            self._of.setdefault(id(tensor), []).append(gone)
 
     @torch.no_grad()
     def weights_(self) -> None:
@@ -59,6 +62,13 @@ class Silencer:
         for tensor, gone in self.slices:
             if tensor.grad is not None:
                 gone.zero_(tensor.grad)
+
+    @torch.no_grad()
+    def gradient_of_(self, parameter: Tensor) -> None:
+        """Zero the gradient of one parameter."""
+        for gone in self._of.get(id(parameter), ()):
+            assert parameter.grad is not None
+            gone.zero_(parameter.grad)
 
     @torch.no_grad()
     def momentum_(self, optimizer: torch.optim.Optimizer) -> None:

@@ -24,16 +24,18 @@ def move_optimizer_(
 
     Nothing changes unless everything fits.
     """
+    check_optimizer(optimizer, model)
     optimizer = inner_optimizer(optimizer)
     old, new = named_tensors(model), named_tensors(small)
     names = {id(tensor): name for name, tensor in old.items()}
     cuts = by_tensor(plan.cuts)
-    groups = [[_successor(p, names, new) for p in g["params"]] for g in optimizer.param_groups]
+    groups = [[new[names[id(p)]] for p in group["params"]] for group in optimizer.param_groups]
     states = {}
     for parameter, state in optimizer.state.items():
         name = names[id(parameter)]
         states[new[name]] = {
-            key: _cut_state(name, key, value, parameter, cuts) for key, value in state.items()
+            key: _cut_state(name, key, value, parameter, new[name], cuts)
+            for key, value in state.items()
         }
     for group, params in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = params
@@ -47,17 +49,26 @@ def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
-def _successor(parameter: Tensor, names: Mapping[int, str], new: Mapping[str, Tensor]) -> Tensor:
-    if id(parameter) not in names:
-        raise RequestError(
-            f"The optimizer holds a parameter of shape {list(parameter.shape)} that is not the "
-            "model's: give the optimizer of this model."
-        )
-    return new[names[id(parameter)]]
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer that holds anything but this model's parameters."""
+    own = {id(tensor) for tensor in named_tensors(model).values()}
+    optimizer = inner_optimizer(optimizer)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in (*held, *optimizer.state):
+        if id(parameter) not in own:
+            raise RequestError(
+                f"The optimizer holds a parameter of shape {list(parameter.shape)} that is not the "
+                "model's: give the optimizer of this model."
+            )
 
 
 def _cut_state(
-    name: str, key: str, value: Any, parameter: Tensor, cuts: Mapping[str, Sequence[Cut]]
+    name: str,
+    key: str,
+    value: Any,
+    parameter: Tensor,
+    successor: Tensor,
+    cuts: Mapping[str, Sequence[Cut]],
 ) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0 or name not in cuts:
         return value.clone() if isinstance(value, Tensor) else value
@@ -66,4 +77,5 @@ def _cut_state(
             f"The optimizer's '{key}' for '{name}' has shape {list(value.shape)}, the parameter "
             f"{list(parameter.shape)}: state in another layout cannot be cut; make a new optimizer."
         )
-    return cut(value, cuts[name])
+    # In the new parameter's own layout: fused optimizers pair the two by their place in memory.
+    return torch.empty_like(successor, dtype=value.dtype).copy_(cut(value, cuts[name]))

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from fpgm.budget import Budget
-from fpgm.compact import compact
-from fpgm.errors import RequestError
+from fpgm.compact import check_fits, compact
+from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.masking import HELD, SILENT, Silencer, mask_
-from fpgm.optimizers import inner_optimizer
+from fpgm.optimizers import check_optimizer, inner_optimizer, move_optimizer_
 from fpgm.plan import Plan
 from fpgm.planning import Drawn, Planner
 from fpgm.schedule import Schedule
@@ -88,6 +88,11 @@ class SoftPruner:
             raise RequestError(f"mode is {mode!r}: give 'soft' or 'hard'.")
         if mode == "hard" and optimizer is None:
             raise RequestError("mode='hard' corrects the optimizer's steps: give optimizer=.")
+        if mode == "hard" and ramp and (macs is not None or params is not None):
+            raise RequestError(
+                "mode='hard' with a ramp needs rate=: on the way to a share of MACs or parameters "
+                "units would have to return."
+            )
         self.schedule = Schedule(interval, start, end, ramp)
         budget = Budget(rate, macs, params, dict(rates or {}))
         self.model = unwrapped(model)
@@ -100,15 +105,17 @@ class SoftPruner:
         """The plan whose units were zeroed last."""
         self._gone = torch.zeros(0, dtype=torch.int64)
         self._silencer: Silencer | None = None
+        self._hooks: list[Any] = []
         if mode == "hard" and self.optimizer is not None:
-            self.optimizer.register_step_pre_hook(self._before_step)
-            self.optimizer.register_step_post_hook(self._after_step)
+            self._hook(self.optimizer)
 
     def step(self) -> Step:
         """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
-        self.epoch += 1
-        share = self.schedule.share(self.epoch)
-        return Step(self.epoch, None) if share is None else self._prune(share)
+        epoch = self.epoch + 1
+        share = self.schedule.share(epoch)
+        step = Step(epoch, None) if share is None else self._prune(share, epoch)
+        self.epoch = epoch
+        return step
 
     def compact(self, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
         """Choose for the last time, at the full amount, and return the verified compact model.
@@ -116,11 +123,19 @@ class SoftPruner:
         The model itself is left masked: it computes exactly what the compact one does. Given the
         `optimizer`, it is handed over to the compact model with its state.
         """
-        self._prune(1.0)
+        if optimizer is not None:
+            check_optimizer(optimizer, self.model)
+        self._prune(1.0, self.epoch)
         assert self.plan is not None
+        if not self.plan.cuts:
+            raise RequestError("No unit would go: ask for more, or for finer steps with align=1.")
         mask_(self.model, self.plan)
-        small = compact(self.model, self.plan, optimizer=optimizer)
+        small = compact(self.model, self.plan)
         verify(self.model, self.plan, self.example_inputs, compacted=small).check()
+        for hook in self._hooks:
+            hook.remove()
+        if optimizer is not None:
+            move_optimizer_(optimizer, self.model, small, self.plan)
         return small
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,12 +149,15 @@ class SoftPruner:
             raise RequestError(
                 f"The saved state is of mode {state['mode']!r}, this pruner of {self.mode!r}."
             )
+        plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        if plan is not None:
+            check_fits(self.model, plan)
         self.epoch = int(state["epoch"])
-        self.plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        self.plan = plan
         self._gone = torch.tensor(state["gone"], dtype=torch.int64)
         self._silencer = None if self.plan is None else self._new_silencer()
 
-    def _prune(self, share: float) -> Step:
+    def _prune(self, share: float, epoch: int) -> Step:
         before = self._gone
         regrown = self._regrown()
         drawn = self._agreed(share)
@@ -151,27 +169,25 @@ class SoftPruner:
         left = int((~torch.isin(before, self._gone)).sum())
         entered = int((~torch.isin(self._gone, before)).sum())
         units = sum(group.units for group in drawn.plan.groups)
-        return Step(
-            self.epoch,
-            share,
-            units,
-            len(self._gone),
-            regrown,
-            returned=left,
-            changed=left + entered,
-        )
+        zeroed = len(self._gone)
+        return Step(epoch, share, units, zeroed, regrown, left, changed=left + entered)
 
     def _agreed(self, share: float) -> Drawn:
         """The plan all processes follow: the first one's."""
         first = self._gone if self.mode == "hard" and len(self._gone) else None
         if not (dist.is_available() and dist.is_initialized()):
             return self.planner.draw(share, first)
-        sent: list[Any] = [None]
+        sent: list[Any] = [None, None, None]
         if dist.get_rank() == 0:
-            drawn = self.planner.draw(share, first)
-            sent = [(drawn.plan.to_json(), drawn.removed.tolist())]
+            try:
+                drawn = self.planner.draw(share, first)
+                sent = [None, drawn.plan.to_json(), drawn.removed.tolist()]
+            except FpgmError as error:  # the others wait: they must hear of it
+                sent[0] = str(error)
         dist.broadcast_object_list(sent)
-        text, removed = sent[0]
+        problem, text, removed = sent
+        if problem is not None:
+            raise ModelError(problem)
         return Drawn(Plan.from_json(text), torch.tensor(removed, dtype=torch.int64))
 
     def _regrown(self) -> int:
@@ -189,6 +205,23 @@ class SoftPruner:
     def _new_silencer(self) -> Silencer:
         assert self.plan is not None
         return Silencer(self.model, self.plan, SILENT if self.mode == "soft" else HELD)
+
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
+        """Correct gradients as they arrive (before anybody clips them) and weights as they step."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        parameters = [p for p in self.model.parameters() if id(p) in held and p.requires_grad]
+        if not parameters:
+            raise RequestError(
+                "mode='hard' corrects the optimizer's steps: this one holds no parameter of the "
+                "model; give the optimizer that trains it."
+            )
+        self._hooks = [p.register_post_accumulate_grad_hook(self._on_grad) for p in parameters]
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _on_grad(self, parameter: Tensor) -> None:
+        if self._silencer is not None:
+            self._silencer.gradient_of_(parameter)
 
     def _before_step(self, *_: Any) -> None:
         if self._silencer is not None:

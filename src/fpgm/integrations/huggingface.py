@@ -46,6 +46,9 @@ class PruneCallback(TrainerCallback):
         self.pruner = SoftPruner(model, self.example_inputs, optimizer=optimizer, **self.options)
         if state.global_step > 0:
             self.pruner.load_state_dict(_read(_path(args, state)))
+            # A checkpoint saved on an epoch's last step comes before that epoch's pruning.
+            while self.pruner.epoch < int(state.epoch):
+                self.steps.append(self.pruner.step())
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Prune."""
