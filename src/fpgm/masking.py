@@ -46,9 +46,9 @@ class Silencer:
         self.slices = [
             (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
         ]
-        self._of: dict[int, list[Gone]] = {}
+        self._by_id: dict[int, list[Gone]] = {}
         for tensor, gone in self.slices:
-            self._of.setdefault(id(tensor), []).append(gone)
+            self._by_id.setdefault(id(tensor), []).append(gone)
 
     @torch.no_grad()
     def weights_(self) -> None:
@@ -59,16 +59,15 @@ class Silencer:
     @torch.no_grad()
     def gradients_(self) -> None:
         """Zero the gradients."""
-        for tensor, gone in self.slices:
-            if tensor.grad is not None:
-                gone.zero_(tensor.grad)
+        for tensor in {id(tensor): tensor for tensor, _ in self.slices}.values():
+            self.gradient_of_(tensor)
 
     @torch.no_grad()
     def gradient_of_(self, parameter: Tensor) -> None:
         """Zero the gradient of one parameter."""
-        for gone in self._of.get(id(parameter), ()):
-            assert parameter.grad is not None
-            gone.zero_(parameter.grad)
+        if parameter.grad is not None:
+            for gone in self._by_id.get(id(parameter), ()):
+                gone.zero_(parameter.grad)
 
     @torch.no_grad()
     def momentum_(self, optimizer: torch.optim.Optimizer) -> None:

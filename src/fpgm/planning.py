@@ -215,11 +215,16 @@ class Planner:
 def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
     """Plan, compact and verify in one call; takes the options of `plan`."""
     made = plan(model, example_inputs, **options)
-    if not made.cuts:
-        raise RequestError("No unit would go: ask for more, or for finer steps with align=1.")
+    check_prunes(made)
     small = compact(model, made)
     verify(model, made, example_inputs, compacted=small).check()
     return small
+
+
+def check_prunes(made: Plan) -> None:
+    """Refuse a plan that removes nothing."""
+    if not made.cuts:
+        raise RequestError("No unit would go: ask for more, or for finer steps with align=1.")
 
 
 def _check_model(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.masking import HELD, SILENT, Silencer, mask_
 from fpgm.optimizers import check_optimizer, inner_optimizer, move_optimizer_
 from fpgm.plan import Plan
-from fpgm.planning import Drawn, Planner
+from fpgm.planning import Drawn, Planner, check_prunes
 from fpgm.schedule import Schedule
 from fpgm.verify import verify
 
@@ -55,7 +55,7 @@ class Step:
 class SoftPruner:
     """Prunes a model while it is trained.
 
-        pruner = fpgm.SoftPruner(model, example_inputs, rate=0.4)
+        pruner = fpgm.SoftPruner(model, example_inputs, rate=0.4, optimizer=optimizer)
         for epoch in range(epochs):
             train_one_epoch(model)
             pruner.step()
@@ -127,8 +127,7 @@ class SoftPruner:
             check_optimizer(optimizer, self.model)
         self._prune(1.0, self.epoch)
         assert self.plan is not None
-        if not self.plan.cuts:
-            raise RequestError("No unit would go: ask for more, or for finer steps with align=1.")
+        check_prunes(self.plan)
         mask_(self.model, self.plan)
         small = compact(self.model, self.plan)
         verify(self.model, self.plan, self.example_inputs, compacted=small).check()
@@ -198,7 +197,7 @@ class SoftPruner:
         tensors = dict(self.model.named_parameters())
         for writer in structure.writers:
             if writer.slot.name in tensors:
-                alive = writer.filters(tensors[writer.slot.name]).detach().flatten(1).any(1).cpu()
+                alive = writer.filters(tensors[writer.slot.name]).detach().any(1).cpu()
                 grown = torch.cat([grown, writer.classes[alive]])
         return int(torch.isin(self._gone, grown).sum())
 
