@@ -14,6 +14,7 @@ import copy
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -257,3 +258,50 @@ def test_masked_equals_compact_on_random_networks(case: Case) -> None:
 @pytest.mark.parametrize("net", [v for name in (*BLOCKS, *HEADS) for v in variants(name)], ids=repr)
 def test_masked_equals_compact_around_one_structure(net: Net, residual: str) -> None:
     check(Case(net, residual=residual))
+
+
+def case(*blocks: B, rate: float = 0.5, residual: str = "coupled", **net: Any) -> Case:
+    """A case of the sweep, in its smallest form."""
+    return Case(Net(*blocks, **net), rate=rate, residual=residual)
+
+
+ONCE_WRONG = {
+    "a bias makes a silent unit speak before its neighbours read it": case(
+        B("token_mix"), B("eca")
+    ),
+    "a layer met twice was taken for its bias": case(
+        B("norm", norm="instance"), B("spatial_gate"), B("convnext")
+    ),
+    "a grouped convolution of one input a group looks depthwise": case(
+        B("roll"),
+        B("resnext", groups=4, hidden=16),
+        head=B("flatten_linear", how="view"),
+        rate=0.75,
+    ),
+    "a shuffled branch enters a stream in another order": case(
+        B("shuffle", grouped=True),
+        B("non_local"),
+        inputs="two_tuple",
+        rate=0.3,
+        residual="independent",
+    ),
+    "the same, twice the input": case(
+        B("shuffle", grouped=True), B("resnext"), inputs="two_dict", residual="independent"
+    ),
+    "the same, behind a sum": case(B("shuffle"), B("token_mix"), seed=980, residual="independent"),
+    "a convolution behind a scatter runs twice": case(
+        B("join", body=(B("shared"),)), residual="independent"
+    ),
+    "padding is one unit with a channel that folds onto it": case(
+        B("residual", shortcut="pad_lambda"), B("fold_batch")
+    ),
+    "padding is one unit with a channel that is written beside it": case(
+        B("residual", shortcut="pad_lambda"), B("slice_write")
+    ),
+}
+
+
+@pytest.mark.parametrize("found", ONCE_WRONG.values(), ids=ONCE_WRONG)
+def test_networks_that_once_went_wrong(found: Case) -> None:
+    outcome = check(found)
+    assert outcome is not None and outcome.removed > 0

@@ -201,7 +201,9 @@ class Planner:
         if not needs_replay(structure, choice.removed):
             return found
         adapters, doubt = replay(model, structure, found, choice.removed, examples, tolerated)
-        found = replace(found, adapters=(*found.adapters, *adapters))
+        mended = {(a.module, a.side, a.kind) for a in adapters}
+        drafted = (a for a in found.adapters if (a.module, a.side, a.kind) not in mended)
+        found = replace(found, adapters=(*drafted, *adapters))
         if doubt is not None and not certify(model, found, examples).ok:
             raise doubt
         return found

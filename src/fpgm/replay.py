@@ -77,6 +77,7 @@ class Replay(Tracer):
         self._trail: list[list[Tensor]] = []
         self._last = "the model"
         self._branches = {site.module: site.labels for site in structure.seen.sites}
+        self._pads = {label for row in structure.seen.pads for label in row.tolist()}
         self._pickers = {site.module: site.labels for site in structure.seen.picks}
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
@@ -163,7 +164,7 @@ class Replay(Tracer):
     def window(self, dim: int, labels: Tensor) -> bool:
         return True
 
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
+    def risky(self, out: Tensor, source: Tensor | None, safe: bool) -> None:
         place = self.next_risk()
         expected = self.structure.seen.risks.get(place)
         if (
@@ -211,13 +212,35 @@ class Replay(Tracer):
 
     def _enter_stream(self, path: str, out: Tensor, expected: Factor) -> Tensor | None:
         """A branch left its module: from here on its channels are the stream's."""
+        labels = self._branches[path]
         if tuple(out.shape) != expected.shape:
-            raise self._clash([self._branches[path]])
+            raise self._clash([labels])
+        self._check_places(path, out, lb.axes(expected.fields[0])[0], labels)
         handed: Tensor = torch.ops.aten.alias(out)
         self.set(handed, expected.fields)
-        labels = self._branches[path]
         self._scattered[handed] = labels[self.kept[labels]]
         return handed
+
+    def _check_places(self, path: str, out: Tensor, dim: int, labels: Tensor) -> None:
+        """The branch's channels may come in another order than before (a shuffle): place them so."""
+        places = torch.nonzero(self.kept[labels]).reshape(-1)
+        if len(places) == 1:
+            return
+        own = [f for f in self.fields(out) if lb.axes(f) == [dim]]
+        if len(own) != 1:
+            self.lost.append(labels)
+            return
+        have, wanted = own[0].reshape(-1)[places], labels[places]
+        if torch.equal(have, wanted):
+            return
+        order = self._positions(have.tolist(), wanted.tolist())
+        if order is None or len(places) == len(labels):
+            raise self._clash([have, wanted])
+        index = torch.empty_like(places)
+        index[order] = places
+        adapter = Adapter(path, "output", "scatter", dim, tuple(index.tolist()), len(labels))
+        if self.adapters.setdefault(path, adapter) != adapter:
+            raise self._clash([have, wanted])
 
     def returned(self, path: str, out: Any) -> Any:
         with _disable_current_modes():
@@ -264,6 +287,7 @@ class Replay(Tracer):
     def _positions(self, have: list[int], wanted: list[int]) -> list[int] | None:
         """Where each wanted label stands: itself, else the only one of its class, else padding.
 
+        Padding is wanted as padding, even where what it meets later makes it one with a channel.
         A label that stands twice (a mean beside its image) could be either: then nothing is known.
         """
         named = [label for label in have if label != lb.ANY]
@@ -279,9 +303,9 @@ class Replay(Tracer):
             alike = by_class.get(c, [])
             if label in places:
                 found.append(places[label])
-            elif len(alike) == 1:
+            elif len(alike) == 1 and label not in self._pads:
                 found.append(alike[0])
-            elif not alike and spare:
+            elif spare and (not alike or label in self._pads):
                 found.append(spare.pop(0))
             else:
                 return None

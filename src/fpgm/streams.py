@@ -28,10 +28,11 @@ from fpgm.watch import Watch
 
 @dataclass(frozen=True)
 class Junctions:
-    """Modules that hand a branch to a stream, and those of projection shortcuts among them."""
+    """Modules that hand a branch to a stream, those of projection shortcuts, those run once."""
 
     branches: frozenset[str]
     projections: frozenset[str]
+    once: frozenset[str]
 
 
 def find_junctions(model: nn.Module, examples: Sequence[Example]) -> Junctions:
@@ -103,7 +104,8 @@ class _Scout(Watch):
                     projections.add(shallow[0])
                     found.remove(shallow)
             branches.update(path for path, _, _ in found)
-        return Junctions(frozenset(branches - projections), frozenset(projections))
+        once = frozenset(path for path, times in self._times.items() if times == self.runs)
+        return Junctions(frozenset(branches - projections), frozenset(projections), once)
 
     def _hand(self, origins: tuple[str, ...]) -> str | None:
         """The last module a branch left through, if it ran only once."""
@@ -151,21 +153,15 @@ class IndependentWatch(Watch):
             self._scattered[out] = self._scattered[x]
 
     def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """A convolution behind a scatter reads the branch itself, through a gather of its own.
+
+        One that runs several times reads other tensors too, which a gather would spoil.
+        """
         branch: Tensor | None = self._scattered.get(x)
-        return read_through(self, branch, weight, row)
-
-    def gathers(self, branch: Tensor) -> None:
+        if branch is None or row is None or self.module not in self.junctions.once:
+            return row
+        module = self.model.get_submodule(self.module)
+        if not isinstance(module, nn.modules.conv._ConvNd) or module.weight is not weight:
+            return row
         self.picks.append(Site(self.module, 1, branch))
-
-
-def read_through(
-    tracer: Tracer, branch: Tensor | None, weight: Tensor, row: Tensor | None
-) -> Tensor | None:
-    """A convolution behind a scatter reads the branch itself, through a gather of its own."""
-    if branch is None or row is None or not tracer.module:
-        return row
-    module = tracer.model.get_submodule(tracer.module)
-    if not isinstance(module, nn.modules.conv._ConvNd) or module.weight is not weight:
-        return row
-    tracer.gathers(branch)
-    return branch
+        return branch

@@ -130,6 +130,11 @@ class Tracer(TorchDispatchMode):
         slot = self.slots.get(id(tensor))
         return slot if slot is not None and not slot.seen else None
 
+    def has_role(self, tensor: Tensor) -> bool:
+        """Whether a rule has named the axes of a parameter, so its labels are another's too."""
+        slot = self.slots.get(id(tensor))
+        return slot is not None and slot.seen and not slot.open
+
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is made of parameters and buffers only."""
         if id(tensor) in self.slots:
@@ -204,9 +209,6 @@ class Tracer(TorchDispatchMode):
     def picked(self, x: Tensor, out: Tensor) -> None:
         """Channels were picked out of `x` by position."""
 
-    def gathers(self, branch: Tensor) -> None:
-        """The running convolution reads these labels out of a scattered tensor."""
-
     def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
         """Two activations are about to be added."""
         return operands
@@ -242,8 +244,11 @@ class Tracer(TorchDispatchMode):
         """A convolution slides along a labelled axis; whether it can be given the full width."""
         return False
 
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
-        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
+    def risky(self, out: Tensor, source: Tensor | None, safe: bool) -> None:
+        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`.
+
+        It is `safe` if only sizes without channels are concerned.
+        """
 
     def returned(self, path: str, out: Any) -> Any:
         """A module returned; a result other than None takes the output's place.

@@ -113,10 +113,11 @@ class Watch(Tracer):
         if isinstance(out, Tensor):
             self.returns[self.here(path)] = Factor(self.fields(out), tuple(out.shape))
 
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
+    def risky(self, out: Tensor, source: Tensor | None, safe: bool) -> None:
         known = Factor(self.fields(out), tuple(out.shape))
         origin = None if source is None else Factor(self.fields(source), tuple(source.shape))
-        self.risks[self.next_risk()] = Risk(known, origin, self._pieces, self.calls.derives_sizes)
+        safe = safe or self.calls.derives_sizes
+        self.risks[self.next_risk()] = Risk(known, origin, self._pieces, safe)
         self._pieces = ()
 
     def unreached(self) -> list[str]:

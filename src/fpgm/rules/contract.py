@@ -121,7 +121,7 @@ def _relate_weight(
     fields = tracer.fields(weight)
     write_dim, read_dim = (1, 0) if transposed else (0, 1)
     flat = [f for f in fields if len(lb.axes(f)) == 1]
-    if groups > 1 and sorted(map(lb.axes, fields)) == [[0], [0, 1]]:
+    if groups > 1 and len(fields) == 2 and all(lb.axes(f) in ([0], [0, 1]) for f in fields):
         return _relate_grouped(tracer, weight, reads, groups, transposed)
     for f in fields:
         if lb.varies(f, range(2, weight.ndim)) or len(lb.axes(f)) > 1:
@@ -165,15 +165,13 @@ def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, Role]) -> None:
 def _relate_grouped(
     tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
-    """A grouped weight met again: the module is shared, or a second example runs."""
-    rows = next(f for f in tracer.fields(weight) if lb.axes(f) == [0])
-    blocks = next((f for f in tracer.fields(weight) if lb.axes(f) == [0, 1]), None)
+    """A grouped weight met again: the module is shared, a second example runs, or a replay does.
+
+    Where one column a group is left, both fields lie along the rows; their order tells them apart.
+    """
+    blocks, rows = tracer.fields(weight) if transposed else reversed(tracer.fields(weight))
     per_row = rows.reshape(-1)
-    per_block = (
-        per_row
-        if blocks is None
-        else (blocks.reshape(groups, -1, weight.shape[1])[:, 0].reshape(-1))
-    )
+    per_block = blocks.reshape(groups, -1, weight.shape[1])[:, 0].reshape(-1)
     own_reads, writes = (per_row, per_block) if transposed else (per_block, per_row)
     if reads is None:
         tracer.freeze([own_reads], _READS_FIXED)

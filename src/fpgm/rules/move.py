@@ -493,3 +493,11 @@ RISKY = {
     "ones", "full", "new_zeros", "new_ones", "new_full", "repeat",
 }  # fmt: skip
 """Operators whose sizes may be constants of the user's code."""
+
+
+def spares_channels(tracer: Tracer, name: str, x: Tensor, out: Tensor) -> bool:
+    """Whether a pad or slice changes sizes only along axes without channels (a crop, a border)."""
+    changed = [d for d in range(x.ndim) if x.shape[d] != out.shape[d]] if x.ndim == out.ndim else []
+    return name in ("constant_pad_nd", "slice") and not any(
+        lb.varies(f, changed) for f in tracer.fields(x)
+    )

@@ -25,10 +25,13 @@ _OVER = "statistics over channels would change"
 
 def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role) -> None:
     """Give a 1-d parameter the labels of the channel axis it belongs to."""
-    if tensor is None or tensor.ndim != 1 or tensor.numel() < 2:
+    if tensor is None or tensor.ndim != 1:
         return
     slot = tracer.untouched(tensor)
-    if row is None:
+    if tensor.numel() < 2:
+        if slot is not None:
+            slot.name_axes([])
+    elif row is None:
         tracer.freeze(tracer.fields(tensor), "it belongs to channels of fixed size")
     elif slot is not None:
         slot.name_axes([(row.reshape(-1), role)])
@@ -37,7 +40,8 @@ def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role)
     else:
         for field in tracer.fields(tensor):
             tracer.relate(field, row.reshape(-1))
-            tracer.role(field, role)
+            if not tracer.has_role(tensor):
+                tracer.role(field, role)
 
 
 def channel_row(tracer: Tracer, x: Tensor, dim: int) -> Tensor | None:

@@ -10,8 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
 
-_WRITES = {"convolution", "addmm", "mm"}
-"""Their output is zero where the filter and the bias are."""
+_WRITES = {"convolution": 1, "addmm": -1, "mm": -1}
+"""Their output is zero where the filter and the bias are; the axis they read of an activation."""
 
 _KEEPS = {
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
@@ -29,9 +29,10 @@ _KEEPS = {
 def after(tracer: Tracer, name: str, inputs: Sequence[Tensor]) -> bool:
     """Whether the operator's result is zero for a silenced unit."""
     plain = name.removesuffix("_")
-    if plain in _WRITES:
-        return True
     data = [x for x in inputs if not tracer.is_constant(x)]
+    if plain in _WRITES:
+        # Channels along another axis are not read but handed on, with a bias or neighbours added.
+        return all(f.shape[_WRITES[plain]] > 1 for x in data for f in tracer.fields(x))
     if plain in _KEEPS:
         return bool(data) and tracer.is_zero(data[0])
     if plain in ("mul", "div"):
