@@ -222,7 +222,7 @@ class Replay(Tracer):
         return handed
 
     def _check_places(self, path: str, out: Tensor, dim: int, labels: Tensor) -> None:
-        """The branch's channels may come in another order than before (a shuffle): place them so."""
+        """A branch may come in another order than before (through a shuffle): place it so."""
         places = torch.nonzero(self.kept[labels]).reshape(-1)
         if len(places) == 1:
             return

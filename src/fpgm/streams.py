@@ -22,7 +22,7 @@ from fpgm import labels as lb
 from fpgm import rules
 from fpgm.examples import Example
 from fpgm.findings import Site
-from fpgm.tracer import Tracer, undisturbed
+from fpgm.tracer import undisturbed
 from fpgm.watch import Watch
 
 
