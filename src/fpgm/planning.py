@@ -201,7 +201,7 @@ class Planner:
         if not needs_replay(structure, choice.removed):
             return found
         adapters, doubt = replay(model, structure, found, choice.removed, examples, tolerated)
-        mended = {(a.module, a.side, a.kind) for a in adapters}
+        mended = {(a.module, a.side, a.kind) for a in adapters if a.kind == "scatter"}
         drafted = (a for a in found.adapters if (a.module, a.side, a.kind) not in mended)
         found = replace(found, adapters=(*drafted, *adapters))
         if doubt is not None and not certify(model, found, examples).ok:

@@ -78,6 +78,7 @@ class Replay(Tracer):
         self._last = "the model"
         self._branches = {site.module: site.labels for site in structure.seen.sites}
         self._pads = {label for row in structure.seen.pads for label in row.tolist()}
+        self._windows = {site.module: site.labels for site in structure.seen.windows}
         self._pickers = {site.module: site.labels for site in structure.seen.picks}
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
@@ -162,9 +163,14 @@ class Replay(Tracer):
         return True
 
     def window(self, dim: int, labels: Tensor) -> bool:
+        """Neighbours must be who they were: its positions are the plan's, whoever stands there."""
+        wanted = self._windows.get(self.module)
+        if wanted is not None and len(wanted) == len(labels):
+            stays = self.kept[wanted]
+            self.relate(labels[stays], wanted[stays])
         return True
 
-    def risky(self, out: Tensor, source: Tensor | None, safe: bool) -> None:
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
         place = self.next_risk()
         expected = self.structure.seen.risks.get(place)
         if (
@@ -224,7 +230,7 @@ class Replay(Tracer):
     def _check_places(self, path: str, out: Tensor, dim: int, labels: Tensor) -> None:
         """A branch may come in another order than before (through a shuffle): place it so."""
         places = torch.nonzero(self.kept[labels]).reshape(-1)
-        if len(places) == 1:
+        if len(places) in (1, len(labels)):
             return
         own = [f for f in self.fields(out) if lb.axes(f) == [dim]]
         if len(own) != 1:
@@ -234,7 +240,7 @@ class Replay(Tracer):
         if torch.equal(have, wanted):
             return
         order = self._positions(have.tolist(), wanted.tolist())
-        if order is None or len(places) == len(labels):
+        if order is None:
             raise self._clash([have, wanted])
         index = torch.empty_like(places)
         index[order] = places
@@ -303,13 +309,13 @@ class Replay(Tracer):
             alike = by_class.get(c, [])
             if label in places:
                 found.append(places[label])
-            elif len(alike) == 1 and label not in self._pads:
-                found.append(alike[0])
             elif spare and (not alike or label in self._pads):
                 found.append(spare.pop(0))
+            elif len(alike) == 1:
+                found.append(alike[0])
             else:
                 return None
-        return found
+        return found if len(set(found)) == len(found) else None
 
 
 def needs_replay(structure: Structure, removed: Tensor) -> bool:

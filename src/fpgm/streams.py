@@ -112,6 +112,14 @@ class _Scout(Watch):
         return next((p for p in reversed(origins) if p and self._times[p] == self.runs), None)
 
 
+_PLAIN = {
+    kind.forward
+    for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+                 nn.ConvTranspose3d)
+}  # fmt: skip
+"""Convolutions that do nothing else with their input, so that a gather before them is harmless."""
+
+
 class IndependentWatch(Watch):
     """Watches with the labels cut where a branch enters a stream."""
 
@@ -119,6 +127,8 @@ class IndependentWatch(Watch):
         super().__init__(model)
         self.junctions = junctions
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
+        self._reads: dict[str, Tensor | None] = {}
+        """The branch each convolution read first; None: a tensor of full width."""
 
     def returned(self, path: str, out: Any) -> Any:
         result = None
@@ -139,6 +149,9 @@ class IndependentWatch(Watch):
         branch = fields[0].reshape(-1)
         stream = self.fresh(branch.numel())
         self.freeze([stream], "the residual stream keeps its full width")
+        for site in self.sites:
+            if site.module == path and not torch.equal(site.labels, branch):
+                self.freeze([site.labels, branch], "a branch comes in another order in other runs")
         self.sites.append(Site(path, dim, branch))
         handed: Tensor = torch.ops.aten.alias(out)
         self.set(handed, [lb.along(stream, out.ndim, dim)])
@@ -157,11 +170,20 @@ class IndependentWatch(Watch):
 
         One that runs several times reads other tensors too, which a gather would spoil.
         """
-        branch: Tensor | None = self._scattered.get(x)
-        if branch is None or row is None or self.module not in self.junctions.once:
-            return row
         module = self.model.get_submodule(self.module)
-        if not isinstance(module, nn.modules.conv._ConvNd) or module.weight is not weight:
+        if type(module).forward not in _PLAIN or row is None:
+            return row
+        once = self.module in self.junctions.once
+        branch: Tensor | None = self._scattered.get(x) if once else None
+        before = self._reads.setdefault(self.module, branch)
+        if not _alike(before, branch):
+            stays = [row, *(b for b in (before, branch) if b is not None)]
+            self.freeze(stays, "a convolution reads them in some runs only")
+        if branch is None:
             return row
         self.picks.append(Site(self.module, 1, branch))
         return branch
+
+
+def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))

@@ -244,11 +244,8 @@ class Tracer(TorchDispatchMode):
         """A convolution slides along a labelled axis; whether it can be given the full width."""
         return False
 
-    def risky(self, out: Tensor, source: Tensor | None, safe: bool) -> None:
-        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`.
-
-        It is `safe` if only sizes without channels are concerned.
-        """
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
+        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
 
     def returned(self, path: str, out: Any) -> Any:
         """A module returned; a result other than None takes the output's place.

@@ -113,10 +113,11 @@ class Watch(Tracer):
         if isinstance(out, Tensor):
             self.returns[self.here(path)] = Factor(self.fields(out), tuple(out.shape))
 
-    def risky(self, out: Tensor, source: Tensor | None, safe: bool) -> None:
+    def risky(self, out: Tensor, source: Tensor | None) -> None:
         known = Factor(self.fields(out), tuple(out.shape))
         origin = None if source is None else Factor(self.fields(source), tuple(source.shape))
-        safe = safe or self.calls.derives_sizes
+        even = len({len(piece) for piece in self._pieces}) <= 1  # chunk may leave a shorter rest
+        safe = self.calls.derives_sizes and even
         self.risks[self.next_risk()] = Risk(known, origin, self._pieces, safe)
         self._pieces = ()
 

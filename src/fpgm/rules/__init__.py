@@ -49,11 +49,9 @@ def apply(
     if name in move.RISKY:
         source = args[0] if args and isinstance(args[0], Tensor) else None
         for result in tensors((out,)):
-            safe = source is not None and move.spares_channels(tracer, name, source, result)
-            tracer.risky(result, source, safe)
-    zero = zeros.after(tracer, name, inputs)
+            tracer.risky(result, source)
     for result in tensors((out,)):
-        tracer.mark_zero(result, zero)
+        tracer.mark_zero(result, zeros.after(tracer, name, inputs, result))
 
 
 def tensors(values: Any) -> Iterator[Tensor]:

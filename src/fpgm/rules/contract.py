@@ -37,11 +37,11 @@ def _convolution(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Ten
         writes = _label_weight(tracer, weight, reads, groups, transposed)
     else:
         writes = _relate_weight(tracer, weight, reads, groups, transposed)
-    per_filter = math.prod(x.shape[2:] if transposed else out.shape[2:]) * x.shape[0]
-    tracer.work(per_filter, [(tracer.fields(weight), weight.shape)])
+    handed = tuple(f for f in tracer.fields(x) if lb.axes(f) == [0])  # channels as images
+    per_filter = math.prod(x.shape[2:] if transposed else out.shape[2:])
+    tracer.work(per_filter, [(tracer.fields(weight), weight.shape), (handed, x.shape[:1])])
     adopt(tracer, bias, writes, "shift")
-    if writes is not None:
-        tracer.set(out, [lb.along(writes, out.ndim, 1)])
+    tracer.set(out, [*handed, *([] if writes is None else [lb.along(writes, out.ndim, 1)])])
 
 
 def _slides_along_channels(
@@ -119,6 +119,8 @@ def _relate_weight(
 ) -> Tensor | None:
     """A weight that was computed or is shared: its labels exist, and meet those of the input."""
     fields = tracer.fields(weight)
+    if groups > 1 and transposed and weight.shape[1] == 1 and [lb.axes(f) for f in fields] == [[0]]:
+        return _relate_one_column(tracer, fields[0].reshape(-1), reads, groups)
     write_dim, read_dim = (1, 0) if transposed else (0, 1)
     flat = [f for f in fields if len(lb.axes(f)) == 1]
     if groups > 1 and len(fields) == 2 and all(lb.axes(f) in ([0], [0, 1]) for f in fields):
@@ -178,6 +180,17 @@ def _relate_grouped(
     else:
         tracer.relate(own_reads, reads)
     tracer.grouped(writes.reshape(groups, -1))
+    return writes
+
+
+def _relate_one_column(tracer: Tracer, own: Tensor, reads: Tensor | None, groups: int) -> Tensor:
+    """A transposed weight with one output a group, met again: the first row's label is its own."""
+    if reads is None:
+        tracer.freeze([own], _READS_FIXED)
+    else:
+        tracer.relate(own, reads)
+    writes = own.reshape(groups, -1)[:, 0]
+    tracer.grouped(writes.reshape(groups, 1))
     return writes
 
 

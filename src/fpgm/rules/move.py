@@ -250,6 +250,7 @@ def _roll(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) ->
 
 def _pad(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x, pads = args[0], args[1]
+    value = args[2] if len(args) > 2 else kwargs.get("value", 0)
     fields = []
     for f in tracer.fields(x):
         for i in range(0, len(pads), 2):
@@ -261,6 +262,9 @@ def _pad(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> 
                 tracer.freeze([f], "channels are cropped by a negative pad")
                 continue
             f = _padded(tracer, f, dim, before, after)
+            if value:
+                # What padding adds must be all alike, or the replay could take one for another.
+                tracer.freeze([f], "channels are padded with something other than zero")
         fields.append(f)
     tracer.set(out, [f for f in fields if _fits(f, out)])
 
@@ -490,14 +494,6 @@ RULES: dict[str, Any] = {
 RISKY = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "slice", "split",
     "split_with_sizes", "constant_pad_nd", "channel_shuffle", "native_channel_shuffle", "zeros",
-    "ones", "full", "new_zeros", "new_ones", "new_full", "repeat",
+    "ones", "full", "empty", "new_empty", "new_zeros", "new_ones", "new_full", "repeat",
 }  # fmt: skip
 """Operators whose sizes may be constants of the user's code."""
-
-
-def spares_channels(tracer: Tracer, name: str, x: Tensor, out: Tensor) -> bool:
-    """Whether a pad or slice changes sizes only along axes without channels (a crop, a border)."""
-    changed = [d for d in range(x.ndim) if x.shape[d] != out.shape[d]] if x.ndim == out.ndim else []
-    return name in ("constant_pad_nd", "slice") and not any(
-        lb.varies(f, changed) for f in tracer.fields(x)
-    )

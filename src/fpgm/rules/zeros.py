@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fpgm import labels as lb
+
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
 
-_WRITES = {"convolution": 1, "addmm": -1, "mm": -1}
-"""Their output is zero where the filter and the bias are; the axis they read of an activation."""
+_PRODUCTS = {"addmm", "mm"}
+"""Their output is zero where the filter and the bias are, and so is a convolution's."""
 
 _KEEPS = {
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
@@ -26,15 +28,36 @@ _KEEPS = {
 """Zero in the first input is zero in the output (a norm's shift and mean are silenced too)."""
 
 
-def after(tracer: Tracer, name: str, inputs: Sequence[Tensor]) -> bool:
+def after(tracer: Tracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
     """Whether the operator's result is zero for a silenced unit."""
     plain = name.removesuffix("_")
     data = [x for x in inputs if not tracer.is_constant(x)]
-    if plain in _WRITES:
-        # Channels along another axis are not read but handed on, with a bias or neighbours added.
-        return all(f.shape[_WRITES[plain]] > 1 for x in data for f in tracer.fields(x))
+    # Channels along another axis than is read are handed on, with a bias or neighbours added.
+    if plain == "convolution":
+        return all(_reads_all(tracer, x, 1) for x in data)
+    if plain in _PRODUCTS:
+        left, right = inputs[-2:]
+        return _reads_all(tracer, left, -1) and _reads_all(tracer, right, -2)
     if plain in _KEEPS:
         return bool(data) and tracer.is_zero(data[0])
     if plain in ("mul", "div"):
-        return any(tracer.is_zero(x) for x in data[: 1 if plain == "div" else None])
-    return plain in ("add", "sub") and len(data) == len(inputs) and all(map(tracer.is_zero, data))
+        silent = [x for x in data[: 1 if plain == "div" else None] if tracer.is_zero(x)]
+        return bool(silent) and all(
+            any(_carries(tracer, x, f) for x in silent) for f in tracer.fields(out)
+        )
+    return (
+        plain in ("add", "sub")
+        and len(data) == len(inputs)
+        and all(tracer.is_zero(x) for x in data)
+        and all(_carries(tracer, x, f) for f in tracer.fields(out) for x in data)
+    )
+
+
+def _reads_all(tracer: Tracer, x: Tensor, axis: int) -> bool:
+    """Whether all channels of an activation lie along the axis that is read."""
+    return tracer.is_constant(x) or all(f.shape[axis] > 1 for f in tracer.fields(x))
+
+
+def _carries(tracer: Tracer, x: Tensor, field: Tensor) -> bool:
+    """Whether the units of a field are this tensor's too, not only broadcast over it."""
+    return any(lb.varies(lb.lift(f, field.ndim), lb.axes(field)) for f in tracer.fields(x))
