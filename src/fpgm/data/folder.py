@@ -1,0 +1,87 @@
+"""Folders of pictures, one subfolder a class, as ImageNet is laid out; torchvision reads them."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fpgm.data.batches import ALONE, Batch, Share, seeded
+from fpgm.data.images import Look
+from fpgm.errors import FileError, RequestError
+from fpgm.models._torchvision import import_torchvision
+
+IMAGENET = Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class FolderBatches:
+    """Batches read by worker processes; crops and mirroring as ImageNet training does them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        batch: int,
+        look: Look,
+        *,
+        size: int = 224,
+        seed: int | None = None,
+        share: Share = ALONE,
+        workers: int = 4,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Augmented and shuffled by `seed`; central crops, in order, without."""
+        self.data = open_folder(folder, look, size, augmented=seed is not None)
+        self.batch, self.seed, self.share = batch, seed, share
+        self.workers, self.device = workers, device
+
+    def __len__(self) -> int:
+        return math.ceil(self._count() / self.batch)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one epoch, this process's share of each."""
+        count = self._count()
+        order = torch.arange(count)
+        random = seeded(self.seed or 0, number)
+        if self.seed is not None:
+            order = torch.randperm(count, generator=random)
+        parts = [
+            range(start, min(start + self.batch, count)) for start in range(0, count, self.batch)
+        ]
+        own = [order[self.share.of(part)].tolist() for part in parts]
+        loader: Any = DataLoader(
+            self.data,
+            batch_sampler=own,
+            num_workers=self.workers,
+            generator=random.manual_seed(random.initial_seed() + self.share.rank),
+        )
+        for part, (images, labels) in zip(parts, loader, strict=True):
+            yield Batch(images.to(self.device), labels.to(self.device), len(part))
+
+    def _count(self) -> int:
+        return len(self.data)  # type: ignore[arg-type]
+
+
+def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset[Any]:
+    """An ImageFolder of torchvision's with the usual transforms."""
+    if not folder.is_dir():
+        raise FileError(f"There is no folder {folder}: give the one that holds a folder a class.")
+    import_torchvision()
+    datasets = importlib.import_module("torchvision.datasets")
+    transforms = importlib.import_module("torchvision.transforms")
+    shown = [transforms.ToTensor(), transforms.Normalize(look.mean, look.std)]
+    steps: Sequence[Any] = (
+        [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *shown]
+        if augmented
+        else [transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *shown]
+    )
+    try:
+        found: Dataset[Any] = datasets.ImageFolder(str(folder), transforms.Compose(steps))
+    except FileNotFoundError as error:
+        line = str(error).splitlines()[0]
+        raise RequestError(f"{folder} is no folder of pictures: {line}") from None
+    return found

@@ -1,0 +1,131 @@
+"""A data set by name, as recipes give it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fpgm.data import cifar10
+from fpgm.data.batches import Batches, Share
+from fpgm.data.folder import IMAGENET, FolderBatches
+from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
+from fpgm.errors import RequestError
+
+CIFAR10 = Look((0.4914, 0.4824, 0.4467), (0.2471, 0.2435, 0.2616))
+"""The paper's: (125.3, 123.0, 113.9) / 255 and (63.0, 62.1, 66.7) / 255."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which data, and how it is to be shown."""
+
+    name: str
+    batch: int
+    root: Path | None = None
+    augment: Augment | None = None
+    look: Look | None = None
+    limit: int | None = None
+    """Use only the first so many training pictures."""
+    size: int = 224
+    workers: int = 4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Batches to train and to test on, and the shape of one picture."""
+
+    train: Batches
+    test: Batches
+    shape: tuple[int, ...]
+
+
+def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
+    """Training and test batches of the data set a recipe names."""
+    if wanted.name == "folder":
+        return _folders(wanted, share, device)
+    if wanted.name not in _IN_MEMORY:
+        names = ", ".join(repr(name) for name in (*_IN_MEMORY, "folder"))
+        raise RequestError(f"There is no data set {wanted.name!r}: give one of {names}.")
+    train, test, look = _IN_MEMORY[wanted.name](wanted)
+    look = wanted.look or look
+    if wanted.limit is not None:
+        train = train.first(wanted.limit)
+    return Sets(
+        MemoryBatches(
+            train,
+            wanted.batch,
+            look,
+            augment=wanted.augment,
+            seed=wanted.seed,
+            share=share,
+            device=device,
+        ),
+        MemoryBatches(test, max(wanted.batch, 250), look, share=share, device=device),
+        tuple(train.images.shape[1:]),
+    )
+
+
+def _folders(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
+    if wanted.root is None:
+        raise RequestError("Pictures in folders need data.root: it holds 'train' and 'val'.")
+    look = wanted.look or IMAGENET
+    train, test = (
+        FolderBatches(
+            wanted.root / part,
+            wanted.batch,
+            look,
+            size=wanted.size,
+            seed=seed,
+            share=share,
+            workers=wanted.workers,
+            device=device,
+        )
+        for part, seed in (("train", wanted.seed), ("val", None))
+    )
+    return Sets(train, test, (3, wanted.size, wanted.size))
+
+
+def _cifar10(wanted: Wanted) -> tuple[Images, Images, Look]:
+    data = cifar10.read(wanted.root or cifar10.default_root())
+    train = Images(data.train_images, data.train_labels)
+    return train, Images(data.test_images, data.test_labels), CIFAR10
+
+
+def _digits(wanted: Wanted) -> tuple[Images, Images, Look]:
+    """scikit-learn's 1,797 handwritten digits of 8×8 pixels: 1,300 to train, 497 to test."""
+    try:
+        raw = importlib.import_module("sklearn.datasets").load_digits()
+    except ModuleNotFoundError:
+        raise RequestError('scikit-learn is not installed: pip install "fpgm[train]"') from None
+    images = torch.tensor(raw.images * 255 / 16).round().to(torch.uint8)[:, None]
+    labels = torch.tensor(raw.target, dtype=torch.int64)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = (Images(images[i], labels[i]) for i in (order[:1300], order[1300:]))
+    return train, test, statistics(train.images)
+
+
+def _synthetic(wanted: Wanted) -> tuple[Images, Images, Look]:
+    """Ten random patterns of 3×16×16 under noise: learnable in seconds, for tests."""
+    random = torch.Generator().manual_seed(0)
+    patterns = torch.randint(0, 256, (10, 3, 16, 16), generator=random)
+
+    def some(count: int) -> Images:
+        labels = torch.randint(0, 10, (count,), generator=random)
+        noise: Tensor = torch.randint(0, 256, (count, 3, 16, 16), generator=random)
+        return Images(((patterns[labels] + noise) // 2).to(torch.uint8), labels)
+
+    train, test = some(512), some(256)
+    return train, test, statistics(train.images)
+
+
+_IN_MEMORY: dict[str, Callable[[Wanted], tuple[Images, Images, Look]]] = {
+    "cifar10": _cifar10,
+    "digits": _digits,
+    "synthetic": _synthetic,
+}

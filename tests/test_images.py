@@ -1,0 +1,181 @@
+"""Batches: right pixels, right labels, and the same whoever takes part and whenever they start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fpgm.data.batches import Share
+from fpgm.data.folder import FolderBatches
+from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
+from fpgm.data.sources import CIFAR10, Wanted, open_sets
+from fpgm.errors import FileError, RequestError
+
+PLAIN = Look((0.0,), (1 / 255,))
+"""Shows bytes as the numbers they are."""
+
+
+def numbered(count: int = 10, size: int = 4) -> Images:
+    """Pictures whose every pixel says which picture and which place it is."""
+    place = torch.arange(size * size).reshape(1, 1, size, size)
+    number = torch.arange(count).reshape(-1, 1, 1, 1) * size * size
+    return Images((1 + place + number).to(torch.uint8), torch.arange(count))
+
+
+def test_without_a_seed_everything_comes_once_and_in_order() -> None:
+    batches = MemoryBatches(numbered(), 4, PLAIN)
+    got = list(batches.epoch(0))
+    assert len(batches) == len(got) == 3
+    assert [len(b.labels) for b in got] == [4, 4, 2]
+    assert torch.cat([b.labels for b in got]).tolist() == list(range(10))
+    torch.testing.assert_close(torch.cat([b.images for b in got]), numbered().images.float())
+
+
+def test_an_epoch_is_a_shuffle_of_its_own_that_can_be_had_again() -> None:
+    batches = MemoryBatches(numbered(), 4, PLAIN, seed=3)
+    first, again, second = (
+        torch.cat([b.labels for b in batches.epoch(n)]).tolist() for n in (0, 0, 1)
+    )
+    assert sorted(first) == list(range(10))
+    assert first == again != second
+    assert first != list(range(10))
+
+
+def test_labels_stay_with_their_pictures() -> None:
+    batches = MemoryBatches(numbered(), 4, PLAIN, augment=Augment(1, True), seed=3)
+    for batch in batches.epoch(5):
+        lit = batch.images.flatten(1).max(1).values
+        assert ((lit - 1) // 16).long().tolist() == batch.labels.tolist()
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_crop_is_a_window_of_the_padded_picture(flip: bool) -> None:
+    """Every augmented picture is one of the (2·2 + 1)² windows, or its mirror image."""
+    data = numbered()
+    batches = MemoryBatches(data, 10, PLAIN, augment=Augment(2, flip), seed=0)
+    seen = set()
+    for epoch in range(40):
+        (batch,) = batches.epoch(epoch)
+        for image, label in zip(batch.images, batch.labels, strict=True):
+            window = _window(image, data.images[label], flip)
+            assert window is not None
+            seen.add(window)
+    assert len({(dy, dx) for dy, dx, _ in seen}) == 25
+    assert {mirrored for *_, mirrored in seen} == ({False, True} if flip else {False})
+
+
+def _window(image: Tensor, original: Tensor, flip: bool) -> tuple[int, int, bool] | None:
+    padded = torch.nn.functional.pad(original.float(), (2, 2, 2, 2))
+    for dy in range(5):
+        for dx in range(5):
+            window = padded[:, dy : dy + 4, dx : dx + 4]
+            for mirrored in (False, True) if flip else (False,):
+                if torch.allclose(image, window.flip(-1) if mirrored else window):
+                    return dy, dx, mirrored
+    return None
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_share_a_batch_picture_by_picture(world: int) -> None:
+    def all_of(share: Share) -> list[list[list[float]]]:
+        batches = MemoryBatches(numbered(), 6, PLAIN, augment=Augment(1, True), seed=1, share=share)
+        return [b.images.flatten(1).tolist() for b in batches.epoch(2)]
+
+    alone = all_of(Share())
+    shares = [all_of(Share(rank, world)) for rank in range(world)]
+    for number, whole in enumerate(alone):
+        parts = [share[number] for share in shares]
+        together = [parts[i % world][i // world] for i in range(len(whole))]
+        assert together == whole
+
+
+def test_a_look_centres_and_scales() -> None:
+    random = torch.randint(0, 256, (500, 3, 8, 8), dtype=torch.uint8)
+    shown = statistics(random).apply(random)
+    torch.testing.assert_close(shown.mean((0, 2, 3)), torch.zeros(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(shown.std((0, 2, 3)), torch.ones(3), atol=1e-3, rtol=0)
+
+
+def test_the_papers_look_of_cifar10() -> None:
+    assert CIFAR10.mean == pytest.approx((125.3 / 255, 123.0 / 255, 113.9 / 255), abs=1e-4)
+    assert CIFAR10.std == pytest.approx((63.0 / 255, 62.1 / 255, 66.7 / 255), abs=1e-4)
+
+
+# Sources.
+
+
+def test_digits_are_1300_to_train_and_497_to_test() -> None:
+    sets = open_sets(Wanted("digits", 100), Share(), "cpu")
+    assert sets.shape == (1, 8, 8)
+    counts = [sum(len(b.labels) for b in part.epoch(0)) for part in (sets.train, sets.test)]
+    assert counts == [1300, 497]
+
+
+def test_a_limit_leaves_the_first_pictures() -> None:
+    sets = open_sets(Wanted("synthetic", 16, limit=40), Share(), "cpu")
+    assert sum(b.total for b in sets.train.epoch(0)) == 40
+
+
+def test_an_unknown_data_set_is_named() -> None:
+    with pytest.raises(RequestError) as caught:
+        open_sets(Wanted("cifar", 16), Share(), "cpu")
+    assert str(caught.value) == (
+        "There is no data set 'cifar': give one of 'cifar10', 'digits', 'synthetic', 'folder'."
+    )
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of six small pictures in two classes, each of one colour."""
+    for part in ("train", "val"):
+        for number in range(6):
+            folder = tmp_path / part / ("cats" if number % 2 else "dogs")
+            folder.mkdir(parents=True, exist_ok=True)
+            colour = (40 * number, 10, 200)
+            Image.new("RGB", (40, 30), colour).save(folder / f"{number}.png")
+    return tmp_path
+
+
+def test_folders_of_pictures(pictures: Path) -> None:
+    wanted = Wanted("folder", 4, pictures, size=16, workers=0, look=Look((0.0,) * 3, (1.0,) * 3))
+    sets = open_sets(wanted, Share(), "cpu")
+    assert sets.shape == (3, 16, 16)
+    (first, second) = sets.test.epoch(0)
+    assert first.images.shape == (4, 3, 16, 16)
+    assert torch.cat([first.labels, second.labels]).tolist() == [0, 0, 0, 1, 1, 1]
+    reds = torch.cat([first.images, second.images])[:, 0, 8, 8] * 255
+    assert reds.round().tolist() == [40.0, 120.0, 200.0, 0.0, 80.0, 160.0]
+    orders = [torch.cat([b.labels for b in sets.train.epoch(n)]).tolist() for n in (0, 0, 1, 2)]
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
+    def reds(share: Share) -> list[float]:
+        look = Look((0.0,) * 3, (1.0,) * 3)
+        batches = FolderBatches(
+            pictures / "train", 4, look, size=16, seed=0, share=share, workers=0
+        )
+        found = torch.cat([b.images[:, 0, 8, 8] for b in batches.epoch(1)]) * 255
+        return [round(x) for x in found.tolist()]
+
+    both = reds(Share(0, 2)) + reds(Share(1, 2))
+    assert sorted(both) == [0, 40, 80, 120, 160, 200]
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        open_sets(Wanted("folder", 4), Share(), "cpu")
+    assert str(caught.value) == ("Pictures in folders need data.root: it holds 'train' and 'val'.")
+    with pytest.raises(FileError) as missing:
+        open_sets(Wanted("folder", 4, tmp_path), Share(), "cpu")
+    assert str(missing.value) == (
+        f"There is no folder {tmp_path}/train: give the one that holds a folder a class."
+    )
+    (tmp_path / "train").mkdir()
+    with pytest.raises(RequestError, match=r"^.*/train is no folder of pictures: "):
+        open_sets(Wanted("folder", 4, tmp_path), Share(), "cpu")
