@@ -84,7 +84,9 @@ def test_a_plan_applies_without_analysis(module: str) -> None:
     assert not own(module) & (ANALYSIS | {"planning", "select", "draft", "replay"})
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if m not in under("fpgm.cli")])
+@pytest.mark.parametrize(
+    "module", [m for m in FILES if m not in (*under("fpgm.cli"), "fpgm.__main__")]
+)
 def test_nothing_needs_the_command_line(module: str) -> None:
     assert "cli" not in own(module)
     assert not outside(module) & {"rich", "typer"}
@@ -97,8 +99,20 @@ def test_networks_know_nothing_of_pruning(module: str) -> None:
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
     declared = {"torch", "safetensors", "numpy", "rich", "typer"}
-    core = set(FILES) - set(under("fpgm.integrations"))
+    core = set(FILES) - set(under("fpgm.integrations")) - set(under("fpgm.train"))
     assert set().union(*(outside(module) for module in core)) <= declared
+
+
+def test_training_needs_its_extra_and_only_the_command_line_needs_training() -> None:
+    used = set().union(*(outside(module) for module in under("fpgm.train")))
+    assert used <= {"torch", "numpy", "accelerate", "tomli"}
+    others = [m for m in FILES if m not in (*under("fpgm.train"), "fpgm.cli.train")]
+    assert all("train" not in own(module) for module in others)
+
+
+@pytest.mark.parametrize("module", under("fpgm.data"))
+def test_data_knows_nothing_of_pruning(module: str) -> None:
+    assert own(module) <= {"data", "errors", "files", "models"}
 
 
 @pytest.mark.parametrize(

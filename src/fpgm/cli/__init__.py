@@ -1,4 +1,4 @@
-"""The command line: `fpgm inspect`, `fpgm prune`, `fpgm verify`, one file each.
+"""The command line, one file a subcommand.
 
 Here is only what they share towards the shell: a request that makes no sense ends with one line on
 stderr and code 2, a failed verification with code 1, and never with a traceback.
@@ -15,8 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 from fpgm._version import __version__
+from fpgm.cli.data import data
 from fpgm.cli.inspect import inspect
 from fpgm.cli.prune import prune
+from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
 
@@ -58,7 +60,9 @@ app = typer.Typer(
 )
 app.command()(inspect)
 app.command()(prune)
+app.command()(train)
 app.command()(verify)
+app.add_typer(data, name="data")
 
 
 @app.callback()

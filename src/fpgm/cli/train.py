@@ -1,0 +1,164 @@
+"""`fpgm train`: run a recipe, or go on with it; the folder it writes is the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fpgm.cli import common
+from fpgm.errors import RequestError
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def train(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped recipe."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run; the same goes on.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Replace a value, as train.epochs=3."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes.")] = False,
+    json: common.AsJson = False,
+) -> None:
+    """Train with pruning by a recipe; started again with the same folder, it goes on."""
+    if list_:
+        _show_recipes(json)
+        return
+    if recipe is None:
+        raise RequestError("Give a recipe: a TOML file, or a name from fpgm train --list.")
+    file = find_recipe(recipe)
+    engine = _engine()
+    made = engine.read_recipe(file, change or [])
+    folder = out or Path("runs") / file.stem
+    with Bars() as bars:
+        outcome = engine.train(made, folder, bars)
+    if int(os.environ.get("RANK", "0")):
+        return  # the first process speaks for all
+    if json:
+        common.show_json({"folder": str(folder), **outcome.results})
+    else:
+        _show(folder, outcome.results)
+
+
+def find_recipe(name: str) -> Path:
+    """A file, or a shipped recipe by its name."""
+    path = Path(name)
+    if path.suffix or path.exists():
+        return path
+    shipped = RECIPES / f"{name}.toml"
+    if not shipped.is_file():
+        raise RequestError(f"There is no recipe {name!r}: see fpgm train --list, or give a file.")
+    return shipped
+
+
+class Bars:
+    """One bar over all steps on stderr, if that is a terminal, and a line an epoch."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None, figures="")
+        self._steps = 1
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, epoch: int, epochs: int, steps: int) -> None:
+        """Training starts, or goes on, after so many epochs."""
+        self._steps = steps
+        self._epochs = epochs
+        self._progress.update(self._task, total=epochs * steps, completed=epoch * steps)
+        if epoch:
+            self._console.print(f"going on after epoch {epoch} of {epochs}", highlight=False)
+
+    def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
+        """A step is done."""
+        self._progress.update(
+            self._task,
+            description=f"epoch {epoch + 1}/{self._epochs}",
+            completed=epoch * self._steps + step,
+            figures=f"loss {figures['loss']:.3f}, {figures['accuracy']:.1%}, "
+            f"{figures['images_per_second']:,.0f} images/s",
+        )
+
+    def finished(self, metrics: dict[str, Any]) -> None:
+        """An epoch is done."""
+        self._console.print(epoch_line(metrics), highlight=False, soft_wrap=True)
+
+
+def epoch_line(metrics: dict[str, Any]) -> str:
+    """What came of an epoch, in one line.
+
+    >>> epoch_line({"epoch": 3, "train_loss": 0.5, "test_accuracy": 0.9, "seconds": 2.0})
+    'epoch 3: loss 0.500, test 90.00%, 2.0 s'
+    """
+    parts = [f"loss {metrics['train_loss']:.3f}", f"test {metrics['test_accuracy']:.2%}"]
+    if "pruned_accuracy" in metrics:
+        parts.append(f"pruned {metrics['pruned_accuracy']:.2%}")
+    if metrics.get("zeroed"):
+        parts.append(
+            f"{metrics['zeroed']} of {metrics['units']} units zeroed, {metrics['changed']} "
+            f"changed sides, {metrics['regrown']} had regrown"
+        )
+    if "average_accuracy" in metrics:
+        parts.append(f"average {metrics['average_accuracy']:.2%}")
+    return f"epoch {metrics['epoch']}: {', '.join(parts)}, {metrics['seconds']} s"
+
+
+def _engine() -> Any:
+    """The engine, which needs more than the rest of the package does."""
+    try:
+        import fpgm.train
+    except ModuleNotFoundError as error:
+        raise RequestError(f'{error.name} is not installed: pip install "fpgm[train]"') from None
+    return fpgm.train
+
+
+def _show(folder: Path, results: dict[str, Any]) -> None:
+    rows = [("epochs", str(results["epochs"])), ("accuracy", f"{results['accuracy']:.2%}")]
+    if "macs_after" in results:
+        rows += [
+            ("masked accuracy", f"{results['masked_accuracy']:.2%}"),
+            ("MACs", f"{results['macs_before']:,} → {results['macs_after']:,}"),
+            ("parameters", f"{results['params_before']:,} → {results['params_after']:,}"),
+            ("largest difference, masked and compact", f"{results['max_error']:.1e}"),
+        ]
+    common.show_table(("", "result"), rows)
+    typer.echo(f"\nWritten to {folder}: {', '.join(results['files'])}")
+
+
+def _show_recipes(json: bool) -> None:
+    files = sorted(RECIPES.glob("[!_]*.toml"))
+    rows = [(file.stem, _first_line(file)) for file in files]
+    if json:
+        common.show_json([{"name": name, "about": about} for name, about in rows])
+    else:
+        common.show_table(("recipe", "about"), rows, left=2)
+
+
+def _first_line(file: Path) -> str:
+    return file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").rstrip()

@@ -1,0 +1,6 @@
+"""Training with pruning: recipes, and the engine that runs them on one machine or many."""
+
+from fpgm.train.engine import Outcome, train
+from fpgm.train.recipe import Recipe, read_recipe
+
+__all__ = ["Outcome", "Recipe", "read_recipe", "train"]

@@ -1,0 +1,412 @@
+"""Runs a recipe: trains, prunes at the ends of epochs, and writes what a run leaves behind.
+
+Built on Accelerate: the same code runs in one process, under `accelerate launch` and `torchrun`, on
+one machine or several. Killed at any moment, it goes on from the last finished epoch when started
+again, and ends with the same weights, bit by bit, as a run that was left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, broadcast_object_list, gather_object
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fpgm.compact import compact
+from fpgm.data.batches import Batch, Batches, Share
+from fpgm.data.images import Augment, Look
+from fpgm.data.sources import Sets, Wanted, open_sets
+from fpgm.errors import RequestError
+from fpgm.masking import mask_
+from fpgm.models.spec import load_model
+from fpgm.models.weights import load_weights
+from fpgm.plan import Plan
+from fpgm.soft import SoftPruner, Step
+from fpgm.store import load, save
+from fpgm.train.folder import PLAN, SMALL, WEIGHTS, RunFolder
+from fpgm.train.loss import Loss
+from fpgm.train.processes import make_accelerator
+from fpgm.train.randomness import random_state, restore_random_state, seed_everything
+from fpgm.train.rate import learning_rate
+from fpgm.train.recipe import DistillPart, Recipe
+from fpgm.verify import verify
+
+
+class Reporter(Protocol):
+    """Who is told how it goes, in the first process."""
+
+    def started(self, epoch: int, epochs: int, steps: int) -> None:
+        """Training starts, or goes on, after so many epochs."""
+
+    def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
+        """A step is done: loss, accuracy and images a second so far."""
+
+    def finished(self, metrics: dict[str, Any]) -> None:
+        """An epoch is done, and what came of it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: its figures, and its network, compact if it was pruned."""
+
+    results: dict[str, Any]
+    model: nn.Module
+
+
+def train(recipe: Recipe, out: str | Path, reporter: Reporter | None = None) -> Outcome:
+    """Run a recipe to its end, from wherever an earlier try left it.
+
+    Every process of a distributed run calls this; the first one writes to `out`.
+    """
+    return _Run(recipe, Path(out), reporter).run()
+
+
+class _Run:
+    """One run: everything that is made once, and the loop over epochs."""
+
+    def __init__(self, recipe: Recipe, out: Path, reporter: Reporter | None) -> None:
+        self.recipe = recipe
+        self.accelerator = make_accelerator(recipe.run.precision)
+        self.reporter = reporter if self.accelerator.is_main_process else None
+        self.folder = RunFolder(out, recipe)
+        self._first(lambda: self.folder.open(self.accelerator.num_processes))
+        seed_everything(recipe.seed)
+        share = Share(self.accelerator.process_index, self.accelerator.num_processes)
+        self.data = _open_data(recipe, share, self.accelerator.device)
+        self.model = _make_model(recipe).to(self.accelerator.device)
+        if recipe.run.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = _make_optimizer(recipe, self.model)
+        self.example = torch.randn(
+            1, *self.data.shape, generator=torch.Generator().manual_seed(0)
+        ).to(self.accelerator.device)
+        self.pruner = self._make_pruner()
+        self.average = _make_average(recipe, self.model)
+        teacher = _make_teacher(recipe.distill, self.accelerator.device)
+        self.loss = Loss(recipe.train.label_smoothing, recipe.distill, teacher)
+        self.epoch = 0
+        seed_everything(recipe.seed + share.rank)  # dropout is each process's own
+        self.net, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
+        if recipe.run.compile:
+            self.net = torch.compile(self.net)
+
+    def run(self) -> Outcome:
+        done = self._first(self.folder.results)
+        self._resume()
+        epochs = self.recipe.train.epochs
+        if self.reporter is not None:
+            self.reporter.started(self.epoch, epochs, len(self.data.train))
+        while self.epoch < epochs:
+            self._epoch()
+        return self._finish(done)
+
+    # One epoch.
+
+    def _epoch(self) -> None:
+        number = self.epoch
+        start = time.perf_counter()
+        figures = self._train_epoch(number)
+        seconds = time.perf_counter() - start
+        metrics: dict[str, Any] = {
+            "epoch": number + 1,
+            "lr": learning_rate(self.recipe.train, number),
+            "train_loss": figures.loss,
+            "train_accuracy": figures.accuracy,
+            "images_per_second": round(figures.count / seconds, 1),
+            "seconds": round(seconds, 2),
+            "test_accuracy": self._accuracy(self.model),
+        }
+        if self.pruner is not None:
+            step = self.pruner.step()
+            metrics |= _step_metrics(step)
+            metrics["pruning_seconds"] = round(time.perf_counter() - start - seconds, 2)
+            if step.share is not None:
+                metrics["pruned_accuracy"] = self._accuracy(self.model)
+        if self.average is not None:
+            metrics["average_accuracy"] = self._accuracy(self.average.module)
+        self.epoch = number + 1
+        self._first(lambda: self.folder.log(metrics))
+        self._save()
+        if self.reporter is not None:
+            self.reporter.finished(metrics)
+
+    def _train_epoch(self, number: int) -> _Figures:
+        self.net.train()
+        figures = _Figures(self.accelerator.device)
+        start = time.perf_counter()
+        steps = len(self.data.train)
+        for index, batch in enumerate(self.data.train.epoch(number)):
+            if batch.total < self.accelerator.num_processes:
+                break  # the last pictures are too few for every process to have one
+            lr = learning_rate(self.recipe.train, number + index / steps)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self._train_batch(batch, figures)
+            self.stepper.step()
+            self.stepper.zero_grad()
+            if self.average is not None:
+                self.average.update_parameters(self.model)
+            if self.reporter is not None:
+                self.reporter.stepped(number, index + 1, figures.so_far(start))
+        return figures.summed(self.accelerator)
+
+    def _train_batch(self, batch: Batch, figures: _Figures) -> None:
+        """Gradients of the batch's mean loss, whatever parts it is computed in."""
+        parts = self.recipe.run.accumulate
+        images = batch.images
+        if self.recipe.run.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        pieces = list(zip(images.chunk(parts), batch.labels.chunk(parts), strict=True))
+        # Gradients are averaged over processes, so each stands for its share of the whole batch.
+        weight = self.accelerator.num_processes / batch.total
+        for number, (x, labels) in enumerate(pieces, 1):
+            last = number == len(pieces)
+            with nullcontext() if last else self.accelerator.no_sync(self.net):
+                with self.accelerator.autocast():
+                    logits = self.net(x)
+                loss = self.loss(logits, x, labels)
+                self.accelerator.backward(loss * weight)
+            figures.add(loss.detach(), logits.detach(), labels)
+
+    def _accuracy(self, net: nn.Module) -> float:
+        # Processes see other pictures, so their norms' statistics differ until the next step.
+        for buffer in net.buffers():
+            broadcast(buffer)
+        return accuracy(net, self.data.test, self.accelerator)
+
+    # Stopping, going on, ending.
+
+    def _save(self) -> None:
+        """A checkpoint of everything the next epoch depends on, the same for all processes."""
+        randomness = gather_object([random_state()])
+        state = {
+            "recipe": self.recipe.digest(),
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "pruner": None if self.pruner is None else self.pruner.state_dict(),
+            "scaler": None
+            if self.accelerator.scaler is None
+            else self.accelerator.scaler.state_dict(),
+            "random": randomness,
+        }
+        self._first(lambda: self.folder.checkpoints.save(self.epoch, state))
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint that is whole, if there is one."""
+        state = self._first(self.folder.checkpoints.newest)
+        if state is None:
+            self._first(lambda: self.folder.forget_after(0))
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        if self.pruner is not None:
+            self.pruner.load_state_dict(state["pruner"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if len(state["random"]) == self.accelerator.num_processes:
+            restore_random_state(state["random"][self.accelerator.process_index])
+        self.epoch = int(state["epoch"])
+        self._first(lambda: self.folder.forget_after(self.epoch))
+
+    def _finish(self, done: dict[str, Any] | None) -> Outcome:
+        """Compact, verify, measure and write; nothing is written again where that was done."""
+        self.accelerator.unwrap_model(self.net, keep_fp32_wrapper=False)
+        results: dict[str, Any] = {"epochs": self.epoch}
+        model: nn.Module = self.model
+        if self.average is not None:
+            model = self.average.module
+        if self.pruner is not None:
+            model, plan, found = self._compacted(model)
+            results |= found
+            self._first(lambda: _write_plan(self.folder.path, plan))
+        results["accuracy"] = self._accuracy(model)
+        results["parameters"] = sum(p.numel() for p in model.parameters())
+        name = WEIGHTS if self.pruner is None and self.recipe.model.compact is None else SMALL
+        if done is None:
+            results["files"] = [name, *([PLAN] if self.pruner is not None else [])]
+            self._first(lambda: save(model, self.folder.path / name))
+            self._first(lambda: self.folder.finish(results))
+            return Outcome(results, model)
+        return Outcome(done, model)
+
+    def _compacted(self, model: nn.Module) -> tuple[nn.Module, Plan, dict[str, Any]]:
+        assert self.pruner is not None
+        small = self.pruner.compact()
+        plan = self.pruner.plan
+        assert plan is not None
+        if model is not self.model:  # the average is cut like the model it is the average of
+            mask_(model, plan)
+            small = compact(model, plan)
+        certificate = verify(model, plan, self.example, compacted=small).check()
+        return (
+            small,
+            plan,
+            {
+                "masked_accuracy": self._accuracy(model),
+                "max_error": certificate.max_error,
+                "macs_before": plan.macs_before,
+                "macs_after": plan.macs_after,
+                "params_before": plan.params_before,
+                "params_after": plan.params_after,
+            },
+        )
+
+    def _make_pruner(self) -> SoftPruner | None:
+        if self.recipe.prune is None:
+            return None
+        options = {k: v for k, v in asdict(self.recipe.prune).items() if v is not None}
+        return SoftPruner(self.model, self.example, optimizer=self.optimizer, **options)
+
+    def _first(self, act: Callable[[], Any]) -> Any:
+        """Let the first process act, and all have the result; its errors are everybody's."""
+        sent: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                sent[0] = act()
+            except Exception as error:
+                if self.accelerator.num_processes == 1:
+                    raise
+                sent[1] = error
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(sent)
+        if sent[1] is not None:
+            raise sent[1]
+        return sent[0]
+
+
+class _Figures:
+    """Loss and accuracy so far, kept on the device so that counting does not hold training up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        right = (logits.argmax(1) == labels).sum()
+        self._sums += torch.stack(
+            [loss.double(), right.double(), torch.tensor(float(len(labels)), device=loss.device)]
+        )
+
+    def so_far(self, start: float) -> dict[str, float]:
+        seconds = max(time.perf_counter() - start, 1e-9)
+        return {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "images_per_second": self.count / seconds,
+        }
+
+    def summed(self, accelerator: Accelerator) -> _Figures:
+        """Over all processes."""
+        total = _Figures(self._sums.device)
+        total._sums = accelerator.reduce(self._sums, "sum")
+        return total
+
+    @property
+    def count(self) -> int:
+        return int(self._sums[2])
+
+    @property
+    def loss(self) -> float:
+        return float(self._sums[0]) / max(self.count, 1)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self._sums[1]) / max(self.count, 1)
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, batches: Batches, accelerator: Accelerator) -> float:
+    """Share of pictures that a network gets right, over all processes."""
+    net.eval()
+    right = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    for batch in batches.epoch(0):
+        if len(batch.labels):  # a process may have no picture of the last batch
+            with accelerator.autocast():
+                found = net(batch.images).argmax(1) == batch.labels
+            right += torch.tensor([found.sum(), len(found)], device=right.device)
+    right = accelerator.reduce(right, "sum")
+    return float(right[0] / right[1].clamp(min=1))
+
+
+def _open_data(recipe: Recipe, share: Share, device: torch.device) -> Sets:
+    data = recipe.data
+    if data.batch % share.world:
+        raise RequestError(
+            f"data.batch is {data.batch}, which {share.world} processes cannot share equally."
+        )
+    look = None
+    if data.mean is not None and data.std is not None:
+        look = Look(data.mean, data.std)
+    wanted = Wanted(
+        data.name,
+        data.batch,
+        None if data.root is None else Path(data.root).expanduser(),
+        Augment(data.crop, data.flip),
+        look,
+        data.limit,
+        data.size,
+        data.workers,
+        recipe.seed,
+    )
+    return open_sets(wanted, share, device)
+
+
+def _make_model(recipe: Recipe) -> nn.Module:
+    part = recipe.model
+    if part.compact is not None:
+        return load(Path(part.compact).expanduser(), partial(load_model, part.name))
+    model = load_model(part.name)
+    return model if part.weights is None else load_weights(model, Path(part.weights).expanduser())
+
+
+def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    part = recipe.train
+    if part.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), part.lr, weight_decay=part.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(),
+        part.lr,
+        momentum=part.momentum,
+        nesterov=part.nesterov,
+        weight_decay=part.weight_decay,
+    )
+
+
+def _make_average(recipe: Recipe, model: nn.Module) -> AveragedModel | None:
+    if recipe.train.ema is None:
+        return None
+    update = get_ema_multi_avg_fn(recipe.train.ema)
+    return AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+
+
+def _make_teacher(part: DistillPart | None, device: torch.device) -> nn.Module | None:
+    if part is None:
+        return None
+    teacher = load_weights(load_model(part.model), Path(part.weights).expanduser())
+    return teacher.to(device).eval().requires_grad_(False)
+
+
+def _step_metrics(step: Step) -> dict[str, Any]:
+    return {
+        "zeroed": step.zeroed,
+        "units": step.units,
+        "changed": step.changed,
+        "regrown": step.regrown,
+        "returned": step.returned,
+    }
+
+
+def _write_plan(folder: Path, plan: Plan) -> None:
+    (folder / PLAN).write_text(plan.to_json(indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,47 @@
+"""One process or many: Accelerate finds out, and this makes it find out right."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from fpgm.errors import RequestError
+
+
+def make_accelerator(precision: str) -> Accelerator:
+    """Accelerate's view of this process and its neighbours."""
+    # Without a GPU, Accelerate joins processes only if told that the CPU is meant.
+    cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if cpu:
+        _join_after_restart()
+    AcceleratorState._reset_state()  # an earlier run in this process may have had other options
+    try:
+        return Accelerator(mixed_precision=precision, cpu=cpu)
+    except ValueError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise RequestError(f"run.precision is {precision!r}: {reason}.") from error
+
+
+def _join_after_restart() -> None:
+    """Meet the other processes of this attempt.
+
+    torchrun's store still holds the addresses of the attempt that died, and gloo would try to reach
+    those; under a prefix of its own each attempt meets itself.
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if not attempt or dist.is_initialized():
+        return
+    world = int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, world, is_master=False)
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore(f"attempt {attempt}", store),
+        rank=int(os.environ["RANK"]),
+        world_size=world,
+    )

@@ -1,0 +1,38 @@
+"""The state of every source of random numbers, as plain values that a checkpoint can hold."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """Where Python, numpy and torch stand."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (what the user's code draws from)
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, torch.tensor(np.asarray(keys, dtype="int64")), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Go back to where they stood."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def seed_everything(seed: int) -> None:
+    """Start all of them from one number."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
