@@ -1,6 +1,6 @@
 """Training with pruning: recipes, and the engine that runs them on one machine or many."""
 
 from fpgm.train.engine import Outcome, train
-from fpgm.train.recipe import Recipe, read_recipe
+from fpgm.train.recipe import Recipe, make_recipe, read_recipe
 
-__all__ = ["Outcome", "Recipe", "read_recipe", "train"]
+__all__ = ["Outcome", "Recipe", "make_recipe", "read_recipe", "train"]
