@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -362,3 +363,29 @@ def test_requests_that_cannot_hold() -> None:
     saved.step()
     with pytest.raises(fpgm.PlanError, match="another model"):
         fpgm.SoftPruner(narrow, X, rate=0.5).load_state_dict(saved.state_dict())
+
+
+class Fixed(nn.Module):
+    """Two layers, of which the first has a width written in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x).reshape(-1, 8, 12, 12).relu()
+        out: torch.Tensor = self.head(self.b(x).relu())
+        return out
+
+
+def test_what_had_to_be_left_alone_is_left_alone_after_resuming() -> None:
+    first = fpgm.SoftPruner(Fixed(), X, rate=0.5, align=1)
+    assert first.state_dict()["frozen"] == []
+    first.step()
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(state["frozen"]) == 8
+    again = fpgm.SoftPruner(first.model, X, rate=0.5, align=1)
+    again.load_state_dict(state)
+    assert [pool.name for pool in again.planner.structure.pools] == ["b"]
+    assert again.state_dict() == first.state_dict()

@@ -135,6 +135,7 @@ class Planner:
         check_patterns("rates", list(budget.rates), layers)
         check_patterns("ignore", list(ignore), layers)
         _ignore(self.structure, ignore)
+        self._known = frozenset(self.structure.reasons)
         self.asked = {
             "criterion": _name(criterion),
             "distance": distance,
@@ -142,6 +143,17 @@ class Planner:
             "align": align,
             "rounding": rounding,
         }
+
+    @property
+    def learned(self) -> list[tuple[int, str]]:
+        """Units that drawing found it must leave alone, by their numbers, and why."""
+        reasons = self.structure.reasons
+        return [(unit, reason) for unit, reason in reasons.items() if unit not in self._known]
+
+    def learn(self, found: Sequence[tuple[int, str]]) -> None:
+        """Leave alone what an earlier planner of the same model found it must."""
+        for unit, reason in found:
+            self.structure.freeze(torch.tensor([unit]), reason)
 
     def draw(self, share: float = 1.0, first: Tensor | None = None) -> Drawn:
         """A plan from the weights as they are, for a share of the budget; units `first` go first.

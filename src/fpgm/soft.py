@@ -140,7 +140,13 @@ class SoftPruner:
     def state_dict(self) -> dict[str, Any]:
         """Where the pruning stands, as plain values."""
         plan = None if self.plan is None else self.plan.to_json()
-        return {"epoch": self.epoch, "mode": self.mode, "plan": plan, "gone": self._gone.tolist()}
+        return {
+            "epoch": self.epoch,
+            "mode": self.mode,
+            "plan": plan,
+            "gone": self._gone.tolist(),
+            "frozen": self.planner.learned,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
@@ -151,6 +157,7 @@ class SoftPruner:
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         if plan is not None:
             check_fits(self.model, plan)
+        self.planner.learn(state["frozen"])
         self.epoch = int(state["epoch"])
         self.plan = plan
         self._gone = torch.tensor(state["gone"], dtype=torch.int64)
