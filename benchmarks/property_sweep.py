@@ -5,7 +5,8 @@
 
 Draws the networks of `tests/networks` from a seed and checks on each what
 `tests/test_property.py` states. Writes property.json and property.md beside this file and ends with
-status 1 if anything failed; a failure is printed in its smallest form, ready to paste.
+status 1 if anything failed; a failure is printed in its smallest form, ready to paste. Ctrl-C stops
+early and keeps what was found; `--add FILE` adds the property.json of another run.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import json
 import platform
 import random
 import re
+import shlex
 import sys
 import time
 import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,6 +53,15 @@ class Tally:
     containing: Counter[str] = field(default_factory=Counter)
     pruned_containing: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+    commands: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> Tally:
+        """What an earlier run wrote."""
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        kinds: dict[str, Any] = {"containing": Counter, "pruned_containing": Counter}
+        return cls(**{f.name: kinds.get(f.name, lambda x: x)(raw[f.name]) for f in fields(cls)})
 
     def add(self, other: Tally) -> None:
         """Take another tally in."""
@@ -63,21 +76,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, default=HERE, help="directory of property.json and .md")
+    parser.add_argument("--add", type=Path, action="append", default=[], help="another run's JSON")
     options = parser.parse_args()
 
     start = time.perf_counter()
     total = Tally()
-    for tally in _tallies(options.seed, options.examples, options.workers):
-        total.add(tally)
-        passed = time.perf_counter() - start
-        _progress(total, options.examples, passed)
-        if passed > options.seconds:
-            break
-    seconds = time.perf_counter() - start
+    with suppress(KeyboardInterrupt):
+        for tally in _tallies(options.seed, options.examples, options.workers):
+            total.add(tally)
+            passed = time.perf_counter() - start
+            _progress(total, options.examples, passed)
+            if passed > options.seconds:
+                break
+    total.seconds = time.perf_counter() - start
+    total.commands = [shlex.join(["python", "benchmarks/property_sweep.py", *sys.argv[1:]])]
+    for file in options.add:
+        total.add(Tally.read(file))
 
     smallest = _smallest(total.failures)
-    _write(options.out, total, seconds, options.seed, smallest)
-    print(_summary(total, seconds))
+    _write(options.out, total, smallest)
+    print(_summary(total))
     for case, error in smallest:
         print(f"check({case})\n    {error}")
     return 1 if total.failures else 0
@@ -170,10 +188,10 @@ def _kind(error: str) -> str:
     return re.sub(r"[\d.]+(e[-+]\d+)?", "#", error)[:60]
 
 
-def _summary(total: Tally, seconds: float) -> str:
+def _summary(total: Tally) -> str:
     share = total.pruned / max(1, total.examples)
     return (
-        f"{total.examples:,} random networks in {seconds:,.0f} s: "
+        f"{total.examples:,} random networks in {total.seconds:,.0f} s: "
         f"{len(total.failures)} failures, {share:.1%} lost at least one unit"
     )
 
@@ -184,12 +202,9 @@ def _progress(total: Tally, examples: int, seconds: float) -> None:
         print(line, end="", file=sys.stderr, flush=True)
 
 
-def _write(
-    out: Path, total: Tally, seconds: float, seed: int, smallest: list[tuple[str, str]]
-) -> None:
+def _write(out: Path, total: Tally, smallest: list[tuple[str, str]]) -> None:
     raw = asdict(total) | {
-        "seconds": round(seconds, 1),
-        "seed": seed,
+        "seconds": round(total.seconds, 1),
         "share_pruned": round(total.pruned / max(1, total.examples), 4),
         "containing": dict(sorted(total.containing.items())),
         "pruned_containing": dict(sorted(total.pruned_containing.items())),
@@ -202,7 +217,9 @@ def _write(
     lines = [
         "# Random networks",
         "",
-        f"{_summary(total, seconds)} (seed {seed}, torch {torch.__version__}).",
+        *(f"    {command}" for command in total.commands),
+        "",
+        f"{_summary(total)} (torch {torch.__version__}).",
         f"{total.without_units:,} had nothing to prune. {total.units_removed:,} units went,",
         f"in {total.unmoved:,} networks without touching the output.",
         "",
