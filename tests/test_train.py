@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.data.batches import Share
-from fpgm.errors import FileError, RequestError
+from fpgm.errors import FileError, ModelError, RequestError
 from fpgm.models.spec import load_model
 from fpgm.models.weights import read_weights
 from fpgm.train import Recipe, train
@@ -140,6 +140,22 @@ def test_a_folder_of_another_recipe_is_left_alone(tiny: str, tmp_path: Path) -> 
     with pytest.raises(FileError, match="is there and is no run: choose another folder"):
         train(recipe(tiny), other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+
+
+def test_a_recipe_that_cannot_run_leaves_no_folder(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"^ignore: no layer matches 'nothing'\."):
+        train(recipe(tiny, prune={"ignore": ["nothing"]}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(recipe(tiny), tmp_path / "run")
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        train(recipe(tiny, prune=None, train={"lr": 1e30}), tmp_path / "run")
+    assert str(caught.value) == (
+        "The loss is nan in epoch 1: lower train.lr, or start with train.warmup. The last "
+        "checkpoint is intact."
+    )
 
 
 # Ways to train.

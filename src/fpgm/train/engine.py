@@ -7,6 +7,7 @@ again, and ends with the same weights, bit by bit, as a run that was left alone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +26,7 @@ from fpgm.compact import compact
 from fpgm.data.batches import Batch, Batches, Share
 from fpgm.data.images import Augment, Look
 from fpgm.data.sources import Sets, Wanted, open_sets
-from fpgm.errors import RequestError
+from fpgm.errors import ModelError, RequestError
 from fpgm.masking import mask_
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
@@ -78,7 +79,7 @@ class _Run:
         self.accelerator = make_accelerator(recipe.run.precision)
         self.reporter = reporter if self.accelerator.is_main_process else None
         self.folder = RunFolder(out, recipe)
-        self._first(lambda: self.folder.open(self.accelerator.num_processes))
+        self._first(self.folder.check)
         seed_everything(recipe.seed)
         share = Share(self.accelerator.process_index, self.accelerator.num_processes)
         self.data = _open_data(recipe, share, self.accelerator.device)
@@ -100,6 +101,7 @@ class _Run:
             self.net = torch.compile(self.net)
 
     def run(self) -> Outcome:
+        self._first(lambda: self.folder.create(self.accelerator.num_processes))
         done = self._first(self.folder.results)
         self._resume()
         epochs = self.recipe.train.epochs
@@ -116,6 +118,11 @@ class _Run:
         start = time.perf_counter()
         figures = self._train_epoch(number)
         seconds = time.perf_counter() - start
+        if not math.isfinite(figures.loss):
+            raise ModelError(
+                f"The loss is {figures.loss} in epoch {number + 1}: lower train.lr, or start with "
+                "train.warmup. The last checkpoint is intact."
+            )
         metrics: dict[str, Any] = {
             "epoch": number + 1,
             "lr": learning_rate(self.recipe.train, number),

@@ -35,8 +35,8 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints", recipe.run.keep_checkpoints)
         self._board: Any = None
 
-    def open(self, processes: int) -> None:
-        """Make the folder, or check that what it holds is of this recipe."""
+    def check(self) -> None:
+        """Refuse a folder that holds anything but a run of this recipe."""
         file = self.path / RECIPE
         if file.exists():
             if _digest_in(file) != self.recipe.digest():
@@ -44,13 +44,17 @@ class RunFolder:
                     f"{self.path} holds a run of another recipe: choose another folder, or give "
                     f"the recipe it was started with ({file})."
                 )
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise FileError(f"{self.path} is there and is no run: choose another folder.")
+
+    def create(self, processes: int) -> None:
+        """Make the folder, once everything else is known to work."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if not (self.path / RECIPE).exists():
+                recipe = {**asdict(self.recipe), "digest": self.recipe.digest()}
+                write_text(self.path / RECIPE, _json(recipe))
             write_text(self.path / ENVIRONMENT, _json(environment(processes)))
-            write_text(file, _json({**asdict(self.recipe), "digest": self.recipe.digest()}))
         except OSError as error:
             raise FileError(f"{self.path} cannot be written: {error.strerror}.") from error
 
