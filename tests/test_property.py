@@ -88,7 +88,7 @@ def check(case: Case) -> Outcome | None:
     removed = sum(group.units - group.kept for group in plan.groups)
     moved = check_masked_equals_compact(model, plan, small, inputs)
     if removed:
-        check_certificate(model, plan, inputs, moved)
+        check_certificate(model, plan, inputs)
     check_costs(plan, small, inputs)
     check_round_trip(model, plan, small)
     before.check_unchanged(model)
@@ -140,7 +140,7 @@ def check_masked_equals_compact(
     return _distance(reference, original)
 
 
-def check_certificate(model: nn.Module, plan: Plan, inputs: Inputs, moved: float) -> None:
+def check_certificate(model: nn.Module, plan: Plan, inputs: Inputs) -> None:
     """The package's own verification agrees.
 
     Units that no example switches on may be removed without moving anything; only then may the
@@ -149,7 +149,11 @@ def check_certificate(model: nn.Module, plan: Plan, inputs: Inputs, moved: float
     found = fpgm.verify(model, plan, inputs)
     tolerance = TOLERANCE[_outputs(model, inputs)[0].dtype]
     assert found.max_error < tolerance, f"verify finds a difference of {found.max_error:.1e}"
-    assert found.ok or moved < 1e-6, f"verify proves nothing, but outputs moved by {moved:.1e}"
+    if not found.ok:  # in float32, outputs may seem to move by rounding
+        exact, masked = (copy.deepcopy(model).double() for _ in range(2))
+        fpgm.mask_(masked, plan)
+        moved = _distance(*(_outputs(m, _double(inputs)) for m in (masked, exact)))
+        assert moved < 1e-6, f"verify proves nothing, but outputs moved by {moved:.1e}"
 
 
 def check_costs(plan: Plan, small: nn.Module, inputs: Inputs) -> None:
@@ -294,6 +298,9 @@ ONCE_WRONG = {
     ),
     "padding is one unit with a channel that folds onto it": case(
         B("residual", shortcut="pad_lambda"), B("fold_batch")
+    ),
+    "half the groups of a norm are one of two pieces": case(
+        B("group_norm"), B("split"), B("conv"), dims=1
     ),
     "padding is one unit with a channel that is written beside it": case(
         B("residual", shortcut="pad_lambda"), B("slice_write")

@@ -125,7 +125,7 @@ def couple(seen: Watch, approximate: bool = False) -> Structure:
         _writers(seen, classes),
         {},
         frozenset(),
-        [blocks for b in seen.balances if not _one_class_each(blocks := classes[b.blocks])],
+        _balances(seen, classes),
     )
     _collect_reasons(structure, approximate)
     structure.pools = _pools(structure)
@@ -148,6 +148,12 @@ def _tie_whole_groups(seen: Watch, classes: Tensor) -> Tensor:
             seen.tie(ins, [1])
             seen.relate(outs, ins[:, :1])
         classes = _components(seen)
+
+
+def _balances(seen: Watch, classes: Tensor) -> list[Tensor]:
+    """Rows of classes that must keep equally many; what is one unit each goes whole, if it may."""
+    rows = [(classes[balance.blocks], balance.whole) for balance in seen.balances]
+    return [blocks for blocks, whole in rows if not (whole and _one_class_each(blocks))]
 
 
 def _one_class_each(blocks: Tensor) -> bool:

@@ -79,10 +79,10 @@ class Risk:
 
 @dataclass(frozen=True)
 class Balance:
-    """Blocks of labels, one row each, that must keep equally many."""
+    """Blocks of labels, one row each, that must keep equally many, or go whole if they may."""
 
     blocks: Tensor
-    where: str
+    whole: bool
 
 
 @dataclass(frozen=True)

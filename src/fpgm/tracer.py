@@ -219,8 +219,11 @@ class Tracer(TorchDispatchMode):
     def mixed(self, x: Tensor) -> None:
         """Something else was written into `x`: what was known of its zeros no longer holds."""
 
-    def balance(self, blocks: Tensor) -> None:
-        """Rows of labels that must keep equally many."""
+    def balance(self, blocks: Tensor, whole: bool = True) -> None:
+        """Rows of labels that must keep equally many; some may go `whole` where they are counted.
+
+        Groups of a convolution are counted, pieces of a split are not: it makes as many of less.
+        """
 
     def paired(self, ins: Tensor, outs: Tensor) -> None:
         """What each group of a grouped operator reads and writes, one row a group."""

@@ -77,9 +77,9 @@ class Watch(Tracer):
             for f in fields:
                 self.stops.append(Stop(f.reshape(-1), f"{reason} in {where}", soft))
 
-    def balance(self, blocks: Tensor) -> None:
+    def balance(self, blocks: Tensor, whole: bool = True) -> None:
         if blocks.shape[0] > 1:
-            self.balances.append(Balance(blocks, self.where()))
+            self.balances.append(Balance(blocks, whole))
 
     def role(self, field: Tensor, role: Role) -> None:
         self.roles.setdefault(role, []).append(field.reshape(-1))

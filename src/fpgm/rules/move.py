@@ -134,7 +134,7 @@ def _balance_pieces(tracer: Tracer, field: Tensor, dim: int, sizes: list[int]) -
     block = math.gcd(*sizes)
     if block and total // block <= max(_MOST_BLOCKS, len(sizes)):
         rows = field.movedim(dim, 0).reshape(total // block, -1)
-        tracer.balance(rows)
+        tracer.balance(rows, whole=False)
 
 
 def _select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
