@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +166,42 @@ def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
 
     both = reds(Share(0, 2)) + reds(Share(1, 2))
     assert sorted(both) == [0, 40, 80, 120, 160, 200]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_process_without_a_picture_gets_an_empty_batch(pictures: Path, workers: int) -> None:
+    """Six pictures by five are five and one, which only the first of two processes sees."""
+    look = Look((0.0,) * 3, (1.0,) * 3)
+    options = {"size": 16, "share": Share(1, 2), "workers": workers}
+    batches = FolderBatches(pictures / "val", 5, look, **options)  # type: ignore[arg-type]
+    assert [(len(b.labels), b.total) for b in batches.epoch(0)] == [(2, 5), (0, 1)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_picture_that_is_none_is_named(pictures: Path, workers: int) -> None:
+    (pictures / "val/cats/1.png").write_bytes(b"none")
+    sets = open_sets(Wanted("folder", 4, pictures, size=16, workers=workers), Share(), "cpu")
+    with pytest.raises(FileError) as caught:
+        list(sets.test.epoch(0))
+    assert str(caught.value) == (
+        f"{pictures}/val/cats/1.png is no picture that can be read: remove it."
+    )
+
+
+def test_folders_must_hold_the_same_classes(pictures: Path) -> None:
+    assert open_sets(Wanted("folder", 4, pictures), Share(), "cpu").classes == 2
+    (pictures / "train/bats").mkdir()
+    Image.new("RGB", (40, 30)).save(pictures / "train/bats/0.png")
+    with pytest.raises(FileError, match="hold other classes: 'bats' is in one of them only"):
+        open_sets(Wanted("folder", 4, pictures), Share(), "cpu")
+
+
+@pytest.mark.parametrize("given", [{"limit": 3}, {"augment": Augment(flip=True)}])
+def test_options_that_folders_do_not_have_are_refused(
+    pictures: Path, given: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match="are for data sets in memory: leave them out"):
+        open_sets(Wanted("folder", 4, pictures, **given), Share(), "cpu")
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

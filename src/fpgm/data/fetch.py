@@ -18,7 +18,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 
-from fpgm.errors import FileError
+from fpgm.files import reason, writing
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it, and of how much; 0 of 0 where nobody knows."""
@@ -100,22 +100,6 @@ def alone(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Say of whatever the disk refuses in here which file it was about, and why."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"{file} cannot be written: {reason(error)}.") from error
-
-
-def reason(error: BaseException) -> str:
-    """Why something failed, in one line without the full stop."""
-    error = getattr(error, "reason", error)  # urllib wraps what went wrong
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0].rstrip(".")
 
 
 def _receive(url: str, part: Path, progress: Progress) -> int:

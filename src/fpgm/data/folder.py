@@ -37,7 +37,13 @@ class FolderBatches:
         """Augmented and shuffled by `seed`; central crops, in order, without."""
         self.data = open_folder(folder, look, size, augmented=seed is not None)
         self.batch, self.seed, self.share = batch, seed, share
-        self.workers, self.device = workers, device
+        self.workers, self.device, self.size = workers, device, size
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the folders, in the order of their labels."""
+        found: list[str] = self.data.classes  # type: ignore[attr-defined]
+        return found
 
     def __len__(self) -> int:
         return math.ceil(self._count() / self.batch)
@@ -55,15 +61,26 @@ class FolderBatches:
         own = [order[self.share.of(part)].tolist() for part in parts]
         loader: Any = DataLoader(
             self.data,
-            batch_sampler=own,
+            batch_sampler=[part for part in own if part],
             num_workers=self.workers,
             generator=random.manual_seed(random.initial_seed() + self.share.rank),
         )
-        for part, (images, labels) in zip(parts, loader, strict=True):
+        nothing = torch.zeros(0, 3, self.size, self.size), torch.zeros(0, dtype=torch.int64)
+        loaded = iter(loader)
+        for part, mine in zip(parts, own, strict=True):
+            # The last pictures may be too few for every process to have one.
+            images, labels = _next(loaded) if mine else nothing
             yield Batch(images.to(self.device), labels.to(self.device), len(part))
 
     def _count(self) -> int:
         return len(self.data)  # type: ignore[arg-type]
+
+
+def _next(loaded: Iterator[Any]) -> Any:
+    try:
+        return next(loaded)
+    except FileError as error:  # a worker's comes wrapped in its traceback
+        raise FileError(str(error).strip().splitlines()[-1].rpartition("FileError: ")[2]) from None
 
 
 def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset[Any]:
@@ -80,8 +97,17 @@ def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset
         else [transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *shown]
     )
     try:
-        found: Dataset[Any] = datasets.ImageFolder(str(folder), transforms.Compose(steps))
+        found: Dataset[Any] = datasets.ImageFolder(
+            str(folder), transforms.Compose(steps), loader=_picture
+        )
     except FileNotFoundError as error:
         line = str(error).splitlines()[0]
         raise RequestError(f"{folder} is no folder of pictures: {line}") from None
     return found
+
+
+def _picture(path: str) -> Any:
+    try:
+        return importlib.import_module("torchvision.datasets.folder").default_loader(path)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise FileError(f"{path} is no picture that can be read: remove it.") from error

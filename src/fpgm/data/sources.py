@@ -14,7 +14,7 @@ from fpgm.data import cifar10
 from fpgm.data.batches import Batches, Share
 from fpgm.data.folder import IMAGENET, FolderBatches
 from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
-from fpgm.errors import RequestError
+from fpgm.errors import FileError, RequestError
 
 CIFAR10 = Look((0.4914, 0.4824, 0.4467), (0.2471, 0.2435, 0.2616))
 """The paper's: (125.3, 123.0, 113.9) / 255 and (63.0, 62.1, 66.7) / 255."""
@@ -38,11 +38,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Sets:
-    """Batches to train and to test on, and the shape of one picture."""
+    """Batches to train and to test on, the shape of one picture, and the number of classes."""
 
     train: Batches
     test: Batches
     shape: tuple[int, ...]
+    classes: int
 
 
 def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
@@ -53,7 +54,11 @@ def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
         names = ", ".join(repr(name) for name in (*_IN_MEMORY, "folder"))
         raise RequestError(f"There is no data set {wanted.name!r}: give one of {names}.")
     train, test, look = _IN_MEMORY[wanted.name](wanted)
+    classes = 1 + max(int(part.labels.max()) for part in (train, test))
+    channels = train.images.shape[1]
     look = wanted.look or look
+    if {len(look.mean), len(look.std)} - {1, channels}:
+        raise RequestError(f"data.mean and data.std need {channels} numbers, one a channel.")
     if wanted.limit is not None:
         train = train.first(wanted.limit)
     return Sets(
@@ -68,12 +73,18 @@ def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
         ),
         MemoryBatches(test, max(wanted.batch, 250), look, share=share, device=device),
         tuple(train.images.shape[1:]),
+        classes,
     )
 
 
 def _folders(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
     if wanted.root is None:
         raise RequestError("Pictures in folders need data.root: it holds 'train' and 'val'.")
+    if wanted.limit is not None or wanted.augment not in (None, Augment()):
+        raise RequestError(
+            "data.limit, data.crop and data.flip are for data sets in memory: leave them out, "
+            "folders are cropped and mirrored as ImageNet is."
+        )
     look = wanted.look or IMAGENET
     train, test = (
         FolderBatches(
@@ -88,7 +99,12 @@ def _folders(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
         )
         for part, seed in (("train", wanted.seed), ("val", None))
     )
-    return Sets(train, test, (3, wanted.size, wanted.size))
+    if lone := set(train.classes) ^ set(test.classes):
+        raise FileError(
+            f"{wanted.root}/train and {wanted.root}/val hold other classes: {min(lone)!r} is in "
+            "one of them only, so labels would not agree."
+        )
+    return Sets(train, test, (3, wanted.size, wanted.size), len(train.classes))
 
 
 def _cifar10(wanted: Wanted) -> tuple[Images, Images, Look]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fpgm.errors import FileError
-from fpgm.files import file_sha256, write_text, write_whole
+from fpgm.files import file_sha256, sweep, write_text, write_whole
 
 
 class Checkpoints:
@@ -35,10 +35,11 @@ class Checkpoints:
             seal = {"epoch": epoch, "sha256": file_sha256(target)}
             write_text(_seal(target), json.dumps(seal) + "\n")
         except OSError as error:
+            advice = "Make room and start again."
+            if any(_is_whole(file) for file in self.written()):
+                advice = "The last one is intact: make room and start again to go on from there."
             raise FileError(
-                f"The checkpoint {target} cannot be written: {error.strerror}. The last one is "
-                "intact: "
-                "make room and start again to go on from there."
+                f"The checkpoint {target} cannot be written: {error.strerror}. {advice}"
             ) from error
         for old in self.written()[: -self.keep]:
             _seal(old).unlink(missing_ok=True)
@@ -48,13 +49,23 @@ class Checkpoints:
         """The state of the newest checkpoint that is whole."""
         for file in reversed(self.written()):
             if _is_whole(file):
-                state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+                try:
+                    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+                except Exception as error:  # whatever a foreign file makes the reader stumble over
+                    raise FileError(
+                        f"{file} is no checkpoint of this version: remove it to go on from an "
+                        "older one."
+                    ) from error
                 return state
         return None
 
     def written(self) -> list[Path]:
         """Checkpoint files, oldest first, whole or not."""
-        return sorted(self.folder.glob("epoch-*.pt"))
+        return sorted(self.folder.glob("epoch-*.pt"), key=lambda file: (len(file.name), file.name))
+
+    def sweep(self) -> None:
+        """Remove what was being written when a process was killed."""
+        sweep(self.folder)
 
 
 def _seal(file: Path) -> Path:
@@ -64,6 +75,6 @@ def _seal(file: Path) -> Path:
 def _is_whole(file: Path) -> bool:
     try:
         wanted = json.loads(_seal(file).read_text(encoding="utf-8"))["sha256"]
+        return bool(wanted == file_sha256(file))
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(wanted == file_sha256(file))

@@ -14,25 +14,27 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list, gather_object
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import nn
 
 from fpgm.compact import compact
-from fpgm.data.batches import Batch, Batches, Share
+from fpgm.data.batches import Batch, Share
 from fpgm.data.images import Augment, Look
 from fpgm.data.sources import Sets, Wanted, open_sets
-from fpgm.errors import ModelError, RequestError
+from fpgm.errors import FileError, FpgmError, ModelError, RequestError
 from fpgm.masking import mask_
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
 from fpgm.plan import Plan
 from fpgm.soft import SoftPruner, Step
 from fpgm.store import load, save
+from fpgm.train.answers import check_answers, checked, one_line
+from fpgm.train.average import Average
+from fpgm.train.figures import Figures, accuracy
 from fpgm.train.folder import PLAN, SMALL, WEIGHTS, RunFolder
 from fpgm.train.loss import Loss
 from fpgm.train.processes import make_accelerator
@@ -91,8 +93,10 @@ class _Run:
             1, *self.data.shape, generator=torch.Generator().manual_seed(0)
         ).to(self.accelerator.device)
         self.pruner = self._make_pruner()
-        self.average = _make_average(recipe, self.model)
+        ema = recipe.train.ema
+        self.average = None if ema is None else Average(self.model, ema)
         teacher = _make_teacher(recipe.distill, self.accelerator.device)
+        check_answers(self.model, teacher, self.example, self.data.classes)
         self.loss = Loss(recipe.train.label_smoothing, recipe.distill, teacher)
         self.epoch = 0
         seed_everything(recipe.seed + share.rank)  # dropout is each process's own
@@ -101,15 +105,20 @@ class _Run:
             self.net = torch.compile(self.net)
 
     def run(self) -> Outcome:
-        self._first(lambda: self.folder.create(self.accelerator.num_processes))
         done = self._first(self.folder.results)
-        self._resume()
-        epochs = self.recipe.train.epochs
-        if self.reporter is not None:
-            self.reporter.started(self.epoch, epochs, len(self.data.train))
-        while self.epoch < epochs:
-            self._epoch()
-        return self._finish(done)
+        if done is not None:
+            return Outcome(done, self._kept(done["files"][0]))
+        try:
+            self._first(lambda: self.folder.create(self.accelerator.num_processes))
+            self._resume()
+            epochs = self.recipe.train.epochs
+            if self.reporter is not None:
+                self.reporter.started(self.epoch, epochs, len(self.data.train))
+            while self.epoch < epochs:
+                self._epoch()
+            return self._finish()
+        finally:
+            self.folder.close()
 
     # One epoch.
 
@@ -136,6 +145,8 @@ class _Run:
             step = self.pruner.step()
             metrics |= _step_metrics(step)
             metrics["pruning_seconds"] = round(time.perf_counter() - start - seconds, 2)
+            if self.average is not None and step.changed:
+                self.average.restart(self.model)
             if step.share is not None:
                 metrics["pruned_accuracy"] = self._accuracy(self.model)
         if self.average is not None:
@@ -146,9 +157,9 @@ class _Run:
         if self.reporter is not None:
             self.reporter.finished(metrics)
 
-    def _train_epoch(self, number: int) -> _Figures:
+    def _train_epoch(self, number: int) -> Figures:
         self.net.train()
-        figures = _Figures(self.accelerator.device)
+        figures = Figures(self.accelerator.device)
         start = time.perf_counter()
         steps = len(self.data.train)
         for index, batch in enumerate(self.data.train.epoch(number)):
@@ -157,7 +168,14 @@ class _Run:
             lr = learning_rate(self.recipe.train, number + index / steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self._train_batch(batch, figures)
+            try:
+                self._train_batch(batch, figures)
+            except FpgmError:
+                raise
+            except Exception as error:  # the user's network and torch raise what they like
+                raise ModelError(
+                    f"Training fails at batch {index + 1} of epoch {number + 1}: {one_line(error)}."
+                ) from error
             self.stepper.step()
             self.stepper.zero_grad()
             if self.average is not None:
@@ -166,7 +184,7 @@ class _Run:
                 self.reporter.stepped(number, index + 1, figures.so_far(start))
         return figures.summed(self.accelerator)
 
-    def _train_batch(self, batch: Batch, figures: _Figures) -> None:
+    def _train_batch(self, batch: Batch, figures: Figures) -> None:
         """Gradients of the batch's mean loss, whatever parts it is computed in."""
         parts = self.recipe.run.accumulate
         images = batch.images
@@ -179,7 +197,7 @@ class _Run:
             last = number == len(pieces)
             with nullcontext() if last else self.accelerator.no_sync(self.net):
                 with self.accelerator.autocast():
-                    logits = self.net(x)
+                    logits = checked(self.net(x), "in training")
                 loss = self.loss(logits, x, labels)
                 self.accelerator.backward(loss * weight)
             figures.add(loss.detach(), logits.detach(), labels)
@@ -215,6 +233,16 @@ class _Run:
         if state is None:
             self._first(lambda: self.folder.forget_after(0))
             return
+        try:
+            self._restore(state)
+        except Exception as error:
+            raise FileError(
+                f"The checkpoints in {self.folder.path} do not fit the network as it is now "
+                f"({one_line(error)}): undo the change, or choose another folder."
+            ) from error
+        self._first(lambda: self.folder.forget_after(self.epoch))
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:
@@ -226,10 +254,18 @@ class _Run:
         if len(state["random"]) == self.accelerator.num_processes:
             restore_random_state(state["random"][self.accelerator.process_index])
         self.epoch = int(state["epoch"])
-        self._first(lambda: self.folder.forget_after(self.epoch))
 
-    def _finish(self, done: dict[str, Any] | None) -> Outcome:
-        """Compact, verify, measure and write; nothing is written again where that was done."""
+    def _kept(self, name: str) -> nn.Module:
+        """The network a finished run wrote; other machines may not see the file."""
+        data = self._first((self.folder.path / name).read_bytes)
+        with TemporaryDirectory() as place:
+            file = Path(place) / name
+            file.write_bytes(data)
+            model = load(file, partial(load_model, self.recipe.model.name))
+        return model.to(self.accelerator.device).eval()
+
+    def _finish(self) -> Outcome:
+        """Compact, verify, measure and write."""
         self.accelerator.unwrap_model(self.net, keep_fp32_wrapper=False)
         results: dict[str, Any] = {"epochs": self.epoch}
         model: nn.Module = self.model
@@ -238,16 +274,14 @@ class _Run:
         if self.pruner is not None:
             model, plan, found = self._compacted(model)
             results |= found
-            self._first(lambda: _write_plan(self.folder.path, plan))
+            self._first(lambda: self.folder.write_plan(plan))
         results["accuracy"] = self._accuracy(model)
         results["parameters"] = sum(p.numel() for p in model.parameters())
         name = WEIGHTS if self.pruner is None and self.recipe.model.compact is None else SMALL
-        if done is None:
-            results["files"] = [name, *([PLAN] if self.pruner is not None else [])]
-            self._first(lambda: save(model, self.folder.path / name))
-            self._first(lambda: self.folder.finish(results))
-            return Outcome(results, model)
-        return Outcome(done, model)
+        results["files"] = [name, *([PLAN] if self.pruner is not None else [])]
+        self._first(lambda: save(model, self.folder.path / name))
+        self._first(lambda: self.folder.finish(results))
+        return Outcome(results, model)
 
     def _compacted(self, model: nn.Module) -> tuple[nn.Module, Plan, dict[str, Any]]:
         assert self.pruner is not None
@@ -294,59 +328,6 @@ class _Run:
         return sent[0]
 
 
-class _Figures:
-    """Loss and accuracy so far, kept on the device so that counting does not hold training up."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        right = (logits.argmax(1) == labels).sum()
-        self._sums += torch.stack(
-            [loss.double(), right.double(), torch.tensor(float(len(labels)), device=loss.device)]
-        )
-
-    def so_far(self, start: float) -> dict[str, float]:
-        seconds = max(time.perf_counter() - start, 1e-9)
-        return {
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "images_per_second": self.count / seconds,
-        }
-
-    def summed(self, accelerator: Accelerator) -> _Figures:
-        """Over all processes."""
-        total = _Figures(self._sums.device)
-        total._sums = accelerator.reduce(self._sums, "sum")
-        return total
-
-    @property
-    def count(self) -> int:
-        return int(self._sums[2])
-
-    @property
-    def loss(self) -> float:
-        return float(self._sums[0]) / max(self.count, 1)
-
-    @property
-    def accuracy(self) -> float:
-        return float(self._sums[1]) / max(self.count, 1)
-
-
-@torch.no_grad()
-def accuracy(net: nn.Module, batches: Batches, accelerator: Accelerator) -> float:
-    """Share of pictures that a network gets right, over all processes."""
-    net.eval()
-    right = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-    for batch in batches.epoch(0):
-        if len(batch.labels):  # a process may have no picture of the last batch
-            with accelerator.autocast():
-                found = net(batch.images).argmax(1) == batch.labels
-            right += torch.tensor([found.sum(), len(found)], device=right.device)
-    right = accelerator.reduce(right, "sum")
-    return float(right[0] / right[1].clamp(min=1))
-
-
 def _open_data(recipe: Recipe, share: Share, device: torch.device) -> Sets:
     data = recipe.data
     if data.batch % share.world:
@@ -391,13 +372,6 @@ def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def _make_average(recipe: Recipe, model: nn.Module) -> AveragedModel | None:
-    if recipe.train.ema is None:
-        return None
-    update = get_ema_multi_avg_fn(recipe.train.ema)
-    return AveragedModel(model, multi_avg_fn=update, use_buffers=True)
-
-
 def _make_teacher(part: DistillPart | None, device: torch.device) -> nn.Module | None:
     if part is None:
         return None
@@ -413,7 +387,3 @@ def _step_metrics(step: Step) -> dict[str, Any]:
         "regrown": step.regrown,
         "returned": step.returned,
     }
-
-
-def _write_plan(folder: Path, plan: Plan) -> None:
-    (folder / PLAN).write_text(plan.to_json(indent=1) + "\n", encoding="utf-8")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import torch
 
 from fpgm._version import __version__
 from fpgm.errors import FileError
-from fpgm.files import write_text
+from fpgm.files import reason, sweep, write_text, writing
+from fpgm.plan import Plan
 from fpgm.train.checkpoints import Checkpoints
 from fpgm.train.recipe import Recipe
 
@@ -34,78 +38,136 @@ class RunFolder:
         self.path, self.recipe = path, recipe
         self.checkpoints = Checkpoints(path / "checkpoints", recipe.run.keep_checkpoints)
         self._board: Any = None
+        self._lock: int | None = None
 
     def check(self) -> None:
-        """Refuse a folder that holds anything but a run of this recipe."""
+        """Refuse a folder that holds anything but a run of this recipe.
+
+        A run that came to no checkpoint has nothing to lose: its folder may be used again.
+        """
         file = self.path / RECIPE
-        if file.exists():
-            if _digest_in(file) != self.recipe.digest():
-                raise FileError(
-                    f"{self.path} holds a run of another recipe: choose another folder, or give "
-                    f"the recipe it was started with ({file})."
-                )
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise FileError(f"{self.path} is there and is no run: choose another folder.")
+        try:
+            there = {entry.name for entry in self.path.iterdir()}
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            there = {"a file"}
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be read: {reason(error)}.") from error
+        if RECIPE not in there:
+            if any(name != ENVIRONMENT and not name.endswith(".part") for name in there):
+                raise FileError(f"{self.path} is there and is no run: choose another folder.")
+        elif _digest_in(file) != self.recipe.digest() and (
+            there & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.written()
+        ):
+            raise FileError(
+                f"{self.path} holds a run of another recipe: choose another folder, or give "
+                f"the recipe it was started with ({file})."
+            )
 
     def create(self, processes: int) -> None:
         """Make the folder, once everything else is known to work."""
-        try:
+        file = self.path / RECIPE
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / RECIPE).exists():
-                recipe = {**asdict(self.recipe), "digest": self.recipe.digest()}
-                write_text(self.path / RECIPE, _json(recipe))
+            found = _digest_in(file)  # read first: closing a file gives its lock away
+            if file.exists():
+                self._lock_out(file)
+            if found != self.recipe.digest():
+                write_text(file, _json({**asdict(self.recipe), "digest": self.recipe.digest()}))
+                self._lock_out(file)
+            sweep(self.path)
+            self.checkpoints.sweep()
             write_text(self.path / ENVIRONMENT, _json(environment(processes)))
-        except OSError as error:
-            raise FileError(f"{self.path} cannot be written: {error.strerror}.") from error
+
+    def close(self) -> None:
+        """Let others in again."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _lock_out(self, file: Path) -> None:
+        """Keep other processes out, where the system has such locks; being killed undoes them.
+
+        A lock of lockf's belongs to this process alone: workers that outlive it do not hold it.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            return
+        old, self._lock = self._lock, os.open(file, os.O_RDWR)
+        if old is not None:
+            os.close(old)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise FileError(
+                f"{self.path} is being written by another process: wait, or choose another folder."
+            ) from None
+        except OSError:  # some network file systems know no locks
+            return
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append one epoch's figures, for machines and for TensorBoard."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as stream:
+        file = self.path / METRICS
+        with writing(file), file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(metrics) + "\n")
-        board = self._tensorboard(metrics["epoch"])
-        if board is not None:
-            for name, value in metrics.items():
-                if isinstance(value, int | float) and name != "epoch":
-                    board.add_scalar(name, value, metrics["epoch"])
-            board.flush()
+        with writing(self.path / "tensorboard"):
+            board = self._tensorboard(metrics["epoch"])
+            if board is not None:
+                for name, value in metrics.items():
+                    if isinstance(value, int | float) and name != "epoch":
+                        board.add_scalar(name, value, metrics["epoch"])
+                board.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged, one entry an epoch."""
-        file = self.path / METRICS
-        if not file.exists():
+        try:
+            text = (self.path / METRICS).read_text(encoding="utf-8", errors="replace")
+        except OSError:
             return []
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        # The last line has no end if the process was killed while it wrote.
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        found = []
+        for line in text.splitlines():
+            with suppress(ValueError):  # cut short where a process was killed
+                entry = json.loads(line)
+                if isinstance(entry, dict) and isinstance(entry.get("epoch"), int):
+                    found.append(entry)
+        return found
 
     def forget_after(self, epoch: int) -> None:
         """Drop the metrics of epochs that will be trained again."""
         kept = [json.dumps(m) + "\n" for m in self.metrics() if m["epoch"] <= epoch]
-        write_text(self.path / METRICS, "".join(kept))
+        with writing(self.path / METRICS):
+            write_text(self.path / METRICS, "".join(kept))
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write the results: with them the run is done."""
-        if self._board is not None:
-            self._board.close()
-        write_text(self.path / RESULTS, _json(results))
+        with writing(self.path / RESULTS):
+            write_text(self.path / RESULTS, _json(results))
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write what went."""
+        with writing(self.path / PLAN):
+            write_text(self.path / PLAN, plan.to_json(indent=1) + "\n")
 
     def results(self) -> dict[str, Any] | None:
-        """The results of a run that is done."""
-        file = self.path / RESULTS
+        """The results of a run that is done; None if any of its files is gone."""
         try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            found: dict[str, Any] = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
+            whole = all((self.path / name).is_file() for name in found["files"])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        except ValueError as error:
-            raise FileError(f"{file} cannot be read: {error}.") from error
-        return found
+        return found if whole else None
 
     def _tensorboard(self, epoch: int) -> Any:
         """TensorBoard's writer where it is installed; entries of a resumed run replace older."""
         if self._board is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
-            except ModuleNotFoundError:
+            except ImportError:
                 return None
             self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
         return self._board
@@ -116,6 +178,8 @@ def environment(processes: int) -> dict[str, Any]:
     return {
         "fpgm": __version__,
         "torch": torch.__version__,
+        "accelerate": version("accelerate"),
+        "numpy": version("numpy"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processes": processes,

@@ -21,10 +21,13 @@ def make_accelerator(precision: str) -> Accelerator:
         _join_after_restart()
     AcceleratorState._reset_state()  # an earlier run in this process may have had other options
     try:
-        return Accelerator(mixed_precision=precision, cpu=cpu)
+        accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
     except ValueError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise RequestError(f"run.precision is {precision!r}: {reason}.") from error
+    # `accelerate launch` may hand in another number, by which every loss would be divided.
+    accelerator.gradient_accumulation_steps = 1
+    return accelerator
 
 
 def _join_after_restart() -> None:

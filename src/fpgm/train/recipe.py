@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -145,15 +146,29 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     return recipe
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in above:
+        raise FileError(f"{path} builds on itself: its extends come round in a circle.")
+    own = _parsed(path)
+    base = own.pop("extends", None)
+    if base is None:
+        return own
+    return _merged(_read(path.parent / str(base), (*above, path.resolve())), own)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """TOML, or the JSON in a run's folder."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        table: dict[str, Any] = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise FileError(f"The recipe {path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise FileError(f"{path} is no TOML: {error}.") from None
-    base = table.pop("extends", None)
-    return table if base is None else _merged(_read(path.parent / str(base)), table)
+        raise FileError(f"{path} is no {kind}: {error}.") from None
+    if kind == "JSON":
+        table.pop("digest", None)
+    return table
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +247,46 @@ def _check(recipe: Recipe, where: str) -> None:
     rules = [
         (data.batch < 1, f"data.batch is {data.batch}: give at least 1"),
         (train.epochs < 1, f"train.epochs is {train.epochs}: give at least 1"),
-        (not train.lr > 0, f"train.lr is {train.lr}: give a number above 0"),
+        (not 0 < train.lr < math.inf, f"train.lr is {train.lr}: give a number above 0"),
+        (not 0 <= train.momentum < 1, f"train.momentum is {train.momentum}: give 0 up to below 1"),
+        (
+            train.nesterov and train.optimizer == "sgd" and not train.momentum,
+            "train.nesterov needs train.momentum above 0",
+        ),
+        (
+            not 0 <= train.weight_decay < math.inf,
+            f"train.weight_decay is {train.weight_decay}: give 0 or more",
+        ),
+        (not 0 < train.gamma < math.inf, f"train.gamma is {train.gamma}: give a number above 0"),
+        (train.warmup < 0, f"train.warmup is {train.warmup}: give 0 epochs or more"),
+        (
+            not 0 <= train.label_smoothing < 1,
+            f"train.label_smoothing is {train.label_smoothing}: give 0 up to below 1",
+        ),
+        (
+            data.limit is not None and data.limit < 1,
+            f"data.limit is {data.limit}: give at least 1",
+        ),
+        (data.crop < 0, f"data.crop is {data.crop}: give 0 pixels or more"),
+        (data.size < 1, f"data.size is {data.size}: give at least 1"),
+        (data.workers < 0, f"data.workers is {data.workers}: give 0 or more"),
+        (
+            data.std is not None and not all(0 < s < math.inf for s in data.std),
+            "data.std holds a number that is not above 0",
+        ),
+        (not -(2**63) <= recipe.seed < 2**63, f"seed is {recipe.seed}: give a smaller number"),
+        (
+            recipe.distill is not None and not 0 <= recipe.distill.share <= 1,
+            "distill.share is a share of the loss: give 0 to 1",
+        ),
+        (
+            recipe.distill is not None and not 0 < recipe.distill.temperature < math.inf,
+            "distill.temperature must be above 0",
+        ),
+        (
+            recipe.model.compact is not None and recipe.model.weights is not None,
+            "model.compact holds weights: leave model.weights out",
+        ),
         (run.accumulate < 1, f"run.accumulate is {run.accumulate}: give at least 1"),
         (run.keep_checkpoints < 1, "run.keep_checkpoints must be at least 1"),
         (

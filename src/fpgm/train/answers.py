@@ -1,0 +1,65 @@
+"""What a network must answer to be trained here: for every picture a number a class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.errors import ModelError
+
+
+@torch.no_grad()
+def check_answers(
+    model: nn.Module, teacher: nn.Module | None, example: Tensor, classes: int
+) -> None:
+    """Both must answer with a number for every class, before hours go by."""
+    found = {}
+    for name, net in (("model", model), ("teacher", teacher)):
+        if net is None:
+            continue
+        was = net.training
+        net.eval()
+        try:
+            answer = net(example)
+        except Exception as error:
+            raise ModelError(
+                f"The {name}'s forward fails on a picture of {_size(example)}: {one_line(error)}."
+            ) from error
+        finally:
+            net.train(was)
+        found[name] = checked(answer, f"of the {name}").shape[1]
+    if found["model"] < classes:
+        raise ModelError(
+            f"The model answers with {found['model']} classes and the data has {classes}: give a "
+            "model of as many."
+        )
+    if found.get("teacher", found["model"]) != found["model"]:
+        raise ModelError(
+            f"The teacher answers with {found['teacher']} classes and the model with "
+            f"{found['model']}: give a teacher of as many."
+        )
+
+
+def checked(answer: Any, where: str) -> Tensor:
+    """What a network answered, if that is one row of numbers a picture."""
+    if isinstance(answer, Tensor) and answer.ndim == 2:
+        return answer
+    kind = f"a tensor of {_size(answer)}" if isinstance(answer, Tensor) else type(answer).__name__
+    raise ModelError(
+        f"The answer {where} is {kind}: give a model whose forward returns one tensor, pictures by "
+        "classes (a wrapper that picks the logits will do)."
+    )
+
+
+def _size(tensor: Tensor) -> str:
+    return "×".join(str(n) for n in tensor.shape) or "a scalar"
+
+
+def one_line(error: BaseException) -> str:
+    """What the user's network or torch said, without its full stop."""
+    lines = str(error).strip().splitlines()
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1].strip().rstrip('.')}"
+    return lines[0].rstrip(".") if lines else type(error).__name__
