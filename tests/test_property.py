@@ -299,6 +299,9 @@ ONCE_WRONG = {
     "padding is one unit with a channel that folds onto it": case(
         B("residual", shortcut="pad_lambda"), B("fold_batch")
     ),
+    "padding and channels are one unit under a norm": case(
+        B("residual", shortcut="pad_derived"), B("group_norm")
+    ),
     "half the groups of a norm are one of two pieces": case(
         B("group_norm"), B("split"), B("conv"), dims=1
     ),

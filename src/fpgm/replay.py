@@ -10,6 +10,7 @@ gather there.
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence, Set
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,8 +85,10 @@ class Replay(Tracer):
         self._padding = False
         self.tolerated = tolerated
         self.values = values
+        self._lost_at = ""
         self.lost: list[Tensor] = []
-        """Labels whose order is no longer known: parts that shrank to one channel have no names."""
+        """Labels whose order is not known: parts that shrank to one channel have no names, and
+        several channels of one unit share one."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._padding = func._schema.name == "aten::constant_pad_nd"
@@ -135,7 +138,7 @@ class Replay(Tracer):
         key = self.here(self.module), self._joins[self.module], number
         labels = self.structure.seen.parts.get(key)
         if labels is None or len(labels) != count:
-            self.lost += [f for t in self._latest for f in self.fields(t)]
+            self._lose(*(f for t in self._latest for f in self.fields(t)))
             return torch.full((count,), lb.ANY)
         return labels
 
@@ -147,13 +150,36 @@ class Replay(Tracer):
             a, b = torch.broadcast_tensors(a, b)
         except RuntimeError:
             raise self._clash([a, b]) from None
-        same = self.structure.of(a) == self.structure.of(b)
-        if not bool((same | (a == lb.ANY) | (b == lb.ANY)).all()):
+        other = (a != b) & (a != lb.ANY) & (b != lb.ANY)
+        if not bool(other.any()):
+            return
+        a, b = a[other], b[other]
+        if not torch.equal(self.structure.of(a), self.structure.of(b)):
             raise self._clash([a, b])
+        if not bool(torch.isin(self._key(a, b), self._met).all()):
+            # One unit, but not the channels of it that met before (a norm over all of them).
+            self._lose(a)
 
-    def _clash(self, fields: Sequence[Tensor]) -> MismatchError:
-        reason = f"channels would not line up after pruning in {self.where()}"
+    @cached_property
+    def _met(self) -> Tensor:
+        """Every two labels that met when watching."""
+        pairs = [self._key(a, b) for a, b in self.structure.seen.pairs]
+        return torch.cat(pairs).unique() if pairs else torch.zeros(0, dtype=torch.int64)
+
+    def _key(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.minimum(a, b) * self.structure.seen.count + torch.maximum(a, b)
+
+    def _clash(self, fields: Sequence[Tensor], where: str = "") -> MismatchError:
+        reason = f"channels would not line up after pruning in {where or self.where()}"
         return MismatchError(reason, [self.structure.of(f) for f in fields])
+
+    def _lose(self, *fields: Tensor) -> None:
+        self._lost_at = self._lost_at or self.where()
+        self.lost += fields
+
+    def doubt(self) -> MismatchError | None:
+        """What labels could not tell, as the mismatch it may be."""
+        return self._clash(self.lost, self._lost_at) if self.lost else None
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """What had to be frozen was frozen when watching."""
@@ -234,7 +260,7 @@ class Replay(Tracer):
             return
         own = [f for f in self.fields(out) if lb.axes(f) == [dim]]
         if len(own) != 1:
-            self.lost.append(labels)
+            self._lose(labels)
             return
         have, wanted = own[0].reshape(-1)[places], labels[places]
         if torch.equal(have, wanted):
@@ -267,7 +293,7 @@ class Replay(Tracer):
         own = [f for f in self.fields(out) if lb.axes(f) == used]
         if len(own) != 1:
             if len(wanted) > 1:
-                self.lost.append(wanted)
+                self._lose(wanted)
             return None
         have = own[0].reshape(-1)
         if torch.equal(wanted, have):
@@ -370,8 +396,7 @@ def _replay(
             small.train(training)
             for example in examples:
                 _run(checker, example)
-    doubt = checker._clash(checker.lost) if checker.lost else None
-    return list(checker.adapters.values()), doubt
+    return list(checker.adapters.values()), checker.doubt()
 
 
 def _run(checker: Replay, example: Example) -> None:
