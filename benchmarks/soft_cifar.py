@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from fpgm.cli.train import RECIPES, Bars
+from fpgm.cli.train import Bars
+from fpgm.recipes import SHIPPED
 from fpgm.train import read_recipe, train
 
 HERE = Path(__file__).resolve().parent
@@ -51,7 +52,7 @@ WAYS = (
 def run(way: Way, weights: Path, runs: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Train once, or go on, or read what came of it."""
     recipe = read_recipe(
-        RECIPES / "cifar10-resnet20-quick.toml",
+        SHIPPED / "cifar10-resnet20-quick.toml",
         [
             f"model.weights={weights}",
             "data.mean=[0.485, 0.456, 0.406]",

@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 import torch
 from rich.progress import track
 
-from fpgm.cli.train import RECIPES
+from fpgm.recipes import SHIPPED
 from fpgm.train import read_recipe, train
 from fpgm.train.recipe import PrunePart
 
@@ -40,7 +40,7 @@ RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 def run(rate: float, interval: int, seed: int) -> dict[str, Any]:
     """Train once; accuracy in percent and the share of MACs that went."""
     torch.set_num_threads(1)
-    recipe = read_recipe(RECIPES / "digits-quick.toml", [f"train.epochs={EPOCHS}", f"seed={seed}"])
+    recipe = read_recipe(SHIPPED / "digits-quick.toml", [f"train.epochs={EPOCHS}", f"seed={seed}"])
     pruning = PrunePart(rate=rate, interval=interval, align=1)
     recipe = replace(recipe, prune=pruning if rate else None)
     with tempfile.TemporaryDirectory() as folder:

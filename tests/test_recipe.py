@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fpgm.cli.train import RECIPES, find_recipe
+from fpgm.cli.train import SHIPPED, find_recipe
 from fpgm.errors import FileError, RequestError
 from fpgm.models.spec import load_model
 from fpgm.soft import SoftPruner
@@ -16,7 +16,8 @@ from fpgm.train import read_recipe
 from fpgm.train.rate import learning_rate
 from fpgm.train.recipe import TrainPart, make_recipe
 
-SHIPPED = sorted(RECIPES.glob("[!_]*.toml"))
+FILES = sorted(SHIPPED.glob("[!_]*.toml"))
+GIVEN = ["model.weights=w.safetensors"]
 LEAST: dict[str, Any] = {
     "model": {"name": "digits"},
     "data": {"name": "digits", "batch": 64},
@@ -49,6 +50,10 @@ def with_(**parts: Any) -> dict[str, Any]:
         ),
         ({**LEAST, "model": "digits"}, "model is 'digits', not a table of options."),
         ({**LEAST, "train": {"lr": 0.1}}, "train.epochs is missing."),
+        (
+            with_(prune={"rate": 0.4, "start": 4}),
+            "prune.start is after the last epoch: nothing would be pruned while training.",
+        ),
         (with_(train={"epochs": 0}), "train.epochs is 0: give at least 1."),
         (with_(train={"lr": 0.0}), "train.lr is 0.0: give a number above 0."),
         (with_(data={"batch": 0}), "data.batch is 0: give at least 1."),
@@ -131,7 +136,7 @@ def test_a_folder_does_not_hide_a_shipped_recipe(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits-quick").mkdir()
-    assert find_recipe("digits-quick") == RECIPES / "digits-quick.toml"
+    assert find_recipe("digits-quick") == SHIPPED / "digits-quick.toml"
 
 
 def test_a_recipe_states_only_what_differs_from_the_one_it_builds_on(tmp_path: Path) -> None:
@@ -146,11 +151,33 @@ def test_a_recipe_states_only_what_differs_from_the_one_it_builds_on(tmp_path: P
     assert (recipe.train.epochs, recipe.train.lr, recipe.train.milestones) == (3, 0.2, (3,))
 
 
+def test_a_shipped_recipe_can_be_built_on_and_one_budget_takes_another_s_place(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('extends = "digits-quick"\n[prune]\nmacs = 0.5\n')
+    recipe = read_recipe(file)
+    assert recipe.model.name == "digits"
+    assert recipe.prune is not None
+    assert (recipe.prune.rate, recipe.prune.macs, recipe.prune.start) == (None, 0.5, 5)
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet20-quick", "cifar10-vgg16-pretrained"])
+def test_a_recipe_from_trained_weights_wants_them(name: str) -> None:
+    file = SHIPPED / f"{name}.toml"
+    with pytest.raises(RequestError) as caught:
+        read_recipe(file)
+    assert str(caught.value) == (
+        f"{file}: it starts from trained weights: give them, --set model.weights=FILE."
+    )
+    assert read_recipe(file, ["model.weights=a.safetensors"]).model.weights == "a.safetensors"
+
+
 def test_single_values_are_replaced_from_the_command_line(tmp_path: Path) -> None:
-    file = RECIPES / "digits-quick.toml"
-    changes = ["train.epochs=2", "model.weights=a b.safetensors", "train.milestones=[1, 2]"]
+    file = SHIPPED / "digits-quick.toml"
+    changes = ["train.epochs=7", "model.weights=a b.safetensors", "train.milestones=[1, 2]"]
     recipe = read_recipe(file, changes)
-    assert recipe.train.epochs == 2
+    assert recipe.train.epochs == 7
     assert recipe.model.weights == "a b.safetensors"
     assert recipe.train.milestones == (1, 2)
     assert recipe.train.lr == read_recipe(file).train.lr
@@ -171,9 +198,9 @@ def test_the_digest_knows_what_matters() -> None:
 # The shipped recipes.
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_shipped_recipe_names_its_own_command(file: Path) -> None:
-    recipe = read_recipe(file)
+    recipe = read_recipe(file, GIVEN)
     text = file.read_text()
     assert f"train {file.stem}" in text.split("\n\n")[0]
     assert (recipe.prune is None) == file.stem.endswith("baseline")
@@ -182,7 +209,7 @@ def test_a_shipped_recipe_names_its_own_command(file: Path) -> None:
 def test_the_papers_hyper_parameters() -> None:
     """200 epochs of SGD at 0.1 in steps of 0.2 on CIFAR, 100 in steps of 0.1 on ImageNet."""
     for depth in (20, 32, 56, 110):
-        scratch = read_recipe(RECIPES / f"cifar10-resnet{depth}-scratch.toml")
+        scratch = read_recipe(SHIPPED / f"cifar10-resnet{depth}-scratch.toml")
         assert scratch.model.name == f"resnet{depth}"
         assert (scratch.data.batch, scratch.data.crop, scratch.data.flip) == (128, 4, True)
         part = scratch.train
@@ -191,18 +218,18 @@ def test_the_papers_hyper_parameters() -> None:
         assert part.warmup == (depth == 110)
         assert scratch.prune is not None
         assert (scratch.prune.rate, scratch.prune.residual) == (0.4, "independent")
-        pretrained = read_recipe(RECIPES / f"cifar10-resnet{depth}-pretrained.toml")
+        pretrained = read_recipe(SHIPPED / f"cifar10-resnet{depth}-pretrained.toml", GIVEN)
         assert pretrained.train.lr == pytest.approx(part.lr / 10)
         kinds = {"mix": "mix", "sfp": "l2", "scratch": "fpgm", "pretrained": "fpgm"}
         for name, criterion in kinds.items():
-            prune = read_recipe(RECIPES / f"cifar10-resnet{depth}-{name}.toml").prune
+            prune = read_recipe(SHIPPED / f"cifar10-resnet{depth}-{name}.toml", GIVEN).prune
             assert prune is not None
             assert prune.criterion == criterion
-    vgg = read_recipe(RECIPES / "cifar10-vgg16-scratch.toml")
+    vgg = read_recipe(SHIPPED / "cifar10-vgg16-scratch.toml")
     assert (vgg.train.epochs, vgg.data.batch, vgg.train.weight_decay) == (160, 64, 1e-4)
     assert vgg.train.milestones == (80, 120)
     for depth in (18, 34, 50, 101):
-        net = read_recipe(RECIPES / f"imagenet-resnet{depth}-scratch.toml")
+        net = read_recipe(SHIPPED / f"imagenet-resnet{depth}-scratch.toml")
         assert (net.train.epochs, net.data.batch, net.train.weight_decay) == (100, 256, 1e-4)
         assert (net.train.milestones, net.train.gamma) == ((30, 60, 90), 0.1)
 
@@ -212,7 +239,7 @@ def test_the_papers_hyper_parameters() -> None:
 )
 def test_a_papers_recipe_prunes_what_the_papers_code_prunes(name: str, removed: float) -> None:
     """With whole filters: 51.7 % of ResNet-20's MACs at 40 %, 35.4 % of VGG-16's at 20 %."""
-    recipe = read_recipe(RECIPES / f"{name}.toml")
+    recipe = read_recipe(SHIPPED / f"{name}.toml")
     part = recipe.prune
     assert part is not None
     pruner = SoftPruner(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", refuse)
     monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
     monkeypatch.setattr("socket.socket.connect", refuse)
+
+
+def test_a_file_may_import_torchvision_whose_compiled_part_does_not_load(tmp_path: Path) -> None:
+    """In a process of its own, where nobody has imported it before."""
+    pytest.importorskip("torchvision")
+    file = tmp_path / "net.py"
+    file.write_text("import torchvision\nmake = torchvision.models.resnet18\n")
+    code = f"from fpgm.models.spec import load_model; load_model({f'{file}:make'!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_bare_name_is_a_builtin() -> None:

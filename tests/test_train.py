@@ -137,8 +137,8 @@ def test_a_folder_of_another_recipe_is_left_alone(tiny: str, tmp_path: Path) -> 
     with pytest.raises(FileError) as caught:
         train(recipe(tiny, seed=5), tmp_path / "run")
     assert str(caught.value) == (
-        f"{tmp_path}/run holds a run of another recipe: choose another folder, or give the recipe "
-        f"it was started with ({tmp_path}/run/recipe.json)."
+        f"{tmp_path}/run holds a run of another recipe (seed was 0, is 5): choose another folder, "
+        f"or give the recipe it was started with ({tmp_path}/run/recipe.json)."
     )
     other = tmp_path / "other"
     other.mkdir()
@@ -155,12 +155,17 @@ def test_a_recipe_that_cannot_run_leaves_no_folder(tiny: str, tmp_path: Path) ->
     train(recipe(tiny), tmp_path / "run")
 
 
+def test_a_rate_that_removes_nothing_is_refused_before_training(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"^No unit would go: ask for more"):
+        train(recipe(tiny, prune={"rate": 0.01}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loss_that_is_no_number_stops_the_run(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         train(recipe(tiny, prune=None, train={"lr": 1e30}), tmp_path / "run")
     assert str(caught.value) == (
-        "The loss is nan in epoch 1: lower train.lr, or start with train.warmup. The last "
-        "checkpoint is intact."
+        "The loss is nan in epoch 1: lower train.lr, or start with train.warmup."
     )
 
 

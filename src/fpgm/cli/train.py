@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fpgm.cli import common
 from fpgm.errors import RequestError
-
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+from fpgm.recipes import SHIPPED
 
 
 def train(
@@ -46,7 +46,9 @@ def train(
             outcome = engine.train(made, folder, bars)
     except KeyboardInterrupt:
         if _is_first():
-            message = "fpgm: stopped; the same command goes on from the last checkpoint."
+            message = (
+                "fpgm: stopped; the same command goes on from the last checkpoint, if there is one."
+            )
             typer.echo(message, err=True)
         raise typer.Exit(130) from None
     if not _is_first():
@@ -62,9 +64,11 @@ def find_recipe(name: str) -> Path:
     path = Path(name)
     if path.suffix or path.is_file():
         return path
-    shipped = RECIPES / f"{name}.toml"
+    shipped = SHIPPED / f"{name}.toml"
     if not shipped.is_file():
-        raise RequestError(f"There is no recipe {name!r}: see fpgm train --list, or give a file.")
+        near = get_close_matches(name, [file.stem for file in SHIPPED.glob("[!_]*.toml")], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see fpgm train --list, or give a file."
+        raise RequestError(f"There is no recipe {name!r}: {hint}")
     return shipped
 
 
@@ -98,8 +102,8 @@ class Bars:
         self._steps = steps
         self._epochs = epochs
         self._progress.update(self._task, total=epochs * steps, completed=epoch * steps)
-        if epoch:
-            self._console.print(f"going on after epoch {epoch} of {epochs}", highlight=False)
+        line = f"going on after epoch {epoch} of {epochs}" if epoch else f"training {epochs} epochs"
+        self._console.print(f"{line}, {steps} steps each", highlight=False)
 
     def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
         """A step is done."""
@@ -162,7 +166,7 @@ def _show(folder: Path, results: dict[str, Any]) -> None:
 
 
 def _show_recipes(json: bool) -> None:
-    files = sorted(RECIPES.glob("[!_]*.toml"))
+    files = sorted(SHIPPED.glob("[!_]*.toml"))
     rows = [(file.stem, _first_line(file)) for file in files]
     if json:
         common.show_json([{"name": name, "about": about} for name, about in rows])

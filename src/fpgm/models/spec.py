@@ -148,7 +148,13 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
     try:
-        found.loader.exec_module(module)
+        try:
+            found.loader.exec_module(module)
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            import_torchvision()  # the file imports it, and only this way does that succeed
+            found.loader.exec_module(module)
     except Exception as error:
         del sys.modules[found.name]
         raise RequestError(f"{path} failed to import: {_describe(error)}.") from error

@@ -30,6 +30,7 @@ from fpgm.masking import mask_
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
 from fpgm.plan import Plan
+from fpgm.planning import check_prunes
 from fpgm.soft import SoftPruner, Step
 from fpgm.store import load, save
 from fpgm.train.answers import check_answers, checked, one_line
@@ -93,6 +94,8 @@ class _Run:
             1, *self.data.shape, generator=torch.Generator().manual_seed(0)
         ).to(self.accelerator.device)
         self.pruner = self._make_pruner()
+        if self.pruner is not None:
+            check_prunes(self.pruner.planner.draw().plan)  # now, not after all the training
         ema = recipe.train.ema
         self.average = None if ema is None else Average(self.model, ema)
         teacher = _make_teacher(recipe.distill, self.accelerator.device)
@@ -130,7 +133,7 @@ class _Run:
         if not math.isfinite(figures.loss):
             raise ModelError(
                 f"The loss is {figures.loss} in epoch {number + 1}: lower train.lr, or start with "
-                "train.warmup. The last checkpoint is intact."
+                "train.warmup."
             )
         metrics: dict[str, Any] = {
             "epoch": number + 1,

@@ -61,9 +61,19 @@ class RunFolder:
             there & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.written()
         ):
             raise FileError(
-                f"{self.path} holds a run of another recipe: choose another folder, or give "
-                f"the recipe it was started with ({file})."
+                f"{self.path} holds a run of another recipe ({self._other(file)}): choose another "
+                f"folder, or give the recipe it was started with ({file})."
             )
+
+    def _other(self, file: Path) -> str:
+        """The first setting that differs, and how."""
+        try:
+            old = _flat(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, AttributeError):
+            return "its own cannot be read"
+        new = _flat(json.loads(json.dumps(asdict(self.recipe))))
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key != "digest"]
+        return f"{keys[0]} was {old.get(keys[0])}, is {new.get(keys[0])}" if keys else "of old"
 
     def create(self, processes: int) -> None:
         """Make the folder, once everything else is known to work."""
@@ -171,6 +181,14 @@ class RunFolder:
                 return None
             self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
         return self._board
+
+
+def _flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+    return found
 
 
 def environment(processes: int) -> dict[str, Any]:

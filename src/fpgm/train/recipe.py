@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fpgm.errors import FileError, RequestError
+from fpgm.recipes import SHIPPED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +25,8 @@ else:
     import tomli as tomllib
 
 T = TypeVar("T")
+
+BUDGETS = {"rate", "macs", "params"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,13 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = own.pop("extends", None)
     if base is None:
         return own
-    return _merged(_read(path.parent / str(base), (*above, path.resolve())), own)
+    return _merged(_read(_beside(path, str(base)), (*above, path.resolve())), own)
+
+
+def _beside(path: Path, base: str) -> Path:
+    """The file a recipe builds on: beside it, or a shipped recipe by its name."""
+    shipped = SHIPPED / f"{base}.toml"
+    return shipped if shipped.is_file() else path.parent / base
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -176,8 +185,12 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in own.items():
         old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = _merged(old, value) if both and old is not None else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            if key == "prune" and not BUDGETS.isdisjoint(value):
+                # One budget takes another's place.
+                old = {name: option for name, option in old.items() if name not in BUDGETS}
+            value = _merged(old, value)
+        result[key] = value
     return result
 
 
@@ -245,6 +258,14 @@ def _check(recipe: Recipe, where: str) -> None:
     """What no kind can express."""
     data, train, run = recipe.data, recipe.train, recipe.run
     rules = [
+        (
+            recipe.model.weights == "",
+            "it starts from trained weights: give them, --set model.weights=FILE",
+        ),
+        (
+            recipe.prune is not None and recipe.prune.start > train.epochs,
+            "prune.start is after the last epoch: nothing would be pruned while training",
+        ),
         (data.batch < 1, f"data.batch is {data.batch}: give at least 1"),
         (train.epochs < 1, f"train.epochs is {train.epochs}: give at least 1"),
         (not 0 < train.lr < math.inf, f"train.lr is {train.lr}: give a number above 0"),
