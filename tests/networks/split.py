@@ -34,7 +34,7 @@ class Split(nn.Module):
 
     def __init__(self, shape: Shape, how: str, join: str, act: str) -> None:
         super().__init__()
-        self.fit, channels = fit(shape, 2)
+        self.fit, channels = fit(shape, 4 if how == "slice_const" else 2)
         self.how, self.join = how, join
         first = channels // 2
         if how == "split_attr":
