@@ -1,12 +1,16 @@
-"""What every test needs: one torch thread a worker, a fixed seed, torchvision, trained weights."""
+"""What many tests need: one torch thread a worker, a fixed seed, networks, weights, small data."""
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from tests.runs import write_net
+from tests.small_cifar10 import COUNT, Small
 
+from fpgm.data import cifar10
 from fpgm.errors import RequestError
 from fpgm.models._torchvision import import_torchvision
 
@@ -31,4 +35,32 @@ def weights_dir() -> Path:
     folder = Path(os.environ.get("FPGM_WEIGHTS", ROOT.parent / "shared" / "weights"))
     if not (folder / "cifar10_resnet20.safetensors").is_file():
         pytest.skip(f"no trained weights in {folder}: set FPGM_WEIGHTS to their folder")
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    """A small network with batch norm and dropout, by the path of its file."""
+    return write_net(tmp_path, "nn.BatchNorm2d(16), ", 0.2)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Small:
+    """The stand-in, and neither network nor npm unless a test brings its own."""
+    (tmp_path / "elsewhere").mkdir()
+    data = Small(tmp_path / "elsewhere")
+    digests = {name: hashlib.sha256(r.data).hexdigest() for name, r in data.records.items()}
+    monkeypatch.setattr(cifar10, "PER_BATCH", COUNT)
+    monkeypatch.setattr(cifar10, "SHA256", digests)
+    monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/nothing")
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("FPGM_DATA", str(tmp_path / "default"))
+    return data
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
     return folder

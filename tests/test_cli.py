@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import fpgm
 from fpgm import store
 from fpgm.cli import app, results
+from fpgm.files import file_sha256
 from fpgm.models import digits
 
 INSPECT = """\
@@ -259,7 +260,7 @@ def test_trained_weights_are_asked_for_again_and_recognised(tmp_path: Path) -> N
     torch.save(digits().state_dict(), other)
     run("prune", "digits", "--rate", 0.4, "--weights", weights, "--out", out)
     told = json.loads((out / "results.json").read_text())
-    assert told["weights"] == {"file": "mine.pt", "sha256": results.file_sha256(weights)}
+    assert told["weights"] == {"file": "mine.pt", "sha256": file_sha256(weights)}
     assert refused("verify", out) == f"{out} was made from mine.pt: give that file with --weights."
     assert refused("verify", out, "--weights", other) == (
         f"{other} is not the mine.pt that {out} was made from: its sha256 differs."

@@ -110,20 +110,20 @@ def test_the_papers_look_of_cifar10() -> None:
 
 
 def test_digits_are_1300_to_train_and_497_to_test() -> None:
-    sets = open_sets(Wanted("digits", 100), Share(), "cpu")
+    sets = open_sets(Wanted("digits", 100), 0, Share(), "cpu")
     assert sets.shape == (1, 8, 8)
     counts = [sum(len(b.labels) for b in part.epoch(0)) for part in (sets.train, sets.test)]
     assert counts == [1300, 497]
 
 
 def test_a_limit_leaves_the_first_pictures() -> None:
-    sets = open_sets(Wanted("synthetic", 16, limit=40), Share(), "cpu")
+    sets = open_sets(Wanted("synthetic", 16, limit=40), 0, Share(), "cpu")
     assert sum(b.total for b in sets.train.epoch(0)) == 40
 
 
 def test_an_unknown_data_set_is_named() -> None:
     with pytest.raises(RequestError) as caught:
-        open_sets(Wanted("cifar", 16), Share(), "cpu")
+        open_sets(Wanted("cifar", 16), 0, Share(), "cpu")
     assert str(caught.value) == (
         "There is no data set 'cifar': give one of 'cifar10', 'digits', 'synthetic', 'folder'."
     )
@@ -142,8 +142,8 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_folders_of_pictures(pictures: Path) -> None:
-    wanted = Wanted("folder", 4, pictures, size=16, workers=0, look=Look((0.0,) * 3, (1.0,) * 3))
-    sets = open_sets(wanted, Share(), "cpu")
+    wanted = Wanted("folder", 4, str(pictures), size=16, workers=0, mean=(0.0,) * 3, std=(1.0,) * 3)
+    sets = open_sets(wanted, 0, Share(), "cpu")
     assert sets.shape == (3, 16, 16)
     (first, second) = sets.test.epoch(0)
     assert first.images.shape == (4, 3, 16, 16)
@@ -180,7 +180,9 @@ def test_a_process_without_a_picture_gets_an_empty_batch(pictures: Path, workers
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_picture_that_is_none_is_named(pictures: Path, workers: int) -> None:
     (pictures / "val/cats/1.png").write_bytes(b"none")
-    sets = open_sets(Wanted("folder", 4, pictures, size=16, workers=workers), Share(), "cpu")
+    sets = open_sets(
+        Wanted("folder", 4, str(pictures), size=16, workers=workers), 0, Share(), "cpu"
+    )
     with pytest.raises(FileError) as caught:
         list(sets.test.epoch(0))
     assert str(caught.value) == (
@@ -189,30 +191,30 @@ def test_a_picture_that_is_none_is_named(pictures: Path, workers: int) -> None:
 
 
 def test_folders_must_hold_the_same_classes(pictures: Path) -> None:
-    assert open_sets(Wanted("folder", 4, pictures), Share(), "cpu").classes == 2
+    assert open_sets(Wanted("folder", 4, str(pictures)), 0, Share(), "cpu").classes == 2
     (pictures / "train/bats").mkdir()
     Image.new("RGB", (40, 30)).save(pictures / "train/bats/0.png")
     with pytest.raises(FileError, match="hold other classes: 'bats' is in one of them only"):
-        open_sets(Wanted("folder", 4, pictures), Share(), "cpu")
+        open_sets(Wanted("folder", 4, str(pictures)), 0, Share(), "cpu")
 
 
-@pytest.mark.parametrize("given", [{"limit": 3}, {"augment": Augment(flip=True)}])
+@pytest.mark.parametrize("given", [{"limit": 3}, {"flip": True}, {"crop": 1}])
 def test_options_that_folders_do_not_have_are_refused(
     pictures: Path, given: dict[str, Any]
 ) -> None:
     with pytest.raises(RequestError, match="are for data sets in memory: leave them out"):
-        open_sets(Wanted("folder", 4, pictures, **given), Share(), "cpu")
+        open_sets(Wanted("folder", 4, str(pictures), **given), 0, Share(), "cpu")
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
-        open_sets(Wanted("folder", 4), Share(), "cpu")
+        open_sets(Wanted("folder", 4), 0, Share(), "cpu")
     assert str(caught.value) == ("Pictures in folders need data.root: it holds 'train' and 'val'.")
     with pytest.raises(FileError) as missing:
-        open_sets(Wanted("folder", 4, tmp_path), Share(), "cpu")
+        open_sets(Wanted("folder", 4, str(tmp_path)), 0, Share(), "cpu")
     assert str(missing.value) == (
         f"There is no folder {tmp_path}/train: give the one that holds a folder a class."
     )
     (tmp_path / "train").mkdir()
     with pytest.raises(RequestError, match=r"^.*/train is no folder of pictures: "):
-        open_sets(Wanted("folder", 4, tmp_path), Share(), "cpu")
+        open_sets(Wanted("folder", 4, str(tmp_path)), 0, Share(), "cpu")

@@ -22,7 +22,7 @@ from fpgm.optimizers import check_optimizer, inner_optimizer, move_optimizer_
 from fpgm.plan import Plan
 from fpgm.planning import Drawn, Planner, check_prunes
 from fpgm.schedule import Schedule
-from fpgm.verify import verify
+from fpgm.verify import Certificate, verify
 
 Mode = Literal["soft", "hard"]
 
@@ -103,6 +103,8 @@ class SoftPruner:
         self.epoch = 0
         self.plan: Plan | None = None
         """The plan whose units were zeroed last."""
+        self.certificate: Certificate | None = None
+        """What verification found of the compact model."""
         self._gone = torch.zeros(0, dtype=torch.int64)
         self._silencer: Silencer | None = None
         self._hooks: list[Any] = []
@@ -130,7 +132,8 @@ class SoftPruner:
         check_prunes(self.plan)
         mask_(self.model, self.plan)
         small = compact(self.model, self.plan)
-        verify(self.model, self.plan, self.example_inputs, compacted=small).check()
+        found = verify(self.model, self.plan, self.example_inputs, compacted=small)
+        self.certificate = found.check()
         for hook in self._hooks:
             hook.remove()
         if optimizer is not None:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from fpgm._version import __version__
 from fpgm.compact import PLANS, compact, fingerprint
 from fpgm.errors import FileError, ModelError, PlanError, RequestError
+from fpgm.files import reason
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
 
@@ -61,7 +62,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         part.chmod(mode)  # safetensors lets nobody else read what it writes
         part.replace(target)
     except (OSError, SafetensorError) as error:
-        raise FileError(f"{path} cannot be written: {_reason(error)}.") from error
+        raise FileError(f"{path} cannot be written: {reason(error)}.") from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -166,7 +167,7 @@ def _read(path: str | Path) -> _Stored:
     except (SafetensorError, OSError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"{path} is truncated or damaged: {_reason(error)}.") from error
+        raise FileError(f"{path} is truncated or damaged: {reason(error)}.") from error
     try:
         shared: dict[str, str] = json.loads(metadata["fpgm_shared"])
         raw = json.loads(metadata["fpgm_plans"])
@@ -176,7 +177,7 @@ def _read(path: str | Path) -> _Stored:
         }
         tensors.update({name: tensors[same] for name, same in shared.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path} holds plans that cannot be read: {_reason(error)}.") from error
+        raise FileError(f"{path} holds plans that cannot be read: {reason(error)}.") from error
     return _Stored(tensors, plans)
 
 
@@ -189,7 +190,7 @@ def _check_kind(file: Path) -> None:
         with file.open("rb") as stream:
             head = stream.read(9)
     except OSError as error:
-        raise FileError(f"{file} cannot be read: {_reason(error)}.") from error
+        raise FileError(f"{file} cannot be read: {reason(error)}.") from error
     if not head:
         raise FileError(f"{file} is empty.")
     if head[8:] != b"{":
@@ -296,9 +297,3 @@ def _match_dtypes_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _size(shape: tuple[int, ...]) -> str:
     return "×".join(str(n) for n in shape) or "a scalar"
-
-
-def _reason(error: BaseException) -> str:
-    """One line, without the full stop."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0].rstrip(".")

@@ -9,13 +9,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -70,29 +77,38 @@ def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
     return tuple(int(size) for size in re.split("[x×]", text))
 
 
-class Steps:
-    """Names the running step on stderr, if that is a terminal, and remembers how long each took."""
+Shown = TypeVar("Shown", bound="Bars")
 
-    def __init__(self, total: int) -> None:
-        self.seconds: dict[str, float] = {}
-        terminal = Console(stderr=True)
+
+class Bars:
+    """Progress on stderr, if that is a terminal, and gone when done."""
+
+    def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
+        self.terminal = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=terminal,
+            *columns,
+            console=self.terminal,
             transient=True,
-            disable=not terminal.is_terminal,
+            disable=quiet or not self.terminal.is_terminal,
         )
-        self._task = self._progress.add_task("", total=total)
 
-    def __enter__(self) -> Steps:
+    def __enter__(self: Shown) -> Shown:
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+
+class Steps(Bars):
+    """Names the running step and remembers how long each took."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(MofNCompleteColumn(), TimeElapsedColumn())
+        self.seconds: dict[str, float] = {}
+        self._task = self._progress.add_task("", total=total)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -8,15 +8,7 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import TaskID, TaskProgressColumn, TimeElapsedColumn
 from torch import Tensor
 
 from fpgm.cli import common
@@ -63,28 +55,12 @@ def cifar10(
         _show(told)
 
 
-class Bars:
-    """A bar on stderr for each thing being done, if that is a terminal."""
+class Bars(common.Bars):
+    """A bar for each thing being done."""
 
     def __init__(self) -> None:
-        terminal = Console(stderr=True)
+        super().__init__(TaskProgressColumn(), TimeElapsedColumn())
         self._tasks: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            console=terminal,
-            transient=True,
-            disable=not terminal.is_terminal,
-        )
-
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def show(self, what: str, done: int, total: int) -> None:
         """Move the bar of one thing; it runs to and fro while nobody knows the total."""

@@ -15,6 +15,7 @@ from fpgm.cli import results as res
 from fpgm.compact import compact
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
+from fpgm.files import file_sha256
 from fpgm.plan import Plan
 from fpgm.planning import plan
 from fpgm.verify import Certificate
@@ -84,7 +85,7 @@ def prune(
     results = {
         "format": res.FORMAT,
         "model": model,
-        "weights": {"file": weights.name, "sha256": res.file_sha256(weights)} if weights else None,
+        "weights": {"file": weights.name, "sha256": file_sha256(weights)} if weights else None,
         "original_sha256": res.tensors_sha256(net),
         "input": shape,
         "asked": {name: value for name, value in options.items() if value not in (None, {}, [])},

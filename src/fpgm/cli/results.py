@@ -15,6 +15,7 @@ from torch import nn
 
 from fpgm.cli.common import to_json
 from fpgm.errors import FileError
+from fpgm.files import reason
 from fpgm.plan import Plan
 from fpgm.store import save
 from fpgm.verify import Certificate
@@ -51,15 +52,6 @@ def certificate_line(certificate: Certificate) -> str:
         f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}"
         f"{kind}."
     )
-
-
-def file_sha256(path: Path) -> str:
-    """Digest of a file's bytes."""
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def tensors_sha256(model: nn.Module) -> str:
@@ -101,8 +93,8 @@ def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> N
         if old.exists() and not out.exists():
             old.rename(out)
         # What `save` says names a file nobody has asked for; its cause is what matters.
-        reason = error.__cause__ if isinstance(error, FileError) else error
-        raise FileError(f"{out} cannot be written: {_one_line(reason)}.") from error
+        cause = error.__cause__ if isinstance(error, FileError) else None
+        raise FileError(f"{out} cannot be written: {reason(cause or error)}.") from error
     finally:
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -123,8 +115,3 @@ def read(folder: Path) -> dict[str, Any]:
     if results.get("format") != FORMAT:
         raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
     return results
-
-
-def _one_line(error: BaseException | None) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return str(text).splitlines()[0].rstrip(".")

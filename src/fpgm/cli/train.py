@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from fpgm.cli import common
 from fpgm.errors import RequestError
@@ -72,30 +71,18 @@ def find_recipe(name: str) -> Path:
     return shipped
 
 
-class Bars:
-    """One bar over all steps on stderr, if that is a terminal, and a line an epoch."""
+class Bars(common.Bars):
+    """One bar over all steps, and a line an epoch."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        super().__init__(
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not (self._console.is_terminal and _is_first()),
+            quiet=not _is_first(),
         )
         self._task = self._progress.add_task("", total=None, figures="")
-        self._steps = 1
-
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._epochs = self._steps = 1
 
     def started(self, epoch: int, epochs: int, steps: int) -> None:
         """Training starts, or goes on, after so many epochs."""
@@ -103,7 +90,7 @@ class Bars:
         self._epochs = epochs
         self._progress.update(self._task, total=epochs * steps, completed=epoch * steps)
         line = f"going on after epoch {epoch} of {epochs}" if epoch else f"training {epochs} epochs"
-        self._console.print(f"{line}, {steps} steps each", highlight=False)
+        self.terminal.print(f"{line}, {steps} steps each", highlight=False)
 
     def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
         """A step is done."""
@@ -117,7 +104,7 @@ class Bars:
 
     def finished(self, metrics: dict[str, Any]) -> None:
         """An epoch is done."""
-        self._console.print(epoch_line(metrics), highlight=False, soft_wrap=True)
+        self.terminal.print(epoch_line(metrics), highlight=False, soft_wrap=True)
 
 
 def epoch_line(metrics: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from fpgm.cli import common
 from fpgm.cli import results as res
 from fpgm.compact import compact
 from fpgm.errors import FileError, PlanError, VerificationError
+from fpgm.files import file_sha256
 from fpgm.plan import Plan
 from fpgm.store import load, read_plans
 from fpgm.verify import verify as certify
@@ -67,7 +68,7 @@ def _check_weights(folder: Path, results: dict[str, Any], weights: Path | None) 
             raise FileError(f"{folder} was made without a weights file: leave out --weights.")
     elif weights is None:
         raise FileError(f"{folder} was made from {used['file']}: give that file with --weights.")
-    elif weights.is_file() and res.file_sha256(weights) != used["sha256"]:
+    elif weights.is_file() and file_sha256(weights) != used["sha256"]:
         raise FileError(
             f"{weights} is not the {used['file']} that {folder} was made from: its sha256 differs."
         )

@@ -22,18 +22,35 @@ CIFAR10 = Look((0.4914, 0.4824, 0.4467), (0.2471, 0.2435, 0.2616))
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which data, and how it is to be shown."""
+    """Which pictures, how many at once, and how they are shown, as a recipe says it."""
 
     name: str
     batch: int
-    root: Path | None = None
-    augment: Augment | None = None
-    look: Look | None = None
+    root: str | None = None
+    crop: int = 0
+    flip: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     limit: int | None = None
     """Use only the first so many training pictures."""
     size: int = 224
     workers: int = 4
-    seed: int = 0
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies, if that was said."""
+        return None if self.root is None else Path(self.root).expanduser()
+
+    @property
+    def augment(self) -> Augment:
+        """What is done to training pictures in memory."""
+        return Augment(self.crop, self.flip)
+
+    @property
+    def look(self) -> Look | None:
+        """How pictures are shown, if not as the data set has it."""
+        given = self.mean is not None and self.std is not None
+        return Look(self.mean or (), self.std or ()) if given else None
 
 
 @dataclass(frozen=True)
@@ -46,10 +63,10 @@ class Sets:
     classes: int
 
 
-def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
+def open_sets(wanted: Wanted, seed: int, share: Share, device: torch.device | str) -> Sets:
     """Training and test batches of the data set a recipe names."""
     if wanted.name == "folder":
-        return _folders(wanted, share, device)
+        return _folders(wanted, seed, share, device)
     if wanted.name not in _IN_MEMORY:
         names = ", ".join(repr(name) for name in (*_IN_MEMORY, "folder"))
         raise RequestError(f"There is no data set {wanted.name!r}: give one of {names}.")
@@ -67,7 +84,7 @@ def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
             wanted.batch,
             look,
             augment=wanted.augment,
-            seed=wanted.seed,
+            seed=seed,
             share=share,
             device=device,
         ),
@@ -77,10 +94,11 @@ def open_sets(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
     )
 
 
-def _folders(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
-    if wanted.root is None:
+def _folders(wanted: Wanted, seed: int, share: Share, device: torch.device | str) -> Sets:
+    root = wanted.folder
+    if root is None:
         raise RequestError("Pictures in folders need data.root: it holds 'train' and 'val'.")
-    if wanted.limit is not None or wanted.augment not in (None, Augment()):
+    if wanted.limit is not None or wanted.augment != Augment():
         raise RequestError(
             "data.limit, data.crop and data.flip are for data sets in memory: leave them out, "
             "folders are cropped and mirrored as ImageNet is."
@@ -88,27 +106,27 @@ def _folders(wanted: Wanted, share: Share, device: torch.device | str) -> Sets:
     look = wanted.look or IMAGENET
     train, test = (
         FolderBatches(
-            wanted.root / part,
+            root / part,
             wanted.batch,
             look,
             size=wanted.size,
-            seed=seed,
+            seed=order,
             share=share,
             workers=wanted.workers,
             device=device,
         )
-        for part, seed in (("train", wanted.seed), ("val", None))
+        for part, order in (("train", seed), ("val", None))
     )
     if lone := set(train.classes) ^ set(test.classes):
         raise FileError(
-            f"{wanted.root}/train and {wanted.root}/val hold other classes: {min(lone)!r} is in "
+            f"{root}/train and {root}/val hold other classes: {min(lone)!r} is in "
             "one of them only, so labels would not agree."
         )
     return Sets(train, test, (3, wanted.size, wanted.size), len(train.classes))
 
 
 def _cifar10(wanted: Wanted) -> tuple[Images, Images, Look]:
-    data = cifar10.read(wanted.root or cifar10.default_root())
+    data = cifar10.read(wanted.folder or cifar10.default_root())
     train = Images(data.train_images, data.train_labels)
     return train, Images(data.test_images, data.test_labels), CIFAR10
 

@@ -23,8 +23,7 @@ from torch import nn
 
 from fpgm.compact import compact
 from fpgm.data.batches import Batch, Share
-from fpgm.data.images import Augment, Look
-from fpgm.data.sources import Sets, Wanted, open_sets
+from fpgm.data.sources import Sets, open_sets
 from fpgm.errors import FileError, FpgmError, ModelError, RequestError
 from fpgm.masking import mask_
 from fpgm.models.spec import load_model
@@ -289,24 +288,22 @@ class _Run:
     def _compacted(self, model: nn.Module) -> tuple[nn.Module, Plan, dict[str, Any]]:
         assert self.pruner is not None
         small = self.pruner.compact()
-        plan = self.pruner.plan
+        plan, certificate = self.pruner.plan, self.pruner.certificate
         assert plan is not None
+        assert certificate is not None
         if model is not self.model:  # the average is cut like the model it is the average of
             mask_(model, plan)
             small = compact(model, plan)
-        certificate = verify(model, plan, self.example, compacted=small).check()
-        return (
-            small,
-            plan,
-            {
-                "masked_accuracy": self._accuracy(model),
-                "max_error": certificate.max_error,
-                "macs_before": plan.macs_before,
-                "macs_after": plan.macs_after,
-                "params_before": plan.params_before,
-                "params_after": plan.params_after,
-            },
-        )
+            certificate = verify(model, plan, self.example, compacted=small).check()
+        found = {
+            "masked_accuracy": self._accuracy(model),
+            "max_error": certificate.max_error,
+            "macs_before": plan.macs_before,
+            "macs_after": plan.macs_after,
+            "params_before": plan.params_before,
+            "params_after": plan.params_after,
+        }
+        return small, plan, found
 
     def _make_pruner(self) -> SoftPruner | None:
         if self.recipe.prune is None:
@@ -337,21 +334,7 @@ def _open_data(recipe: Recipe, share: Share, device: torch.device) -> Sets:
         raise RequestError(
             f"data.batch is {data.batch}, which {share.world} processes cannot share equally."
         )
-    look = None
-    if data.mean is not None and data.std is not None:
-        look = Look(data.mean, data.std)
-    wanted = Wanted(
-        data.name,
-        data.batch,
-        None if data.root is None else Path(data.root).expanduser(),
-        Augment(data.crop, data.flip),
-        look,
-        data.limit,
-        data.size,
-        data.workers,
-        recipe.seed,
-    )
-    return open_sets(wanted, share, device)
+    return open_sets(data, recipe.seed, share, device)
 
 
 def _make_model(recipe: Recipe) -> nn.Module:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from fpgm.data.sources import Wanted
 from fpgm.errors import FileError, RequestError
 from fpgm.recipes import SHIPPED
 
@@ -39,22 +40,6 @@ class ModelPart:
     """Trained weights to start from; none: from scratch."""
     compact: str | None = None
     """A file that fpgm.save wrote: training goes on with the compact model."""
-
-
-@dataclass(frozen=True)
-class DataPart:
-    """Which pictures, how many at once, and how they are shown."""
-
-    name: str
-    batch: int
-    root: str | None = None
-    crop: int = 0
-    flip: bool = False
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    limit: int | None = None
-    size: int = 224
-    workers: int = 4
 
 
 @dataclass(frozen=True)
@@ -124,7 +109,7 @@ class Recipe:
     """What is trained, on what, how, and what is pruned meanwhile."""
 
     model: ModelPart
-    data: DataPart
+    data: Wanted
     train: TrainPart
     prune: PrunePart | None = None
     distill: DistillPart | None = None
