@@ -156,13 +156,18 @@ class Replay(Tracer):
         a, b = a[other], b[other]
         if not torch.equal(self.structure.of(a), self.structure.of(b)):
             raise self._clash([a, b])
-        if not bool(torch.isin(self._key(a, b), self._met).all()):
+        if not self._have_met(a, b):
             # One unit, but not the channels of it that met before (a norm over all of them).
             self._lose(a)
 
+    def _have_met(self, a: Tensor, b: Tensor) -> bool:
+        met, keys = self._met, self._key(a, b)
+        places = torch.searchsorted(met, keys).clamp(max=len(met) - 1)
+        return bool(len(met)) and torch.equal(met[places], keys)
+
     @cached_property
     def _met(self) -> Tensor:
-        """Every two labels that met when watching."""
+        """Every two labels that met when watching, in rising order."""
         pairs = [self._key(a, b) for a, b in self.structure.seen.pairs]
         return torch.cat(pairs).unique() if pairs else torch.zeros(0, dtype=torch.int64)
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -59,7 +58,6 @@ class Tracer(TorchDispatchMode):
         self.model = model
         self.slots = slots
         self.stack: list[str] = []
-        self.calls = Calls()
         self.runs = 0
         self._calls: Counter[str] = Counter()
         self._risks: Counter[str] = Counter()
@@ -282,7 +280,7 @@ class Tracer(TorchDispatchMode):
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
-            with self.calls, self:
+            with self:
                 return example.call(self.model)
 
     @contextmanager
@@ -317,36 +315,6 @@ class Tracer(TorchDispatchMode):
             return None
 
         return hook
-
-
-class Calls(TorchFunctionMode):
-    """Knows which public torch function the user's code is in, which operators no longer tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.stack.append(getattr(func, "__name__", ""))
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.stack.pop()
-
-    @property
-    def derives_sizes(self) -> bool:
-        """Whether the running function takes its sizes from its input, so nothing is fixed."""
-        return bool(self.stack) and not _SAFE.isdisjoint(self.stack)
-
-
-_SAFE = {"flatten", "chunk", "expand_as", "view_as", "reshape_as", "adaptive_avg_pool2d", "linear",
-         "adaptive_avg_pool1d", "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
-         "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
-         "__matmul__", "max_pool1d", "avg_pool1d", "dropout",
-         "weight_norm", "conv1d", "conv2d", "conv3d", "pixel_shuffle", "pixel_unshuffle",
-         "softmax", "prelu", "glu", "einsum", "_weight_norm"}  # fmt: skip
 
 
 def source_line() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fpgm.calls import Calls
 from fpgm.errors import ModelError
 from fpgm.examples import Example, tensors_in
 from fpgm.findings import (
@@ -36,6 +37,7 @@ class Watch(Tracer):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, _slots(model))
         self.count = 1
+        self.calls = Calls()
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.stops: list[Stop] = []
         self.balances: list[Balance] = []
@@ -54,6 +56,10 @@ class Watch(Tracer):
         self.watched_training = False
         self.notes: list[str] = []
         self.risks: dict[tuple[Place, int], Risk] = {}
+
+    def run(self, example: Example) -> Any:
+        with self.calls:
+            return super().run(example)
 
     def fresh(self, count: int) -> Tensor:
         start = self.count
