@@ -90,6 +90,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+GREY = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+"""
+
+
+@pytest.mark.parametrize("command", ["prune", "inspect"])
+def test_a_shape_that_was_only_supposed_is_named_when_the_model_cannot_take_it(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "grey.py").write_text(GREY)
+    rest = ["--rate", "0.5", "--out", tmp_path / "out"] if command == "prune" else []
+    message = refused(command, f"{tmp_path}/grey.py:make", *rest)
+    assert message.startswith("The model's own forward fails on the example input: Given groups=1")
+    assert message.endswith(
+        "instead. The input was taken to be 1x3x224x224: give its shape with --input."
+    )
+    assert "--input" not in refused(
+        command, f"{tmp_path}/grey.py:make", *rest, "--input", "1x3x8x8"
+    )
+    run(command, f"{tmp_path}/grey.py:make", *rest, "--input", "1x1x8x8")
+
+
 def test_version_and_help() -> None:
     assert run("--version") == (f"fpgm {fpgm.__version__}\n", "")
     out, _ = run("--help")

@@ -155,6 +155,26 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_weights_without_a_part_in_the_answer_do_not_stop_two_processes(tmp_path: Path) -> None:
+    model = write_net(tmp_path, "", 0.0)
+    with (tmp_path / "tiny.py").open("a") as net:
+        net.write(
+            """
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = make(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x)
+"""
+        )
+    file = write_recipe(tmp_path, model.replace(":make", ":Spare"), epochs=1)
+    finish(file, tmp_path / "run", *torchrun())
+    assert "spare.weight" in weights(tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_killed_process_is_restarted_and_goes_on(tiny: str, tmp_path: Path) -> None:
     """One of two processes dies once in its third epoch; the launcher starts both again."""
     (tmp_path / "fatal.py").write_text(

@@ -3,6 +3,7 @@
     FpgmError
     ├── RequestError        an argument makes no sense: rate, budget, pattern, criterion
     ├── ModelError          the model or its example input cannot be worked with
+    │   └── ForwardError    the model's own forward fails on the example input
     ├── PlanError           the plan was made for another model
     ├── VerificationError   the compact model is not the silenced one: never ignored
     └── FileError           a file is missing, foreign, truncated or cannot be written
@@ -21,6 +22,10 @@ class RequestError(FpgmError, ValueError):
 
 class ModelError(FpgmError):
     """The model or its example input cannot be worked with."""
+
+
+class ForwardError(ModelError):
+    """The model's own forward fails on the example input."""
 
 
 class PlanError(FpgmError, ValueError):

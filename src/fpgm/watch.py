@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.calls import Calls
-from fpgm.errors import ModelError
+from fpgm.errors import ForwardError
 from fpgm.examples import Example, tensors_in
 from fpgm.findings import (
     Balance,
@@ -150,7 +150,7 @@ def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -
                 for example in examples:
                     _run(seen, example, keep_outputs)
                 seen.watched_training = True
-            except ModelError as error:
+            except ForwardError as error:
                 _give_up_on(seen, missing, str(error))
     return seen
 
@@ -171,7 +171,7 @@ def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
         raise
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(
+        raise ForwardError(
             f"The model's own forward fails on the example input: {text.rstrip('.')}."
             f"{_dtype_hint(seen, example)}"
         ) from error

@@ -35,7 +35,7 @@ def inspect(
         with steps.step("build"):
             net = common.build(model, None)
             x = common.example(shape)
-        with steps.step("watch and plan"):
+        with steps.step("watch and plan"), common.supposing(shape, input):
             # Whether the model's own code follows smaller sizes shows only when some units go.
             found = plan(
                 net, x, rate=0.5, align=1, residual=_policy(residual), approximate=approximate

@@ -74,7 +74,7 @@ def prune(
         with steps.step("build"):
             net = common.build(model, weights)
             x = common.example(shape)
-        with steps.step("watch and plan"):
+        with steps.step("watch and plan"), common.supposing(shape, input):
             made = plan(net, x, **options)
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")

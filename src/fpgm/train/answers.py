@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError
+from fpgm.tracer import undisturbed
 
 
 @torch.no_grad()
@@ -40,6 +41,15 @@ def check_answers(
             f"The teacher answers with {found['teacher']} classes and the model with "
             f"{found['model']}: give a teacher of as many."
         )
+
+
+def reaches_all(model: nn.Module, example: Tensor) -> bool:
+    """Whether every weight has a part in the answer, so that a step gives each a gradient."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    with undisturbed(model):
+        answer = checked(model.train()(torch.cat([example, example])), "in training")
+        parts = torch.autograd.grad(answer.sum(), weights, allow_unused=True)
+    return all(part is not None for part in parts)
 
 
 def checked(answer: Any, where: str) -> Tensor:

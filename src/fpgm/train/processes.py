@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
@@ -28,6 +29,11 @@ def make_accelerator(precision: str) -> Accelerator:
     # `accelerate launch` may hand in another number, by which every loss would be divided.
     accelerator.gradient_accumulation_steps = 1
     return accelerator
+
+
+def expect_unreached(accelerator: Accelerator) -> None:
+    """Processes need not wait for gradients of weights that have none: a head that is not used."""
+    accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
 def _join_after_restart() -> None:
