@@ -13,8 +13,9 @@ from fpgm.errors import RequestError
 from fpgm.models.digits import digits
 from fpgm.models.resnet_cifar import resnet
 from fpgm.models.vgg_cifar import vgg16
+from fpgm.models.weights import SHIPPED, load_weights, weights_file
 
-__all__ = ["BUILTIN", "Builtin", "build", "digits", "resnet", "vgg16"]
+__all__ = ["BUILTIN", "Builtin", "build", "digits", "resnet", "trained_resnet20", "vgg16"]
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,8 @@ def build(name: str, classes: int = 10) -> nn.Module:
             f"{', '.join(repr(n) for n in near)}, or 'torchvision:{name}', 'timm:{name}'?"
         )
     return BUILTIN[name].factory(classes=classes)
+
+
+def trained_resnet20() -> nn.Module:
+    """The ResNet-20 that comes with the package, trained on CIFAR-10, in eval mode."""
+    return load_weights(build("resnet20"), weights_file(SHIPPED)).eval()
