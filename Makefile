@@ -11,7 +11,7 @@ EXTRAS := train,export,report,lightning,hf,dev
 .PHONY: demo test lint types bench zoo clean
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)  ## train, prune, verify and fine-tune on real digits
+demo: $(STAMP)  ## prune, verify and fine-tune a trained ResNet-20 on real pictures
 	$(BIN)/python recipes/demo.py
 
 test: lint types  ## everything a change must pass: lint, types, tests, doctests
@@ -28,7 +28,12 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/paper_flops.py
 	$(BIN)/python benchmarks/criteria.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/loader.py            # needs CIFAR-10: fpgm data cifar10
+	$(BIN)/python benchmarks/soft_cost.py
+	$(BIN)/python benchmarks/soft_digits.py
+	$(BIN)/python benchmarks/soft_sweeps.py
 	$(BIN)/python benchmarks/median_agreement.py  # needs trained weights: FPGM_WEIGHTS
+	$(BIN)/python benchmarks/soft_cifar.py        # needs both
 
 zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
 	$(PIP) --no-deps torch-pruning

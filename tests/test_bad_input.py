@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.errors import ForwardError
 from fpgm.models import digits, resnet
 
 X = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -145,7 +146,7 @@ def test_no_example_at_all() -> None:
 def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
     model = digits()
     wrong = torch.randn(1, 3, 8, 8)
-    assert answer(fpgm.ModelError, model, lambda: fpgm.plan(model, wrong, rate=0.4)) == (
+    assert answer(ForwardError, model, lambda: fpgm.plan(model, wrong, rate=0.4)) == (
         "The model's own forward fails on the example input: Given groups=1, weight of size "
         "[32, 1, 3, 3], expected input[1, 3, 8, 8] to have 1 channels, but got 3 channels instead."
     )
@@ -153,7 +154,7 @@ def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
 
 def test_a_half_precision_model_wants_a_half_precision_example() -> None:
     model = digits().half()
-    message = answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4))
+    message = answer(ForwardError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
         "The model's own forward fails on the example input: expected scalar type Float but found "
         "Half. The example is float32, the weights are float16: bring one to the other's precision."

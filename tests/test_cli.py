@@ -448,3 +448,46 @@ def test_as_a_real_process(tmp_path: Path) -> None:
     assert failed.returncode == 2
     assert failed.stdout == ""
     assert failed.stderr == "fpgm: nowhere holds no results of fpgm prune: no results.json.\n"
+
+
+DIGITS = ("prune", "digits", "--rate", "0.4", "--out")
+
+
+@pytest.mark.parametrize("name", [".", "link", "made"])
+def test_results_go_into_a_folder_that_is_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one a shell stands in, one behind a link, and an empty one: none can be renamed away."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "link").symlink_to("made")
+    monkeypatch.chdir(tmp_path / "made" if name == "." else tmp_path)
+    run(*DIGITS, name)
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == [
+        "plan.json",
+        "results.json",
+        "small.safetensors",
+    ]
+    assert "Certified" in run("verify", name)[0]
+    run(*DIGITS, name, "--force")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "made"]
+
+
+def test_a_plan_that_is_no_text(tmp_path: Path) -> None:
+    run(*DIGITS, tmp_path / "out")
+    (tmp_path / "out" / "plan.json").write_bytes(b"\xff\xfe")
+    message = refused("verify", tmp_path / "out")
+    assert message.startswith(f"{tmp_path}/out/plan.json cannot be read: invalid start byte")
+
+
+def test_fresh_weights_are_the_same_whatever_they_are_drawn_from(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(
+        "import random\nimport numpy as np\nimport torch\nfrom torch import nn\n"
+        "def make():\n"
+        "    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))\n"
+        "    nn.init.constant_(net[0].bias, random.random() + np.random.rand())\n"
+        "    return net\n"
+    )
+    spec = f"{tmp_path}/drawn.py:make"
+    run("prune", spec, "--rate", "0.5", "--input", "1x3x8x8", "--out", tmp_path / "out")
+    assert "Certified" in run("verify", tmp_path / "out")[0]

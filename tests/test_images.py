@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from fpgm.data.batches import Share
-from fpgm.data.folder import FolderBatches
+from fpgm.data.folder import IMAGENET, FolderBatches
 from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
 from fpgm.data.sources import CIFAR10, Wanted, open_sets
 from fpgm.errors import FileError, RequestError
@@ -121,11 +121,19 @@ def test_a_limit_leaves_the_first_pictures() -> None:
     assert sum(b.total for b in sets.train.epoch(0)) == 40
 
 
+def test_a_picture_too_large_to_be_true(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    batches = FolderBatches(pictures / "val", 6, IMAGENET, size=16, workers=0)
+    with pytest.raises(FileError, match=r"\.png is no picture that can be read: remove it\.$"):
+        next(batches.epoch(0))
+
+
 def test_an_unknown_data_set_is_named() -> None:
     with pytest.raises(RequestError) as caught:
         open_sets(Wanted("cifar", 16), 0, Share(), "cpu")
     assert str(caught.value) == (
-        "There is no data set 'cifar': give one of 'cifar10', 'digits', 'synthetic', 'folder'."
+        "There is no data set 'cifar': give one of 'cifar10', 'cifar10-sample', 'digits', "
+        "'synthetic', 'folder'."
     )
 
 

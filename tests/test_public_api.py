@@ -57,6 +57,16 @@ def test_the_signatures() -> None:
     assert {name: str(inspect.signature(f)) for name, f in functions.items()} == SIGNATURES
 
 
+def test_how_a_pruner_is_made() -> None:
+    assert str(inspect.signature(fpgm.SoftPruner)) == (
+        "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float | None' = None, "
+        "macs: 'float | None' = None, params: 'float | None' = None, "
+        "rates: 'Mapping[str, float] | None' = None, interval: 'int' = 1, start: 'int' = 1, "
+        "end: 'int | None' = None, ramp: 'int' = 0, mode: 'Mode' = 'soft', "
+        "optimizer: 'torch.optim.Optimizer | None' = None, **options: 'Any') -> 'None'"
+    )
+
+
 def test_what_a_plan_and_a_certificate_tell() -> None:
     told = {n for n in dir(fpgm.Plan) if not n.startswith("_")} | set(fpgm.Plan.__annotations__)
     assert told >= {

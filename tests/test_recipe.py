@@ -52,7 +52,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         ({**LEAST, "train": {"lr": 0.1}}, "train.epochs is missing."),
         (
             with_(prune={"rate": 0.4, "start": 4}),
-            "prune.start is after the last epoch: nothing would be pruned while training.",
+            "prune.start and prune.interval put the first pruning after the last epoch.",
         ),
         (with_(train={"epochs": 0}), "train.epochs is 0: give at least 1."),
         (with_(train={"lr": 0.0}), "train.lr is 0.0: give a number above 0."),
@@ -162,7 +162,7 @@ def test_a_shipped_recipe_can_be_built_on_and_one_budget_takes_another_s_place(
     assert (recipe.prune.rate, recipe.prune.macs, recipe.prune.start) == (None, 0.5, 5)
 
 
-@pytest.mark.parametrize("name", ["cifar10-resnet20-quick", "cifar10-vgg16-pretrained"])
+@pytest.mark.parametrize("name", ["cifar10-resnet20-pretrained", "cifar10-vgg16-pretrained"])
 def test_a_recipe_from_trained_weights_wants_them(name: str) -> None:
     file = SHIPPED / f"{name}.toml"
     with pytest.raises(RequestError) as caught:
@@ -271,3 +271,32 @@ def test_a_warm_up_may_stay_at_one_rate() -> None:
     )
     rates = [learning_rate(part, e) for e in (0, 0.99, 1, 4.99, 5)]
     assert rates == pytest.approx([0.01, 0.01, 0.1, 0.1, 0.02])
+
+
+def test_a_recipe_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(FileError) as caught:
+        read_recipe(tmp_path / "list.json")
+    assert str(caught.value) == f"{tmp_path}/list.json is no recipe: it holds no table of options."
+
+
+@pytest.mark.parametrize(
+    ("prune", "message"),
+    [
+        ({"start": 2}, "the last epoch"),
+        ({"interval": 2}, "the last epoch"),
+        ({"start": 1, "interval": 1, "end": 1}, None),
+        ({"interval": 3, "end": 2}, "prune.end"),
+    ],
+)
+def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | None) -> None:
+    epochs = 3 if "end" in prune else 1
+    table = with_(train={"epochs": epochs}, prune={"rate": 0.4, **prune})
+    if message is None:
+        make_recipe(table)
+        return
+    with pytest.raises(RequestError) as caught:
+        make_recipe(table, "own")
+    assert str(caught.value) == (
+        f"own: prune.start and prune.interval put the first pruning after {message}."
+    )

@@ -183,6 +183,30 @@ def test_a_folder_that_is_being_written_is_left_alone(tiny: str, tmp_path: Path)
     assert len(logged(tmp_path / "run")) == 3
 
 
+def test_of_two_starts_at_once_one_gets_the_folder(tmp_path: Path, tiny: str) -> None:
+    """Each makes the folder and its recipe, but they lock the same file."""
+    code = (
+        "import json, sys, time; from pathlib import Path;"
+        "from fpgm.train.folder import RunFolder; from fpgm.train import make_recipe;"
+        "folder = RunFolder(Path(sys.argv[2]), make_recipe(json.loads(sys.argv[1])));"
+        "folder.create(1); print('mine', flush=True); time.sleep(3)"
+    )
+    table = json.dumps({"model": {"name": tiny}, **BASE})
+    command = [sys.executable, "-c", code, table, str(tmp_path / "run")]
+    runs = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(3)]
+    said = [run.communicate() for run in runs]
+    assert sum(out == "mine\n" for out, _ in said) == 1
+    assert sum("is being written by another process" in err for _, err in said) == 2
+
+
+def test_a_damaged_result_is_named_where_it_lies(tiny: str, tmp_path: Path) -> None:
+    train(recipe(tiny), tmp_path / "run")
+    file = tmp_path / "run" / "small.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(FileError, match=f"^{file} is truncated or damaged"):
+        train(recipe(tiny), tmp_path / "run")
+
+
 def test_checkpoints_of_another_network_are_refused(tiny: str, tmp_path: Path) -> None:
     train(recipe(tiny), tmp_path / "run")
     (tmp_path / "run/results.json").unlink()

@@ -14,7 +14,7 @@ from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.models.resnet_cifar import ResNet
-from fpgm.models.spec import default_input, default_shape, load_model
+from fpgm.models.spec import default_shape, load_model
 
 
 def refused(spec: str) -> str:
@@ -46,7 +46,7 @@ def test_a_file_may_import_torchvision_whose_compiled_part_does_not_load(tmp_pat
 def test_a_bare_name_is_a_builtin() -> None:
     model = load_model("resnet20")
     assert isinstance(model, ResNet)
-    assert model(default_input("resnet20")).shape == (1, 10)
+    assert model(torch.zeros(default_shape("resnet20"))).shape == (1, 10)
 
 
 # FCN's and Faster R-CNN's backbones would be downloaded by default.
@@ -74,12 +74,11 @@ def test_timm_models_come_untrained_and_know_their_input() -> None:
     assert default_shape("timm:tf_efficientnet_b3") == (1, 3, 300, 300)
 
 
-def test_default_inputs() -> None:
+def test_default_shapes() -> None:
     assert default_shape("resnet56") == default_shape("vgg16") == (1, 3, 32, 32)
     assert default_shape("digits") == (1, 1, 8, 8)
     assert default_shape("torchvision:resnet50") == (1, 3, 224, 224)
     assert default_shape("net.py:make") == (1, 3, 224, 224)
-    assert torch.equal(default_input("digits"), default_input("digits"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,25 @@ def test_options_of_the_machine(tiny: str, tmp_path: Path, run: dict[str, Any]) 
     outcome = train(recipe(tiny, run=run, train={"epochs": 6}), tmp_path / "run")
     assert outcome.results["accuracy"] == outcome.results["masked_accuracy"]
     assert outcome.results["accuracy"] > 0.3
+
+
+def test_compiled(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compiler that needs no compiler: what matters is what the wrapping does to a run."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    plain = train(recipe(tiny), tmp_path / "plain").model
+    compiled = train(recipe(tiny, run={"compile": True}), tmp_path / "compiled").model
+    for a, b in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_the_last_pruning_does_not_throw_the_average_away(tiny: str, tmp_path: Path) -> None:
+    """In the only epoch every unit that goes changes sides; what is kept is still an average."""
+    options = {"epochs": 1, "lr": 0.5}
+    kept = train(recipe(tiny, train={**options, "ema": 0.999}), tmp_path / "average").model
+    last = train(recipe(tiny, train=options), tmp_path / "plain").model
+    for a, b in zip(kept.parameters(), last.parameters(), strict=True):
+        assert a.shape == b.shape
+    assert not torch.allclose(kept[-1].weight, last[-1].weight, rtol=1e-2)
 
 
 def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:

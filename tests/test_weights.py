@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import fpgm
 from fpgm.errors import FileError
-from fpgm.models.weights import load_weights, read_weights
+from fpgm.models.weights import load_weights, read_weights, weights_file
 
 
 def small() -> nn.Sequential:
@@ -142,6 +143,40 @@ def test_a_mismatch_is_told_with_counts_and_first_names(tmp_path: Path) -> None:
     save_file(other, file)
     text = fails(file, "does not fit Sequential: ")
     assert text.endswith(
-        "2 missing (3.weight, 3.bias), 5 unexpected (extra0, extra1, extra2, …), "
+        "2 missing (3.weight, 3.bias), 5 unexpected (extra0, extra1, extra2 and 2 more), "
         "1 of another shape (0.weight is 8×3×1×1, not 4×3×1×1)."
     )
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+
+def test_weights_that_two_layers_share_are_read_for_both(tmp_path: Path) -> None:
+    saved, read = Tied(), Tied()
+    fpgm.save(saved, tmp_path / "tied.safetensors")
+    load_weights(read, tmp_path / "tied.safetensors")
+    assert torch.equal(read.b.weight, saved.a.weight)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({0: torch.zeros(1)}, "does not fit Linear: 2 missing (weight, bias), 1 unexpected (0)."),
+        ({0: "a"}, "holds no state dict: 0 is not tensors."),
+    ],
+)
+def test_names_that_are_numbers(tmp_path: Path, content: Any, message: str) -> None:
+    file = tmp_path / "odd.pt"
+    torch.save(content, file)
+    with pytest.raises(FileError) as caught:
+        load_weights(nn.Linear(3, 3), file)
+    assert str(caught.value) == f"{file} {message}"
+
+
+def test_the_home_of_nobody() -> None:
+    with pytest.raises(FileError, match=r"^~nobody-at-all/w\.pt does not exist: "):
+        weights_file("~nobody-at-all/w.pt")

@@ -33,6 +33,12 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def beside(model: nn.Module, inputs: Any) -> Any:
+    """Example inputs in any of their forms, on the device the model is on."""
+    device = next((p.device for p in model.parameters()), None)
+    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, inputs)
+
+
 def as_examples(inputs: Any) -> list[Example]:
     """Read `example_inputs` in any of its forms.
 

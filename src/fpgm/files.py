@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fpgm.errors import FileError
+from fpgm.wording import reason
 
 
 def file_sha256(path: Path) -> str:
@@ -51,13 +52,6 @@ def writing(file: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise FileError(f"{file} cannot be written: {reason(error)}.") from error
-
-
-def reason(error: BaseException) -> str:
-    """Why something failed, in one line without the full stop."""
-    error = getattr(error, "reason", error)  # urllib wraps what went wrong
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0].rstrip(".")
 
 
 def sweep(folder: Path) -> None:

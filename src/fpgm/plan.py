@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from fpgm.errors import PlanError
+from fpgm.wording import shorten
 
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
@@ -185,7 +186,7 @@ class Plan:
             f"params {self.params_before:,} → {self.params_after:,}  (−{self.params_removed:.1%})",
         ]
         lines += [
-            f"frozen {_shorten(f.layers)} ({f.channels} channels): {f.reason}" for f in self.frozen
+            f"frozen {shorten(f.layers)} ({f.channels} channels): {f.reason}" for f in self.frozen
         ]
         lines += [f"note   {note}" for note in self.notes]
         return "\n".join(lines)
@@ -200,11 +201,6 @@ def _rebuild(kind: type, item: Mapping[str, Any]) -> Any:
 
 def _exactness(group: Group) -> str:
     return "" if group.exact else "approximate"
-
-
-def _shorten(names: Sequence[str], most: int = 3) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,13 +10,13 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Where Python, numpy and torch stand."""
+    """Where Python, numpy and torch stand, on this process's device."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (what the user's code draws from)
     return {
         "python": random.getstate(),
         "numpy": [kind, torch.tensor(np.asarray(keys, dtype="int64")), *rest],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
 
 
@@ -27,8 +27,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def seed_everything(seed: int) -> None:

@@ -22,6 +22,7 @@ from fpgm.optimizers import check_optimizer, inner_optimizer, move_optimizer_
 from fpgm.plan import Plan
 from fpgm.planning import Drawn, Planner, check_prunes
 from fpgm.schedule import Schedule
+from fpgm.tensors import unwrapped
 from fpgm.verify import Certificate, verify
 
 Mode = Literal["soft", "hard"]
@@ -239,11 +240,3 @@ class SoftPruner:
     def _after_step(self, *_: Any) -> None:
         if self._silencer is not None:
             self._silencer.weights_()
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's module inside torch's own wrappers for many processes and for compilation."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return unwrapped(model.module)
-    inner = getattr(model, "_orig_mod", None)
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model

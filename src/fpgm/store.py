@@ -18,14 +18,14 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fpgm._version import __version__
 from fpgm.compact import PLANS, compact, fingerprint
 from fpgm.errors import FileError, ModelError, PlanError, RequestError
-from fpgm.files import reason
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
+from fpgm.tensors import unwrapped
+from fpgm.wording import reason, size
 
 FORMAT = 1
 """Version of the file's metadata; raised when an older fpgm would misread it."""
@@ -40,7 +40,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     Weights shared between modules are written once. Plans of submodules that were pruned alone are
     kept too. The class, hooks and optimizer are not: `load` takes the class from a factory.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
     tensors, shared = _storable(model)
     plans = {name: _plans_of(module) for name, module in model.named_modules()}
     metadata = {
@@ -113,17 +113,6 @@ class _Stored:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(t.shape) for name, t in self.tensors.items()}
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The user's module inside DataParallel, DDP and torch.compile, whose names carry a prefix."""
-    while True:
-        if isinstance(model, DataParallel | DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
-            return model
 
 
 def _plans_of(module: nn.Module) -> tuple[Plan, ...]:
@@ -281,7 +270,7 @@ def _difference(
         if name not in file:
             return f"the file has no '{name}'."
         if file[name] != shape:
-            return f"its '{name}' is {_size(shape)}, the file's was {_size(file[name])}."
+            return f"its '{name}' is {size(shape)}, the file's was {size(file[name])}."
     missing = next((name for name in file if name not in model), None)
     return f"it has no '{missing}'." if missing is not None else None
 
@@ -293,7 +282,3 @@ def _match_dtypes_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, own in model.state_dict(keep_vars=True).items():
         if own.dtype != tensors[name].dtype:
             own.data = own.data.to(tensors[name].dtype)
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return "×".join(str(n) for n in shape) or "a scalar"

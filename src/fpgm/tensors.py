@@ -1,4 +1,4 @@
-"""A model's modules, parameters and buffers by name."""
+"""A model's modules, parameters and buffers by name, and the model inside its wrappers."""
 
 from __future__ import annotations
 
@@ -34,3 +34,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
                     seen.add(id(tensor))
                     named[prefix + name] = tensor
     return named
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's module inside DataParallel, DDP and torch.compile, whose names carry a prefix."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return unwrapped(model.module)
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else unwrapped(inner)

@@ -26,10 +26,12 @@ from rich.progress import (
 from rich.table import Table
 from torch import Tensor, nn
 
-from fpgm.errors import RequestError
+from fpgm.errors import ForwardError, RequestError
 from fpgm.models.spec import default_shape, load_model
-from fpgm.models.weights import load_weights
+from fpgm.models.weights import load_weights, weights_file
 from fpgm.plan import Frozen
+from fpgm.randomness import seed_everything
+from fpgm.wording import shorten
 
 SEED = 0
 """Fresh weights and example inputs are the same in every run."""
@@ -43,7 +45,11 @@ Model = Annotated[
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Trained weights: safetensors or a tensor-only checkpoint."),
+    typer.Option(
+        metavar="FILE",
+        parser=weights_file,
+        help="Trained weights: safetensors or a tensor-only checkpoint; or shipped, for resnet20.",
+    ),
 ]
 Input = Annotated[
     str | None,
@@ -54,7 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 def build(spec: str, weights: Path | None) -> nn.Module:
     """The model a spec names, in eval mode, with trained weights or the same fresh ones as ever."""
-    torch.manual_seed(SEED)
+    seed_everything(SEED)
     model = load_model(spec)
     return (load_weights(model, weights) if weights else model).eval()
 
@@ -75,6 +81,19 @@ def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d*([x×][1-9]\d*)*", text):
         raise RequestError(f"--input is {text!r}: write sizes like 1x3x224x224.")
     return tuple(int(size) for size in re.split("[x×]", text))
+
+
+@contextmanager
+def supposing(shape: Sequence[int], given: str | None) -> Iterator[None]:
+    """If the model cannot take an input whose shape nobody gave, say which it was."""
+    try:
+        yield
+    except ForwardError as error:
+        if given is not None:
+            raise
+        raise ForwardError(
+            f"{error} The input was taken to be {shape_text(shape)}: give its shape with --input."
+        ) from error
 
 
 Shown = TypeVar("Shown", bound="Bars")
@@ -140,16 +159,6 @@ def show_frozen(frozen: Sequence[Frozen]) -> None:
         typer.echo("\nLeft whole:\n")
         rows = [(shorten(f.layers), f.reason, str(f.channels)) for f in frozen]
         show_table(("layers", "reason", "channels"), rows, left=2)
-
-
-def shorten(names: Sequence[str], most: int = 3) -> str:
-    """The first names and how many more.
-
-    >>> shorten(["a", "b", "c", "d"], most=2)
-    'a, b and 2 more'
-    """
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import shutil
 from dataclasses import asdict
@@ -15,10 +16,10 @@ from torch import nn
 
 from fpgm.cli.common import to_json
 from fpgm.errors import FileError
-from fpgm.files import reason
 from fpgm.plan import Plan
 from fpgm.store import save
 from fpgm.verify import Certificate
+from fpgm.wording import reason
 
 SMALL, PLAN, RESULTS = "small.safetensors", "plan.json", "results.json"
 FORMAT = 1
@@ -69,7 +70,7 @@ def check_folder(out: Path, force: bool) -> None:
         return
     if not out.is_dir():
         raise FileError(f"{out} is a file: --out names a folder.")
-    inside = sorted(file.name for file in out.iterdir())
+    inside = sorted(file.name for file in out.iterdir() if file.suffix != ".part")
     others = [name for name in inside if name not in (SMALL, PLAN, RESULTS)]
     if others and force:
         raise FileError(f"{out} holds {others[0]!r} too: --force replaces only results of prune.")
@@ -78,26 +79,43 @@ def check_folder(out: Path, force: bool) -> None:
 
 
 def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> None:
-    """Write all three files or none: they are made beside the folder and moved into place."""
-    token = secrets.token_hex(4)
-    part, old = (out.with_name(f".{out.name}.{token}.{kind}") for kind in ("part", "old"))
+    """Write all three files or none: they are made aside and moved into place."""
+    place = Path(os.path.realpath(out))
+    there = place.exists()
+    part = (place / "x" if there else place).with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     try:
         part.mkdir(parents=True)
         save(small, part / SMALL)
         (part / PLAN).write_text(made.to_json(indent=1) + "\n", encoding="utf-8")
         (part / RESULTS).write_text(to_json(results) + "\n", encoding="utf-8")
-        if out.exists():
-            out.rename(old)
-        part.rename(out)
+        if there:  # it may be where one stands, or a mount: only its files can be replaced
+            _replace(place, part)
+        else:
+            part.rename(place)
     except OSError as error:
-        if old.exists() and not out.exists():
-            old.rename(out)
         # What `save` says names a file nobody has asked for; its cause is what matters.
         cause = error.__cause__ if isinstance(error, FileError) else None
         raise FileError(f"{out} cannot be written: {reason(cause or error)}.") from error
     finally:
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _replace(place: Path, part: Path) -> None:
+    """Move new files in and old ones out; on failure the old ones come back."""
+    old = part / "old"
+    old.mkdir()
+    names = (SMALL, PLAN, RESULTS)
+    try:
+        for name in names:
+            if (place / name).exists():
+                (place / name).rename(old / name)
+        for name in names:
+            (part / name).rename(place / name)
+    except OSError:
+        for name in names:
+            if (old / name).exists():
+                (old / name).replace(place / name)
+        raise
 
 
 def read(folder: Path) -> dict[str, Any]:

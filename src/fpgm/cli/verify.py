@@ -10,6 +10,7 @@ import torch
 import typer
 from torch import nn
 
+from fpgm import assets
 from fpgm.cli import common
 from fpgm.cli import results as res
 from fpgm.compact import compact
@@ -18,6 +19,7 @@ from fpgm.files import file_sha256
 from fpgm.plan import Plan
 from fpgm.store import load, read_plans
 from fpgm.verify import verify as certify
+from fpgm.wording import reason
 
 
 def verify(
@@ -29,7 +31,7 @@ def verify(
     results = res.read(folder)
     with common.Steps(3) as steps:
         with steps.step("build"):
-            _check_weights(folder, results, weights)
+            weights = _checked_weights(folder, results, weights)
             original = common.build(results["model"], weights)
             if res.tensors_sha256(original) != results["original_sha256"]:
                 raise FileError(
@@ -61,17 +63,22 @@ def verify(
     certificate.check()
 
 
-def _check_weights(folder: Path, results: dict[str, Any], weights: Path | None) -> None:
+def _checked_weights(folder: Path, results: dict[str, Any], weights: Path | None) -> Path | None:
+    """The file the model was pruned with; only the one in the package need not be given."""
     used = results["weights"]
     if used is None:
         if weights is not None:
             raise FileError(f"{folder} was made without a weights file: leave out --weights.")
-    elif weights is None:
+        return None
+    if weights is None and used["sha256"] == file_sha256(assets.WEIGHTS):
+        return assets.WEIGHTS
+    if weights is None:
         raise FileError(f"{folder} was made from {used['file']}: give that file with --weights.")
-    elif weights.is_file() and file_sha256(weights) != used["sha256"]:
+    if weights.is_file() and file_sha256(weights) != used["sha256"]:
         raise FileError(
             f"{weights} is not the {used['file']} that {folder} was made from: its sha256 differs."
         )
+    return weights
 
 
 def _read_plan(folder: Path) -> Plan:
@@ -80,8 +87,8 @@ def _read_plan(folder: Path) -> Plan:
         made = Plan.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{file} cannot be read: {error.strerror}.") from error
-    except PlanError as error:
-        raise FileError(f"{file} cannot be read: {error}") from error
+    except (PlanError, UnicodeDecodeError) as error:
+        raise FileError(f"{file} cannot be read: {reason(error)}.") from error
     if read_plans(folder / res.SMALL).get("") != (made,):
         raise FileError(f"{file} is not the plan in {folder / res.SMALL}.")
     return made

@@ -32,8 +32,9 @@ from torch import Tensor
 
 from fpgm.data.fetch import Progress, Unavailable, alone, download, npm_pack
 from fpgm.errors import FileError, RequestError
-from fpgm.files import reason, sweep, write_whole, writing
+from fpgm.files import sweep, write_whole, writing
 from fpgm.models._torchvision import import_torchvision
+from fpgm.wording import reason
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FOLDER = "cifar-10-batches-py"

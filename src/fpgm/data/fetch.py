@@ -18,7 +18,8 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 
-from fpgm.files import reason, writing
+from fpgm.files import writing
+from fpgm.wording import reason
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it, and of how much; 0 of 0 where nobody knows."""

@@ -109,5 +109,5 @@ def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset
 def _picture(path: str) -> Any:
     try:
         return importlib.import_module("torchvision.datasets.folder").default_loader(path)
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # Pillow has many ways to refuse a picture
         raise FileError(f"{path} is no picture that can be read: remove it.") from error

@@ -14,6 +14,7 @@ from fpgm.data import cifar10
 from fpgm.data.batches import Batches, Share
 from fpgm.data.folder import IMAGENET, FolderBatches
 from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
+from fpgm.data.sample import read_sample
 from fpgm.errors import FileError, RequestError
 
 CIFAR10 = Look((0.4914, 0.4824, 0.4467), (0.2471, 0.2435, 0.2616))
@@ -131,6 +132,11 @@ def _cifar10(wanted: Wanted) -> tuple[Images, Images, Look]:
     return train, Images(data.test_images, data.test_labels), CIFAR10
 
 
+def _sample(wanted: Wanted) -> tuple[Images, Images, Look]:
+    """The first pictures of CIFAR-10, which come with the package: 900 to train, 1,000 to test."""
+    return *read_sample(), CIFAR10
+
+
 def _digits(wanted: Wanted) -> tuple[Images, Images, Look]:
     """scikit-learn's 1,797 handwritten digits of 8×8 pixels: 1,300 to train, 497 to test."""
     try:
@@ -160,6 +166,7 @@ def _synthetic(wanted: Wanted) -> tuple[Images, Images, Look]:
 
 _IN_MEMORY: dict[str, Callable[[Wanted], tuple[Images, Images, Look]]] = {
     "cifar10": _cifar10,
+    "cifar10-sample": _sample,
     "digits": _digits,
     "synthetic": _synthetic,
 }

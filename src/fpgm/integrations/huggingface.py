@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fpgm.errors import FileError, FpgmError
+from fpgm.examples import beside
 from fpgm.soft import SoftPruner, Step
 
 try:
@@ -43,7 +44,8 @@ class PruneCallback(TrainerCallback):
         **others: Any,
     ) -> None:
         """Watch the network once the optimizer exists."""
-        self.pruner = SoftPruner(model, self.example_inputs, optimizer=optimizer, **self.options)
+        inputs = beside(model, self.example_inputs)
+        self.pruner = SoftPruner(model, inputs, optimizer=optimizer, **self.options)
         if state.global_step > 0:
             self.pruner.load_state_dict(_read(_path(args, state)))
             # A checkpoint saved on an epoch's last step comes before that epoch's pruning.

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from fpgm.errors import FpgmError, RequestError
+from fpgm.examples import beside
 from fpgm.soft import SoftPruner, Step
 
 try:
@@ -38,9 +39,8 @@ class PruneCallback(pl.Callback):
                 f"The callback follows one optimizer; this module has {len(trainer.optimizers)}."
             )
         network = pl_module.get_submodule(self.attribute)
-        self.pruner = SoftPruner(
-            network, self.example_inputs, optimizer=trainer.optimizers[0], **self.options
-        )
+        inputs = beside(network, self.example_inputs)
+        self.pruner = SoftPruner(network, inputs, optimizer=trainer.optimizers[0], **self.options)
         if self._saved is not None:
             self.pruner.load_state_dict(self._saved)
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.models import BUILTIN, build
 from fpgm.models._torchvision import import_torchvision
+from fpgm.wording import reason
 
 IMAGENET_SHAPE = (1, 3, 224, 224)
 
@@ -70,11 +70,6 @@ def default_shape(spec: str) -> tuple[int, ...]:
         if config is not None:
             return (1, *config.input_size)
     return IMAGENET_SHAPE
-
-
-def default_input(spec: str) -> Tensor:
-    """One example input for the model a spec names: noise, the same every time."""
-    return torch.randn(default_shape(spec), generator=torch.Generator().manual_seed(0))
 
 
 def _from_torchvision(name: str) -> nn.Module:
@@ -182,5 +177,5 @@ def _check_name(source: str, name: str, known: Iterable[str]) -> None:
 
 
 def _describe(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+    kind, why = type(error).__name__, reason(error)
+    return kind if why == kind else f"{kind}: {why}"

@@ -6,23 +6,38 @@ is compared with the model before anything is copied, so a mismatch leaves the m
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fpgm import assets
 from fpgm.errors import FileError
+from fpgm.wording import reason, shorten, size
 
 M = TypeVar("M", bound=nn.Module)
 
+SHIPPED = "shipped"
+"""Stands for the weights that come with the package: a ResNet-20 trained on CIFAR-10."""
+
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts keep the weights beside epoch and optimizer."""
+
+
+def weights_file(name: str | Path) -> Path:
+    """The file a name stands for: "shipped", or a path, which may begin with a tilde."""
+    if str(name) == SHIPPED:
+        return assets.WEIGHTS
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise FileError(f"{name} does not exist: {reason(error)}.") from error
 
 
 def load_weights(model: M, file: str | Path) -> M:
@@ -33,8 +48,7 @@ def load_weights(model: M, file: str | Path) -> M:
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        reason = _one_line(error)
-        raise FileError(f"{file} does not fit {type(model).__name__}: {reason}") from error
+        raise FileError(f"{file} does not fit {type(model).__name__}: {reason(error)}.") from error
     return model
 
 
@@ -62,10 +76,13 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="pt") as stream:
+            found = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            shared = json.loads((stream.metadata() or {}).get("fpgm_shared", "{}"))
+        return found | {name: found[same] for name, same in shared.items()}
+    except (SafetensorError, OSError, ValueError, LookupError, AttributeError) as error:
         raise FileError(
-            f"{path} is truncated or damaged ({_one_line(error)}): fetch it again."
+            f"{path} is truncated or damaged ({reason(error)}): fetch it again."
         ) from error
 
 
@@ -82,7 +99,7 @@ def _read_torch(path: Path) -> Any:
         ) from error
     except Exception as error:  # a cut pickle fails wherever it was cut: struct, lookup, EOF…
         raise FileError(
-            f"{path} is truncated or no checkpoint of tensors ({_one_line(error)})."
+            f"{path} is truncated or no checkpoint of tensors ({reason(error)})."
         ) from error
 
 
@@ -94,15 +111,16 @@ def _state_of(raw: Any, file: str | Path) -> dict[str, Tensor]:
         raw = inner
     if not isinstance(raw, Mapping) or not raw:
         raise FileError(f"{file} holds no state dict but {type(raw).__name__}.")
-    if others := [key for key, value in raw.items() if not isinstance(value, Tensor)]:
+    state: dict[str, Any] = {str(key): value for key, value in raw.items()}
+    if others := [key for key, value in state.items() if not isinstance(value, Tensor)]:
         raise FileError(
-            f"{file} holds no state dict: {_few(others)} "
+            f"{file} holds no state dict: {shorten(others)} "
             f"{'is' if len(others) == 1 else 'are'} not tensors."
         )
     prefix = "module."
-    if all(key.startswith(prefix) for key in raw):
-        return {key.removeprefix(prefix): value for key, value in raw.items()}
-    return dict(raw)
+    if all(key.startswith(prefix) for key in state):
+        return {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
 def _mismatch(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
@@ -110,12 +128,12 @@ def _mismatch(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> st
     missing = [k for k in expected if k not in found and not k.endswith("num_batches_tracked")]
     surplus = [k for k in found if k not in expected]
     shapes = [
-        f"{k} is {_size(found[k])}, not {_size(expected[k])}"
+        f"{k} is {size(found[k].shape)}, not {size(expected[k].shape)}"
         for k in expected
         if k in found and isinstance(expected[k], Tensor) and found[k].shape != expected[k].shape
     ]
     parts = [
-        f"{len(names)} {what} ({_few(names)})"
+        f"{len(names)} {what} ({shorten(names)})"
         for what, names in (
             ("missing", missing),
             ("unexpected", surplus),
@@ -124,17 +142,3 @@ def _mismatch(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> st
         if names
     ]
     return ", ".join(parts)
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    shown: Iterable[str] = names[:most]
-    return ", ".join(shown) + (", …" if len(names) > most else "")
-
-
-def _size(tensor: Tensor) -> str:
-    return "×".join(str(n) for n in tensor.shape) or "a scalar"
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0].rstrip(".: ") if lines else type(error).__name__

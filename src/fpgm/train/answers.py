@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fpgm.errors import ModelError
 from fpgm.tracer import undisturbed
+from fpgm.wording import reason, size
 
 
 @torch.no_grad()
@@ -26,7 +27,8 @@ def check_answers(
             answer = net(example)
         except Exception as error:
             raise ModelError(
-                f"The {name}'s forward fails on a picture of {_size(example)}: {one_line(error)}."
+                f"The {name}'s forward fails on a picture of {size(example.shape)}: "
+                f"{reason(error)}."
             ) from error
         finally:
             net.train(was)
@@ -47,8 +49,12 @@ def reaches_all(model: nn.Module, example: Tensor) -> bool:
     """Whether every weight has a part in the answer, so that a step gives each a gradient."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     with undisturbed(model):
-        answer = checked(model.train()(torch.cat([example, example])), "in training")
-        parts = torch.autograd.grad(answer.sum(), weights, allow_unused=True)
+        try:
+            answer = model.train()(torch.cat([example, example]))
+        except Exception as error:
+            raise ModelError(f"The model's forward fails in training: {reason(error)}.") from error
+        total = checked(answer, "in training").sum()
+        parts = torch.autograd.grad(total, weights, allow_unused=True)
     return all(part is not None for part in parts)
 
 
@@ -56,20 +62,10 @@ def checked(answer: Any, where: str) -> Tensor:
     """What a network answered, if that is one row of numbers a picture."""
     if isinstance(answer, Tensor) and answer.ndim == 2:
         return answer
-    kind = f"a tensor of {_size(answer)}" if isinstance(answer, Tensor) else type(answer).__name__
+    kind = (
+        f"a tensor of {size(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
+    )
     raise ModelError(
         f"The answer {where} is {kind}: give a model whose forward returns one tensor, pictures by "
         "classes (a wrapper that picks the logits will do)."
     )
-
-
-def _size(tensor: Tensor) -> str:
-    return "×".join(str(n) for n in tensor.shape) or "a scalar"
-
-
-def one_line(error: BaseException) -> str:
-    """What the user's network or torch said, without its full stop."""
-    lines = str(error).strip().splitlines()
-    if len(lines) > 1 and lines[0].endswith(":"):
-        return f"{lines[0]} {lines[1].strip().rstrip('.')}"
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -27,21 +27,25 @@ from fpgm.data.sources import Sets, open_sets
 from fpgm.errors import FileError, FpgmError, ModelError, RequestError
 from fpgm.masking import mask_
 from fpgm.models.spec import load_model
-from fpgm.models.weights import load_weights
+from fpgm.models.weights import load_weights, weights_file
 from fpgm.plan import Plan
 from fpgm.planning import check_prunes
+from fpgm.randomness import random_state, restore_random_state, seed_everything
 from fpgm.soft import SoftPruner, Step
 from fpgm.store import load, save
-from fpgm.train.answers import check_answers, checked, one_line
+from fpgm.train.answers import check_answers, checked, reaches_all
 from fpgm.train.average import Average
 from fpgm.train.figures import Figures, accuracy
 from fpgm.train.folder import PLAN, SMALL, WEIGHTS, RunFolder
 from fpgm.train.loss import Loss
-from fpgm.train.processes import make_accelerator
-from fpgm.train.randomness import random_state, restore_random_state, seed_everything
+from fpgm.train.processes import expect_unreached, make_accelerator
 from fpgm.train.rate import learning_rate
 from fpgm.train.recipe import DistillPart, Recipe
 from fpgm.verify import verify
+from fpgm.wording import reason
+
+TELL_SECONDS = 0.1
+"""How long figures of a running epoch stay on the device: fetching them holds a GPU up."""
 
 
 class Reporter(Protocol):
@@ -51,7 +55,7 @@ class Reporter(Protocol):
         """Training starts, or goes on, after so many epochs."""
 
     def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
-        """A step is done: loss, accuracy and images a second so far."""
+        """Steps are done: loss, accuracy and images a second so far; told now and then."""
 
     def finished(self, metrics: dict[str, Any]) -> None:
         """An epoch is done, and what came of it."""
@@ -101,6 +105,8 @@ class _Run:
         check_answers(self.model, teacher, self.example, self.data.classes)
         self.loss = Loss(recipe.train.label_smoothing, recipe.distill, teacher)
         self.epoch = 0
+        if share.world > 1 and not reaches_all(self.model, self.example):
+            expect_unreached(self.accelerator)
         seed_everything(recipe.seed + share.rank)  # dropout is each process's own
         self.net, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         if recipe.run.compile:
@@ -144,10 +150,12 @@ class _Run:
             "test_accuracy": self._accuracy(self.model),
         }
         if self.pruner is not None:
+            start = time.perf_counter()
             step = self.pruner.step()
             metrics |= _step_metrics(step)
-            metrics["pruning_seconds"] = round(time.perf_counter() - start - seconds, 2)
-            if self.average is not None and step.changed:
+            metrics["pruning_seconds"] = round(time.perf_counter() - start, 2)
+            last = number + 1 == self.recipe.train.epochs  # then the average is cut, and kept
+            if self.average is not None and step.changed and not last:
                 self.average.restart(self.model)
             if step.share is not None:
                 metrics["pruned_accuracy"] = self._accuracy(self.model)
@@ -162,7 +170,7 @@ class _Run:
     def _train_epoch(self, number: int) -> Figures:
         self.net.train()
         figures = Figures(self.accelerator.device)
-        start = time.perf_counter()
+        start = told = time.perf_counter()
         steps = len(self.data.train)
         for index, batch in enumerate(self.data.train.epoch(number)):
             if batch.total < self.accelerator.num_processes:
@@ -172,18 +180,20 @@ class _Run:
                 group["lr"] = lr
             try:
                 self._train_batch(batch, figures)
+                self.stepper.step()
             except FpgmError:
                 raise
             except Exception as error:  # the user's network and torch raise what they like
                 raise ModelError(
-                    f"Training fails at batch {index + 1} of epoch {number + 1}: {one_line(error)}."
+                    f"Training fails at batch {index + 1} of epoch {number + 1}: {reason(error)}."
                 ) from error
-            self.stepper.step()
             self.stepper.zero_grad()
             if self.average is not None:
                 self.average.update_parameters(self.model)
-            if self.reporter is not None:
+            now = time.perf_counter()
+            if self.reporter is not None and (now - told > TELL_SECONDS or index + 1 == steps):
                 self.reporter.stepped(number, index + 1, figures.so_far(start))
+                told = now
         return figures.summed(self.accelerator)
 
     def _train_batch(self, batch: Batch, figures: Figures) -> None:
@@ -216,7 +226,6 @@ class _Run:
         """A checkpoint of everything the next epoch depends on, the same for all processes."""
         randomness = gather_object([random_state()])
         state = {
-            "recipe": self.recipe.digest(),
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -240,7 +249,7 @@ class _Run:
         except Exception as error:
             raise FileError(
                 f"The checkpoints in {self.folder.path} do not fit the network as it is now "
-                f"({one_line(error)}): undo the change, or choose another folder."
+                f"({reason(error)}): undo the change, or choose another folder."
             ) from error
         self._first(lambda: self.folder.forget_after(self.epoch))
 
@@ -259,11 +268,14 @@ class _Run:
 
     def _kept(self, name: str) -> nn.Module:
         """The network a finished run wrote; other machines may not see the file."""
+        factory = partial(load_model, self.recipe.model.name)
+        if self.accelerator.num_processes == 1:
+            return load(self.folder.path / name, factory).to(self.accelerator.device).eval()
         data = self._first((self.folder.path / name).read_bytes)
         with TemporaryDirectory() as place:
             file = Path(place) / name
             file.write_bytes(data)
-            model = load(file, partial(load_model, self.recipe.model.name))
+            model = load(file, factory)
         return model.to(self.accelerator.device).eval()
 
     def _finish(self) -> Outcome:
@@ -342,7 +354,7 @@ def _make_model(recipe: Recipe) -> nn.Module:
     if part.compact is not None:
         return load(Path(part.compact).expanduser(), partial(load_model, part.name))
     model = load_model(part.name)
-    return model if part.weights is None else load_weights(model, Path(part.weights).expanduser())
+    return model if part.weights is None else load_weights(model, weights_file(part.weights))
 
 
 def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
@@ -361,7 +373,7 @@ def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 def _make_teacher(part: DistillPart | None, device: torch.device) -> nn.Module | None:
     if part is None:
         return None
-    teacher = load_weights(load_model(part.model), Path(part.weights).expanduser())
+    teacher = load_weights(load_model(part.model), weights_file(part.weights))
     return teacher.to(device).eval().requires_grad_(False)
 
 

@@ -24,11 +24,11 @@ class Figures:
         ).to(self._sums)
 
     def so_far(self, start: float) -> dict[str, float]:
-        seconds = max(time.perf_counter() - start, 1e-9)
+        loss, right, count = self._sums.tolist()
         return {
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "images_per_second": self.count / seconds,
+            "loss": loss / max(count, 1),
+            "accuracy": right / max(count, 1),
+            "images_per_second": count / max(time.perf_counter() - start, 1e-9),
         }
 
     def summed(self, accelerator: Accelerator) -> Figures:

@@ -17,10 +17,11 @@ import torch
 
 from fpgm._version import __version__
 from fpgm.errors import FileError
-from fpgm.files import reason, sweep, write_text, writing
+from fpgm.files import sweep, write_text, writing
 from fpgm.plan import Plan
 from fpgm.train.checkpoints import Checkpoints
 from fpgm.train.recipe import Recipe
+from fpgm.wording import reason
 
 RECIPE, ENVIRONMENT, METRICS, RESULTS = (
     "recipe.json",
@@ -57,7 +58,7 @@ class RunFolder:
         if RECIPE not in there:
             if any(name != ENVIRONMENT and not name.endswith(".part") for name in there):
                 raise FileError(f"{self.path} is there and is no run: choose another folder.")
-        elif _digest_in(file) != self.recipe.digest() and (
+        elif _digest_in(_text(file)) != self.recipe.digest() and (
             there & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.written()
         ):
             raise FileError(
@@ -80,12 +81,15 @@ class RunFolder:
         file = self.path / RECIPE
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            found = _digest_in(file)  # read first: closing a file gives its lock away
-            if file.exists():
-                self._lock_out(file)
-            if found != self.recipe.digest():
-                write_text(file, _json({**asdict(self.recipe), "digest": self.recipe.digest()}))
-                self._lock_out(file)
+            self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            self._lock_out(self._lock)
+            # By way of the lock: to close any other handle of the file would give it away.
+            with open(self._lock, "r+", encoding="utf-8", closefd=False) as stream:
+                if _digest_in(stream.read()) != self.recipe.digest():
+                    stream.seek(0)
+                    stream.truncate()
+                    stream.write(_json({**asdict(self.recipe), "digest": self.recipe.digest()}))
+            os.fsync(self._lock)
             sweep(self.path)
             self.checkpoints.sweep()
             write_text(self.path / ENVIRONMENT, _json(environment(processes)))
@@ -99,7 +103,7 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def _lock_out(self, file: Path) -> None:
+    def _lock_out(self, handle: int) -> None:
         """Keep other processes out, where the system has such locks; being killed undoes them.
 
         A lock of lockf's belongs to this process alone: workers that outlive it do not hold it.
@@ -108,11 +112,8 @@ class RunFolder:
             import fcntl
         except ImportError:
             return
-        old, self._lock = self._lock, os.open(file, os.O_RDWR)
-        if old is not None:
-            os.close(old)
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             raise FileError(
                 f"{self.path} is being written by another process: wait, or choose another folder."
@@ -222,10 +223,17 @@ def _git_hash() -> str | None:
     return found.stdout.strip()
 
 
-def _digest_in(file: Path) -> str | None:
+def _text(file: Path) -> str:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _digest_in(text: str) -> str | None:
+    try:
+        found = json.loads(text)["digest"]
+    except (ValueError, KeyError, TypeError):
         return None
     return str(found)
 

@@ -12,6 +12,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
+from fpgm.wording import reason
 
 
 def make_accelerator(precision: str) -> Accelerator:
@@ -24,8 +25,8 @@ def make_accelerator(precision: str) -> Accelerator:
     try:
         accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
     except ValueError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise RequestError(f"run.precision is {precision!r}: {reason}.") from error
+        about = f"run.precision is {precision!r}: " if "precision" in str(error) else ""
+        raise RequestError(f"{about}{reason(error)}.") from error
     # `accelerate launch` may hand in another number, by which every loss would be divided.
     accelerator.gradient_accumulation_steps = 1
     return accelerator

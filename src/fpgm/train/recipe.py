@@ -81,6 +81,13 @@ class PrunePart:
     start: int = 1
     end: int | None = None
     ramp: int = 0
+    approximate: bool = False
+    seed: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first epoch at whose end something goes."""
+        return self.start + self.interval - 1
 
 
 @dataclass(frozen=True)
@@ -155,11 +162,13 @@ def _parsed(path: Path) -> dict[str, Any]:
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
         text = path.read_text(encoding="utf-8")
-        table: dict[str, Any] = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+        table: Any = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise FileError(f"The recipe {path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise FileError(f"{path} is no {kind}: {error}.") from None
+    if not isinstance(table, dict):
+        raise FileError(f"{path} is no recipe: it holds no table of options.")
     if kind == "JSON":
         table.pop("digest", None)
     return table
@@ -248,8 +257,14 @@ def _check(recipe: Recipe, where: str) -> None:
             "it starts from trained weights: give them, --set model.weights=FILE",
         ),
         (
-            recipe.prune is not None and recipe.prune.start > train.epochs,
-            "prune.start is after the last epoch: nothing would be pruned while training",
+            recipe.prune is not None and recipe.prune.first > train.epochs,
+            "prune.start and prune.interval put the first pruning after the last epoch",
+        ),
+        (
+            recipe.prune is not None
+            and recipe.prune.end is not None
+            and recipe.prune.first > recipe.prune.end,
+            "prune.start and prune.interval put the first pruning after prune.end",
         ),
         (data.batch < 1, f"data.batch is {data.batch}: give at least 1"),
         (train.epochs < 1, f"train.epochs is {train.epochs}: give at least 1"),

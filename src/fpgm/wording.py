@@ -1,0 +1,40 @@
+"""Words for messages: sizes, the first of many names, an error in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def size(shape: Iterable[int]) -> str:
+    """A shape for people.
+
+    >>> size((1, 3, 8, 8)), size(())
+    ('1×3×8×8', 'a scalar')
+    """
+    return "×".join(str(n) for n in shape) or "a scalar"
+
+
+def shorten(names: Sequence[str], most: int = 3) -> str:
+    """The first names and how many more.
+
+    >>> shorten(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def reason(error: BaseException) -> str:
+    r"""Why something failed, in one line without the full stop.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "a.png"))
+    'No such file or directory'
+    >>> reason(RuntimeError("Error(s) in loading:\n\tMissing key."))
+    'Error(s) in loading: Missing key'
+    """
+    error = getattr(error, "reason", error)  # urllib wraps what went wrong
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    first, *others = str(text).splitlines()
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return first.rstrip(".: ")
