@@ -52,8 +52,7 @@ def main() -> None:
         show_list(cases, options)
     else:
         run_all(cases, options)
-        command = shlex.join(["python", "benchmarks/zoo.py", *sys.argv[1:]])
-        write_report(all_cases(), command, options.rate)
+        write_report(all_cases(), options.rate)
         print(f"Written: {HERE.name}/zoo.md, {HERE.name}/zoo.json")
 
 
@@ -72,13 +71,18 @@ def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
         try:
             for future in as_completed(futures):
                 records = future.result()
-                append_cache(records)
+                append_cache({**record, "command": command()} for record in records)
                 news = _news(futures[future], records)
                 progress.console.print(news, markup=False, highlight=False, soft_wrap=True)
                 progress.advance(bar)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def command() -> str:
+    """What was typed, as the report names it beside what came of it."""
+    return shlex.join(["python", "benchmarks/zoo.py", *sys.argv[1:]])
 
 
 def _news(case: Case, records: Sequence[Record]) -> str:

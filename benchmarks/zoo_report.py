@@ -12,14 +12,15 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zoo_cache import HERE, Record, read_cache
 from zoo_models import Case
 
 
-def write_report(cases: Sequence[Case], command: str, rate: float) -> None:
+def write_report(cases: Sequence[Case], rate: float) -> None:
     """`zoo.json` for machines, `zoo.md` for people, both from the cache."""
     import fpgm
 
@@ -40,7 +41,7 @@ def write_report(cases: Sequence[Case], command: str, rate: float) -> None:
         if (case.key, "ours") in cache or (case.key, "peer") in cache
     ]
     about = {
-        "command": command,
+        "commands": Counter(record["command"] for record in _first_of_each(cache)),
         "rate": rate,
         "align": 1,
         "threads": 1,
@@ -56,13 +57,20 @@ def write_report(cases: Sequence[Case], command: str, rate: float) -> None:
     (HERE / "zoo.md").write_text("\n".join(_markdown(about, rows)) + "\n")
 
 
+_PRIVATE = {"key", "tool", "run", "source", "time", "command"}
 _PACKAGES = ("torch", "torchvision", "timm", "torch-pruning")
+
+
+def _first_of_each(cache: Mapping[tuple[str, str], Record]) -> Iterator[Record]:
+    """One record a model, ours, in the order they were made."""
+    ours = (record for (_, tool), record in cache.items() if tool == "ours")
+    return iter(sorted(ours, key=lambda record: str(record["time"])))
 
 
 def _public(record: Record | None) -> Record | None:
     if record is None:
         return None
-    shown = {k: v for k, v in record.items() if k not in {"key", "tool", "run", "source", "time"}}
+    shown = {k: v for k, v in record.items() if k not in _PRIVATE}
     return {k: _rounded(v) for k, v in shown.items()}
 
 
@@ -96,7 +104,10 @@ def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     yield "# The zoo: every model pruned and verified"
     yield ""
-    yield f"Made by `{about['command']}` with {versions} on {about['machine']}."
+    commands = [f"`{name}` ({count} models)" for name, count in about["commands"].items()]
+    yield f"Made by {', then '.join(commands)} with {versions} on {about['machine']}."
+    if any(row["peer"] is None for row in rows):
+        yield "A dash under *peer* means that it was left out."
     yield (
         f"Rate {about['rate']}, align {about['align']}, one thread, random weights with randomised "
         "norm statistics and layer scales. Beside it Torch-Pruning with its `FPGMImportance(p=2)` "

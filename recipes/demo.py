@@ -13,7 +13,6 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -24,6 +23,7 @@ from fpgm.data.images import Augment, MemoryBatches
 from fpgm.data.sample import read_sample
 from fpgm.data.sources import CIFAR10
 from fpgm.models import trained_resnet20
+from fpgm.train.loss import distillation
 
 # -----------------------------------------------------------------------------
 rate = float(sys.argv[1]) if len(sys.argv) > 1 else 0.3  # share of filters that go
@@ -80,11 +80,10 @@ with Progress(console=console, transient=True) as progress:
     for epoch in range(epochs):
         for batch in batches.epoch(epoch):
             with torch.no_grad():
-                wanted = F.log_softmax(model(batch.images) / temperature, 1)
-            given = F.log_softmax(tuned(batch.images) / temperature, 1)
-            loss = F.kl_div(given, wanted, reduction="batchmean", log_target=True)
+                wanted = model(batch.images)
+            loss = distillation(tuned(batch.images), wanted, temperature) / batch.total
             optimizer.zero_grad()
-            (loss * temperature**2).backward()
+            loss.backward()
             optimizer.step()
             schedule.step()
             progress.advance(task)

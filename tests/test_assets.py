@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from tests.shell import run
 
 import fpgm
 from fpgm import assets
-from fpgm.cli import app
 from fpgm.data import cifar10
 from fpgm.data.images import Images
 from fpgm.data.sample import read_sample, write_sample
@@ -21,12 +20,6 @@ from fpgm.recipes import SHIPPED
 from fpgm.train.recipe import read_recipe
 
 TOLD = json.loads((assets.FOLDER / "resnet20.json").read_text())
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_they_are_small() -> None:
@@ -91,8 +84,8 @@ def test_pictures_go_through_a_file_unchanged(tmp_path: Path) -> None:
 def test_the_command_line_knows_the_weights_by_a_word(tmp_path: Path) -> None:
     out = tmp_path / "small"
     run("prune", "resnet20", "--weights", "shipped", "--rate", "0.3", "--out", out)
-    assert "Certified" in run("verify", out)  # the package has them: no need to say where
-    assert "Certified" in run("verify", out, "--weights", "shipped")
+    assert "Certified" in run("verify", out)[0]  # the package has them: no need to say where
+    assert "Certified" in run("verify", out, "--weights", "shipped")[0]
     small = fpgm.load(out / "small.safetensors", lambda: build("resnet20"))
     assert small.linear.in_features < 64
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
+from tests.shell import refused, run
 
 import fpgm
 from fpgm import store
-from fpgm.cli import app, results
+from fpgm.cli import results
 from fpgm.files import file_sha256
 from fpgm.models import digits
 
@@ -64,23 +64,6 @@ Certified: small and silenced original differ by # (at most 1e-04 is rounding), 
 original by #, over 2 inputs in float32.
 Written to DIR: small.safetensors, plan.json, results.json
 """
-
-
-def run(*args: object, code: int = 0) -> tuple[str, str]:
-    """Standard output and error of a command that must end with this code."""
-    result = CliRunner().invoke(app, [str(a) for a in args])
-    assert result.exit_code == code, result.output
-    return result.stdout, result.stderr
-
-
-def refused(*args: object, code: int = 2) -> str:
-    """The one line that a command ends with."""
-    out, err = run(*args, code=code)
-    assert out == ""
-    assert err.startswith("fpgm: ")
-    assert err.endswith("\n")
-    assert err.count("\n") == 1
-    return err.removeprefix("fpgm: ").rstrip("\n")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ from fpgm.compact import PLANS, compact, fingerprint
 from fpgm.errors import FileError, ModelError, PlanError, RequestError
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
+from fpgm.tensorfile import SHARED, first_bytes, is_safetensors, read_tensors, with_shared
 from fpgm.tensors import unwrapped
 from fpgm.wording import reason, size
 
@@ -47,7 +48,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         "format": "pt",
         "fpgm_format": str(FORMAT),
         "fpgm_version": __version__,
-        "fpgm_shared": json.dumps(shared),
+        SHARED: json.dumps(shared),
         "fpgm_plans": json.dumps(
             {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
         ),
@@ -147,43 +148,19 @@ def _storable(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _read(path: str | Path) -> _Stored:
     file = Path(path)
-    _check_kind(file)
+    if not is_safetensors(first_bytes(file)):
+        raise FileError(f"{file} is not a safetensors file.")
+    tensors, metadata = read_tensors(file)
+    _check_format(file, metadata)
     try:
-        with safe_open(file, framework="pt") as stream:
-            metadata = stream.metadata() or {}
-            _check_format(file, metadata)
-            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path} is truncated or damaged: {reason(error)}.") from error
-    try:
-        shared: dict[str, str] = json.loads(metadata["fpgm_shared"])
         raw = json.loads(metadata["fpgm_plans"])
         plans = {
             name: tuple(Plan.from_json(json.dumps(plan)) for plan in own)
             for name, own in raw.items()
         }
-        tensors.update({name: tensors[same] for name, same in shared.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} holds plans that cannot be read: {reason(error)}.") from error
-    return _Stored(tensors, plans)
-
-
-def _check_kind(file: Path) -> None:
-    if not file.exists():
-        raise FileError(f"{file} does not exist.")
-    if file.is_dir():
-        raise FileError(f"{file} is a folder: name the file in it.")
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(9)
-    except OSError as error:
-        raise FileError(f"{file} cannot be read: {reason(error)}.") from error
-    if not head:
-        raise FileError(f"{file} is empty.")
-    if head[8:] != b"{":
-        raise FileError(f"{file} is not a safetensors file.")
+    return _Stored(with_shared(file, tensors, metadata), plans)
 
 
 def _check_format(file: Path, metadata: Mapping[str, str]) -> None:

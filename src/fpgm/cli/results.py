@@ -70,7 +70,8 @@ def check_folder(out: Path, force: bool) -> None:
         return
     if not out.is_dir():
         raise FileError(f"{out} is a file: --out names a folder.")
-    inside = sorted(file.name for file in out.iterdir() if file.suffix != ".part")
+    left = set(out.glob(".*.part"))  # by a process that was killed
+    inside = sorted(file.name for file in out.iterdir() if file not in left)
     others = [name for name in inside if name not in (SMALL, PLAN, RESULTS)]
     if others and force:
         raise FileError(f"{out} holds {others[0]!r} too: --force replaces only results of prune.")
@@ -82,7 +83,7 @@ def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> N
     """Write all three files or none: they are made aside and moved into place."""
     place = Path(os.path.realpath(out))
     there = place.exists()
-    part = (place / "x" if there else place).with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    part = (place if there else place.parent) / f".{place.name}.{secrets.token_hex(4)}.part"
     try:
         part.mkdir(parents=True)
         save(small, part / SMALL)

@@ -13,7 +13,7 @@ from fpgm.errors import RequestError
 from fpgm.models.digits import digits
 from fpgm.models.resnet_cifar import resnet
 from fpgm.models.vgg_cifar import vgg16
-from fpgm.models.weights import SHIPPED, load_weights, weights_file
+from fpgm.models.weights import SHIPPED, load_weights
 
 __all__ = ["BUILTIN", "Builtin", "build", "digits", "resnet", "trained_resnet20", "vgg16"]
 
@@ -56,4 +56,4 @@ def build(name: str, classes: int = 10) -> nn.Module:
 
 def trained_resnet20() -> nn.Module:
     """The ResNet-20 that comes with the package, trained on CIFAR-10, in eval mode."""
-    return load_weights(build("resnet20"), weights_file(SHIPPED)).eval()
+    return load_weights(build("resnet20"), SHIPPED).eval()

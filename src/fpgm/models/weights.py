@@ -6,7 +6,6 @@ is compared with the model before anything is copied, so a mismatch leaves the m
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fpgm import assets
 from fpgm.errors import FileError
+from fpgm.tensorfile import first_bytes, is_safetensors, read_tensors, with_shared
 from fpgm.wording import reason, shorten, size
 
 M = TypeVar("M", bound=nn.Module)
@@ -41,7 +40,10 @@ def weights_file(name: str | Path) -> Path:
 
 
 def load_weights(model: M, file: str | Path) -> M:
-    """Copy a checkpoint's tensors into the model, all of them or none, and return the model."""
+    """Copy a checkpoint's tensors into the model, all of them or none, and return the model.
+
+    `file` may be "shipped".
+    """
     state = read_weights(file)
     if problem := _mismatch(model.state_dict(), state):
         raise FileError(f"{file} does not fit {type(model).__name__}: {problem}.")
@@ -54,36 +56,14 @@ def load_weights(model: M, file: str | Path) -> M:
 
 def read_weights(file: str | Path) -> dict[str, Tensor]:
     """Read a state dict by name, with wrappers and a `module.` prefix taken off."""
-    path = Path(file)
-    if not path.exists():
-        raise FileError(f"{file} does not exist.")
-    if path.is_dir():
-        raise FileError(f"{file} is a folder: name the weights file in it.")
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(9)
-    except OSError as error:
-        raise FileError(f"{file} cannot be read: {error.strerror}.") from error
-    if not head:
-        raise FileError(f"{file} is empty.")
+    path = weights_file(file)
+    head = first_bytes(path)
     # By content, not by suffix: checkpoints come as .pt, .pth, .th, .bin, .tar and more.
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return _state_of(_read_torch(path), file)
-    if head[8:9] == b"{":
-        return _state_of(_read_safetensors(path), file)
+    if is_safetensors(head):
+        return _state_of(with_shared(path, *read_tensors(path)), file)
     raise FileError(f"{file} is neither a safetensors file nor a torch checkpoint.")
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as stream:
-            found = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-            shared = json.loads((stream.metadata() or {}).get("fpgm_shared", "{}"))
-        return found | {name: found[same] for name, same in shared.items()}
-    except (SafetensorError, OSError, ValueError, LookupError, AttributeError) as error:
-        raise FileError(
-            f"{path} is truncated or damaged ({reason(error)}): fetch it again."
-        ) from error
 
 
 def _read_torch(path: Path) -> Any:

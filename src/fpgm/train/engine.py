@@ -27,7 +27,7 @@ from fpgm.data.sources import Sets, open_sets
 from fpgm.errors import FileError, FpgmError, ModelError, RequestError
 from fpgm.masking import mask_
 from fpgm.models.spec import load_model
-from fpgm.models.weights import load_weights, weights_file
+from fpgm.models.weights import load_weights
 from fpgm.plan import Plan
 from fpgm.planning import check_prunes
 from fpgm.randomness import random_state, restore_random_state, seed_everything
@@ -354,7 +354,7 @@ def _make_model(recipe: Recipe) -> nn.Module:
     if part.compact is not None:
         return load(Path(part.compact).expanduser(), partial(load_model, part.name))
     model = load_model(part.name)
-    return model if part.weights is None else load_weights(model, weights_file(part.weights))
+    return model if part.weights is None else load_weights(model, part.weights)
 
 
 def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
@@ -373,7 +373,7 @@ def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
 def _make_teacher(part: DistillPart | None, device: torch.device) -> nn.Module | None:
     if part is None:
         return None
-    teacher = load_weights(load_model(part.model), weights_file(part.weights))
+    teacher = load_weights(load_model(part.model), part.weights)
     return teacher.to(device).eval().requires_grad_(False)
 
 
