@@ -46,9 +46,12 @@ class Silencer:
         self.slices = [
             (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
         ]
+        self._parameters = [(t, gone) for t, gone in self.slices if isinstance(t, nn.Parameter)]
         self._by_id: dict[int, list[Gone]] = {}
-        for tensor, gone in self.slices:
+        for tensor, gone in self._parameters:
             self._by_id.setdefault(id(tensor), []).append(gone)
+        self._zeroed: dict[int, tuple[int, int]] = {}
+        """By parameter: which gradient was zeroed last, in which state."""
 
     @torch.no_grad()
     def weights_(self) -> None:
@@ -57,17 +60,28 @@ class Silencer:
             gone.zero_(tensor)
 
     @torch.no_grad()
+    def parameters_(self) -> None:
+        """Zero the weights after a step; running means of silent units stay zero by themselves."""
+        for parameter, gone in self._parameters:
+            gone.zero_(parameter)
+
+    @torch.no_grad()
     def gradients_(self) -> None:
-        """Zero the gradients."""
-        for tensor in {id(tensor): tensor for tensor, _ in self.slices}.values():
-            self.gradient_of_(tensor)
+        """Zero the gradients that were not, or were changed since."""
+        for parameter in {id(parameter): parameter for parameter, _ in self._parameters}.values():
+            grad = parameter.grad
+            if grad is not None and self._zeroed.get(id(parameter)) != _state(grad):
+                self.gradient_of_(parameter)
 
     @torch.no_grad()
     def gradient_of_(self, parameter: Tensor) -> None:
         """Zero the gradient of one parameter."""
-        if parameter.grad is not None:
-            for gone in self._by_id.get(id(parameter), ()):
-                gone.zero_(parameter.grad)
+        slices = self._by_id.get(id(parameter))
+        if slices is None or parameter.grad is None:
+            return
+        for gone in slices:
+            gone.zero_(parameter.grad)
+        self._zeroed[id(parameter)] = _state(parameter.grad)
 
     @torch.no_grad()
     def momentum_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -77,3 +91,8 @@ class Silencer:
             for key in MOMENTUM:
                 if isinstance(state.get(key), Tensor):
                     gone.zero_(state[key])
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor lies and how often it was written to."""
+    return tensor.data_ptr(), tensor._version

@@ -239,4 +239,4 @@ class SoftPruner:
 
     def _after_step(self, *_: Any) -> None:
         if self._silencer is not None:
-            self._silencer.weights_()
+            self._silencer.parameters_()
