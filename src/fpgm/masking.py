@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fpgm.compact import check_fits
 from fpgm.plan import Plan
@@ -46,12 +49,11 @@ class Silencer:
         self.slices = [
             (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
         ]
-        self._parameters = [(t, gone) for t, gone in self.slices if isinstance(t, nn.Parameter)]
-        self._by_id: dict[int, list[Gone]] = {}
-        for tensor, gone in self._parameters:
-            self._by_id.setdefault(id(tensor), []).append(gone)
-        self._zeroed: dict[int, tuple[int, int]] = {}
-        """By parameter: which gradient was zeroed last, in which state."""
+        self.held: dict[nn.Parameter, list[Gone]] = {}
+        """The parameters among them: what an optimizer may move."""
+        for tensor, gone in self.slices:
+            if isinstance(tensor, nn.Parameter):
+                self.held.setdefault(tensor, []).append(gone)
 
     @torch.no_grad()
     def weights_(self) -> None:
@@ -62,26 +64,17 @@ class Silencer:
     @torch.no_grad()
     def parameters_(self) -> None:
         """Zero the weights after a step; running means of silent units stay zero by themselves."""
-        for parameter, gone in self._parameters:
-            gone.zero_(parameter)
+        for parameter, slices in self.held.items():
+            for gone in slices:
+                gone.zero_(parameter)
 
-    @torch.no_grad()
-    def gradients_(self) -> None:
-        """Zero the gradients that were not, or were changed since."""
-        for parameter in {id(parameter): parameter for parameter, _ in self._parameters}.values():
-            grad = parameter.grad
-            if grad is not None and self._zeroed.get(id(parameter)) != _state(grad):
-                self.gradient_of_(parameter)
-
-    @torch.no_grad()
-    def gradient_of_(self, parameter: Tensor) -> None:
-        """Zero the gradient of one parameter."""
-        slices = self._by_id.get(id(parameter))
-        if slices is None or parameter.grad is None:
-            return
-        for gone in slices:
-            gone.zero_(parameter.grad)
-        self._zeroed[id(parameter)] = _state(parameter.grad)
+    def gradient_hooks(self) -> list[RemovableHandle]:
+        """Have gradients zeroed as they arrive, until the handles are removed."""
+        return [
+            parameter.register_post_accumulate_grad_hook(_zeroed(slices))
+            for parameter, slices in self.held.items()
+            if parameter.requires_grad
+        ]
 
     @torch.no_grad()
     def momentum_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -93,6 +86,10 @@ class Silencer:
                     gone.zero_(state[key])
 
 
-def _state(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor lies and how often it was written to."""
-    return tensor.data_ptr(), tensor._version
+def _zeroed(slices: Sequence[Gone]) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            for gone in slices:
+                gone.zero_(parameter.grad)
+
+    return hook

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from fpgm.budget import Budget
 from fpgm.compact import check_fits, compact
@@ -107,10 +107,9 @@ class SoftPruner:
         self.certificate: Certificate | None = None
         """What verification found of the compact model."""
         self._gone = torch.zeros(0, dtype=torch.int64)
-        self._silencer: Silencer | None = None
         self._hooks: list[Any] = []
         if mode == "hard" and self.optimizer is not None:
-            self._hook(self.optimizer)
+            self._check_trains(self.optimizer)
 
     def step(self) -> Step:
         """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
@@ -135,8 +134,7 @@ class SoftPruner:
         small = compact(self.model, self.plan)
         found = verify(self.model, self.plan, self.example_inputs, compacted=small)
         self.certificate = found.check()
-        for hook in self._hooks:
-            hook.remove()
+        self._let_go()
         if optimizer is not None:
             move_optimizer_(optimizer, self.model, small, self.plan)
         return small
@@ -165,17 +163,19 @@ class SoftPruner:
         self.epoch = int(state["epoch"])
         self.plan = plan
         self._gone = torch.tensor(state["gone"], dtype=torch.int64)
-        self._silencer = None if self.plan is None else self._new_silencer()
+        self._let_go()
+        if self.plan is not None:
+            self._silence()
 
     def _prune(self, share: float, epoch: int) -> Step:
         before = self._gone
         regrown = self._regrown()
         drawn = self._agreed(share)
         self.plan, self._gone = drawn.plan, drawn.removed
-        self._silencer = self._new_silencer()
-        self._silencer.weights_()
+        silencer = self._silence()
+        silencer.weights_()
         if self.optimizer is not None:
-            self._silencer.momentum_(self.optimizer)
+            silencer.momentum_(self.optimizer)
         left = int((~torch.isin(before, self._gone)).sum())
         entered = int((~torch.isin(self._gone, before)).sum())
         units = sum(group.units for group in drawn.plan.groups)
@@ -212,31 +212,30 @@ class SoftPruner:
                 grown = torch.cat([grown, writer.classes[alive]])
         return int(torch.isin(self._gone, grown).sum())
 
-    def _new_silencer(self) -> Silencer:
+    def _silence(self) -> Silencer:
+        """What zeroes the plan's units; in hard mode they are held at zero from now on."""
         assert self.plan is not None
-        return Silencer(self.model, self.plan, SILENT if self.mode == "soft" else HELD)
+        if self.mode == "soft" or self.optimizer is None:
+            return Silencer(self.model, self.plan, SILENT)
+        silencer = Silencer(self.model, self.plan, HELD)
+        self._let_go()
+        # Gradients as they arrive, before anybody clips them, and weights after every step.
+        self._hooks = silencer.gradient_hooks()
+        self._hooks.append(
+            self.optimizer.register_step_post_hook(lambda *_: silencer.parameters_())
+        )
+        return silencer
 
-    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Correct gradients as they arrive (before anybody clips them) and weights as they step."""
+    def _let_go(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _check_trains(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer whose steps have nothing to do with the model."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        parameters = [p for p in self.model.parameters() if id(p) in held and p.requires_grad]
-        if not parameters:
+        if not any(id(p) in held and p.requires_grad for p in self.model.parameters()):
             raise RequestError(
                 "mode='hard' corrects the optimizer's steps: this one holds no parameter of the "
                 "model; give the optimizer that trains it."
             )
-        self._hooks = [p.register_post_accumulate_grad_hook(self._on_grad) for p in parameters]
-        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-        self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-
-    def _on_grad(self, parameter: Tensor) -> None:
-        if self._silencer is not None:
-            self._silencer.gradient_of_(parameter)
-
-    def _before_step(self, *_: Any) -> None:
-        if self._silencer is not None:
-            self._silencer.gradients_()
-
-    def _after_step(self, *_: Any) -> None:
-        if self._silencer is not None:
-            self._silencer.parameters_()
