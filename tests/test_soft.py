@@ -285,6 +285,9 @@ def test_schedules(options: dict[str, int], shares: list[float | None]) -> None:
         ({"start": 3, "end": 2}, "end is 2: give a whole number from start (3) up, or None."),
         ({"mode": "semi"}, "mode is 'semi': give 'soft' or 'hard'."),
         ({"mode": "hard"}, "mode='hard' corrects the optimizer's steps: give optimizer=."),
+        ({"hold": 2}, "hold=2 corrects the optimizer's steps: give optimizer=."),
+        ({"hold": 0}, "hold is 0: give a whole number from 1 up, or None."),
+        ({"mode": "hard", "hold": 2}, "mode='hard' holds from the start: leave out hold=."),
         ({"rate": 1.5}, "rate is 1.5: give a share of at least 0 and below 1."),
     ],
 )
@@ -337,6 +340,46 @@ def test_held_units_stay_out_of_clipped_norms_and_closures() -> None:
 
         optimizer.step(closure)
     assert not optimizer.state[net.inner.weight]["momentum_buffer"][gone].any()
+
+
+def test_soft_first_then_held() -> None:
+    """Before `hold` units come back by momentum and gradient, after it none does."""
+    torch.manual_seed(0)
+    net = Block(torch.sigmoid)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, hold=2, optimizer=optimizer)
+    steps, gone = [], []
+    for _ in range(4):
+        train(net, optimizer, 5)
+        steps.append(pruner.step())
+        gone.append(zeroed_filters(net.inner))
+    assert steps[1].regrown > 0
+    assert [step.regrown for step in steps[2:]] == [0, 0]
+    assert gone[1] == gone[2] == gone[3]
+    small = pruner.compact()
+    assert pruner.certificate is not None
+    assert pruner.certificate.ok
+    assert not pruner._hooks
+    torch.testing.assert_close(small.eval()(X), net.eval()(X), rtol=1e-5, atol=1e-6)
+
+
+def test_holding_goes_on_after_resuming() -> None:
+    torch.manual_seed(0)
+    net = Block(torch.sigmoid)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    options: dict[str, Any] = {"rate": 0.5, "align": 1, "hold": 1, "interval": 2}
+    pruner = fpgm.SoftPruner(net, X, optimizer=optimizer, **options)
+    pruner.step()
+    assert pruner.state_dict()["holding"] is False  # nothing was zeroed yet
+    pruner.step()
+    state = json.loads(json.dumps(pruner.state_dict()))
+    pruner._let_go()
+    again = fpgm.SoftPruner(net, X, optimizer=optimizer, **options)
+    again.load_state_dict(state)
+    gone = zeroed_filters(net.inner)
+    train(net, optimizer, 5)
+    assert zeroed_filters(net.inner) == gone
+    assert again.state_dict() == state
 
 
 def test_nothing_happens_when_the_end_is_refused() -> None:

@@ -11,6 +11,8 @@ from fpgm.errors import RequestError
 class Schedule:
     """Every `interval` epochs from `start` to `end`, rising over the first `ramp` of them.
 
+    What is zeroed at the end of epoch `hold` or later stays zero.
+
     Epochs count from 1, and pruning happens at their ends.
 
     >>> [Schedule(interval=2, ramp=4).share(epoch) for epoch in range(1, 7)]
@@ -21,6 +23,7 @@ class Schedule:
     start: int = 1
     end: int | None = None
     ramp: int = 0
+    hold: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("interval", 1), ("start", 1), ("ramp", 0)):
@@ -31,6 +34,8 @@ class Schedule:
             raise RequestError(
                 f"end is {self.end!r}: give a whole number from start ({self.start}) up, or None."
             )
+        if self.hold is not None and (not isinstance(self.hold, int) or self.hold < 1):
+            raise RequestError(f"hold is {self.hold!r}: give a whole number from 1 up, or None.")
 
     def share(self, epoch: int) -> float | None:
         """The share of the full amount to prune at the end of an epoch; None: leave it alone."""
@@ -40,3 +45,7 @@ class Schedule:
         if passed % self.interval:
             return None
         return min(1.0, passed / self.ramp) if self.ramp else 1.0
+
+    def holds(self, epoch: int) -> bool:
+        """Whether what is zeroed at the end of this epoch stays zero."""
+        return self.hold is not None and epoch >= self.hold

@@ -63,7 +63,8 @@ class SoftPruner:
         small = pruner.compact()
 
     How much, which and where are the options of `fpgm.plan`. When: every `interval` epochs from
-    `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs.
+    `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs; what is
+    zeroed from epoch `hold` on stays zero, so that the last epochs train what will remain.
     Give the `optimizer`: in soft mode the momentum of zeroed units is zeroed with them, or it would
     bring them all back at once; `mode="hard"` needs it, and corrects its steps.
     """
@@ -81,20 +82,25 @@ class SoftPruner:
         start: int = 1,
         end: int | None = None,
         ramp: int = 0,
+        hold: int | None = None,
         mode: Mode = "soft",
         optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
         if mode not in ("soft", "hard"):
             raise RequestError(f"mode is {mode!r}: give 'soft' or 'hard'.")
-        if mode == "hard" and optimizer is None:
-            raise RequestError("mode='hard' corrects the optimizer's steps: give optimizer=.")
-        if mode == "hard" and ramp and (macs is not None or params is not None):
+        if mode == "hard" and hold is not None:
+            raise RequestError("mode='hard' holds from the start: leave out hold=.")
+        self.schedule = Schedule(interval, start, end, ramp, 1 if mode == "hard" else hold)
+        holding = "mode='hard'" if mode == "hard" else f"hold={hold}"
+        if (mode == "hard" or hold is not None) and optimizer is None:
+            raise RequestError(f"{holding} corrects the optimizer's steps: give optimizer=.")
+        rises = ramp and (macs is not None or params is not None)
+        if rises and self.schedule.holds(start + ramp - 1):
             raise RequestError(
-                "mode='hard' with a ramp needs rate=: on the way to a share of MACs or parameters "
+                f"{holding} with a ramp needs rate=: on the way to a share of MACs or parameters "
                 "units would have to return."
             )
-        self.schedule = Schedule(interval, start, end, ramp)
         budget = Budget(rate, macs, params, dict(rates or {}))
         self.model = unwrapped(model)
         self.mode = mode
@@ -107,9 +113,11 @@ class SoftPruner:
         self.certificate: Certificate | None = None
         """What verification found of the compact model."""
         self._gone = torch.zeros(0, dtype=torch.int64)
+        self._holding = False
+        """Whether the zeroed units are held at zero."""
         self._hooks: list[Any] = []
-        if mode == "hard" and self.optimizer is not None:
-            self._check_trains(self.optimizer)
+        if self.schedule.hold is not None and self.optimizer is not None:
+            self._check_trains(self.optimizer, holding)
 
     def step(self) -> Step:
         """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
@@ -147,6 +155,7 @@ class SoftPruner:
             "mode": self.mode,
             "plan": plan,
             "gone": self._gone.tolist(),
+            "holding": self._holding,
             "frozen": self.planner.learned,
         }
 
@@ -164,6 +173,7 @@ class SoftPruner:
         self.plan = plan
         self._gone = torch.tensor(state["gone"], dtype=torch.int64)
         self._let_go()
+        self._holding = bool(state["holding"])
         if self.plan is not None:
             self._silence()
 
@@ -172,6 +182,7 @@ class SoftPruner:
         regrown = self._regrown()
         drawn = self._agreed(share)
         self.plan, self._gone = drawn.plan, drawn.removed
+        self._holding |= self.schedule.holds(epoch)
         silencer = self._silence()
         silencer.weights_()
         if self.optimizer is not None:
@@ -184,7 +195,7 @@ class SoftPruner:
 
     def _agreed(self, share: float) -> Drawn:
         """The plan all processes follow: the first one's."""
-        first = self._gone if self.mode == "hard" and len(self._gone) else None
+        first = self._gone if self._holding and len(self._gone) else None
         if not (dist.is_available() and dist.is_initialized()):
             return self.planner.draw(share, first)
         sent: list[Any] = [None, None, None]
@@ -213,9 +224,9 @@ class SoftPruner:
         return int(torch.isin(self._gone, grown).sum())
 
     def _silence(self) -> Silencer:
-        """What zeroes the plan's units; in hard mode they are held at zero from now on."""
+        """What zeroes the plan's units, and from now on holds them at zero if that is asked."""
         assert self.plan is not None
-        if self.mode == "soft" or self.optimizer is None:
+        if not self._holding or self.optimizer is None:
             return Silencer(self.model, self.plan, SILENT)
         silencer = Silencer(self.model, self.plan, HELD)
         self._let_go()
@@ -231,11 +242,11 @@ class SoftPruner:
             hook.remove()
         self._hooks = []
 
-    def _check_trains(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_trains(self, optimizer: torch.optim.Optimizer, holding: str) -> None:
         """Refuse an optimizer whose steps have nothing to do with the model."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held and p.requires_grad for p in self.model.parameters()):
             raise RequestError(
-                "mode='hard' corrects the optimizer's steps: this one holds no parameter of the "
+                f"{holding} corrects the optimizer's steps: this one holds no parameter of the "
                 "model; give the optimizer that trains it."
             )

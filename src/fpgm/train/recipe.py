@@ -81,6 +81,7 @@ class PrunePart:
     start: int = 1
     end: int | None = None
     ramp: int = 0
+    hold: int | None = None
     approximate: bool = False
     seed: int = 0
 
