@@ -63,7 +63,8 @@ def test_how_a_pruner_is_made() -> None:
         "macs: 'float | None' = None, params: 'float | None' = None, "
         "rates: 'Mapping[str, float] | None' = None, interval: 'int' = 1, start: 'int' = 1, "
         "end: 'int | None' = None, ramp: 'int' = 0, hold: 'int | None' = None, "
-        "mode: 'Mode' = 'soft', optimizer: 'torch.optim.Optimizer | None' = None, **options: 'Any') -> 'None'"
+        "mode: 'Mode' = 'soft', optimizer: 'torch.optim.Optimizer | None' = None, "
+        "**options: 'Any') -> 'None'"
     )
 
 
