@@ -1,10 +1,10 @@
 """How a zeroed filter comes back: the first steps after pruning, ResNet-20 on CIFAR-10.
 
-    FPGM_WEIGHTS=DIR python benchmarks/regrowth.py      # a minute
+    FPGM_WEIGHTS=DIR python benchmarks/regrowth.py      # two minutes
 
-Trained weights, 40 % zeroed by FPGM, `independent`; then training goes on at the rate of
-`cifar10-resnet20-quick`. What is shown are means over all convolutions that add into the stream,
-where no ReLU stands between a zeroed unit and its gradient.
+Trained weights, 40 % zeroed by FPGM, `independent`; then training goes on, at the learning rate of
+`cifar10-resnet20-quick` and at the last one of the paper's schedule. What is shown are means over
+all convolutions that add into the stream, where the shortcut lets a zeroed unit see its gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fpgm.models.weights import load_weights
 
 HERE = Path(__file__).resolve().parent
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RATES = (0.02, 0.0008)
 SHOWN = (1, 2, 3, 6, 11, 21, 41)
 BATCH = 128
 
@@ -46,13 +47,29 @@ def sizes(filters: Tensor) -> Tensor:
     return filters.detach().flatten(1).norm(dim=1)
 
 
-def measure(weights: Path, root: Path) -> list[dict[str, float]]:
+class Volume:
+    """How much of what its scale allows each channel of the norms behind those layers says."""
+
+    def __init__(self, norms: Sequence[nn.Module]) -> None:
+        self.said: dict[nn.Module, Tensor] = {}
+        for norm in norms:
+            norm.register_forward_hook(self._hook)
+
+    def _hook(self, norm: Any, args: Any, out: Tensor) -> None:
+        self.said[norm] = out.detach().std((0, 2, 3)) / norm.weight.detach().abs()
+
+    def now(self) -> Tensor:
+        return torch.cat(list(self.said.values()))
+
+
+def measure(weights: Path, root: Path, lr: float) -> list[dict[str, float]]:
     net = load_weights(resnet(20), weights / "cifar10_resnet20.safetensors").train()
-    optimizer = torch.optim.SGD(net.parameters(), 0.02, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr, momentum=0.9, nesterov=True)
     example = torch.randn(1, 3, 32, 32)
     options: dict[str, Any] = {"rate": 0.4, "residual": "independent", "rounding": "paper"}
     fpgm.SoftPruner(net, example, optimizer=optimizer, **options).step()
     layers = [m for name, m in net.named_modules() if name.endswith("conv2")]
+    volume = Volume([m for name, m in net.named_modules() if name.endswith("bn2")])
     gone = torch.cat([sizes(layer.weight) == 0 for layer in layers])
     rows = []
     for step, (x, y) in enumerate(batches(root), 1):
@@ -64,12 +81,15 @@ def measure(weights: Path, root: Path) -> list[dict[str, float]]:
             slopes = torch.cat([sizes(layer.weight.grad) for layer in layers])
             rows.append(
                 {
+                    "learning_rate": lr,
                     "step": step,
                     "loss": loss.item(),
                     "gradient_zeroed": slopes[gone].mean().item(),
                     "gradient_kept": slopes[~gone].mean().item(),
                     "norm_zeroed": norms[gone].mean().item(),
                     "norm_kept": norms[~gone].mean().item(),
+                    "volume_zeroed": volume.now()[gone].mean().item(),
+                    "volume_kept": volume.now()[~gone].mean().item(),
                 }
             )
         if step == max(SHOWN):
@@ -84,9 +104,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=Path(default))
     parser.add_argument("--data", type=Path, default=cifar10.default_root())
     options = parser.parse_args()
-    rows = measure(options.weights, options.data)
+    rows = [row for lr in RATES for row in measure(options.weights, options.data, lr)]
     command = shlex.join(["python", "benchmarks/regrowth.py", *sys.argv[1:]])
-    (HERE / "regrowth.json").write_text(json.dumps({"command": command, "rows": rows}, indent=1))
+    record = {"command": command, "torch": torch.__version__, "rows": rows}
+    (HERE / "regrowth.json").write_text(json.dumps(record, indent=1) + "\n")
     lines = [
         "# How a zeroed filter comes back",
         "",
@@ -94,16 +115,22 @@ def main() -> None:
         "",
         (
             "ResNet-20 on CIFAR-10, trained weights, 40 % zeroed by FPGM, `independent`, batch "
-            f"{BATCH}, SGD at 0.02 with momentum. Means over the filters of all convolutions that "
-            "add into the stream, before each step."
+            f"{BATCH}, SGD with momentum. Means over the filters of all convolutions that add into "
+            "the stream, at each step before it is taken. Volume: the spread of what the norm "
+            f"behind returns, over the norm's scale. torch {torch.__version__}."
         ),
         "",
-        "| step | loss | gradient, zeroed | gradient, kept | norm, zeroed | norm, kept |",
-        "|--:|--:|--:|--:|--:|--:|",
+        (
+            "| learning rate | step | loss | gradient, zeroed | gradient, kept | norm, zeroed "
+            "| norm, kept | volume, zeroed | volume, kept |"
+        ),
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row['step']} | {row['loss']:.2f} | {row['gradient_zeroed']:.3f} "
-        f"| {row['gradient_kept']:.3f} | {row['norm_zeroed']:.2f} | {row['norm_kept']:.2f} |"
+        f"| {row['learning_rate']:g} | {row['step']} | {row['loss']:.2f} "
+        f"| {row['gradient_zeroed']:.3f} | {row['gradient_kept']:.3f} "
+        f"| {row['norm_zeroed']:.2f} | {row['norm_kept']:.2f} "
+        f"| {row['volume_zeroed']:.2f} | {row['volume_kept']:.2f} |"
         for row in rows
     ]
     (HERE / "regrowth.md").write_text("\n".join(lines) + "\n")

@@ -62,16 +62,21 @@ class Clock:
 def timed_hooks(clock: Clock) -> Iterator[None]:
     """Hooks that are registered inside are timed when they run."""
     gradient = Tensor.register_post_accumulate_grad_hook
-    step = torch.optim.Optimizer.register_step_post_hook
+    pre = torch.optim.Optimizer.register_step_pre_hook
+    post = torch.optim.Optimizer.register_step_post_hook
 
     def on_gradient(parameter: Tensor, hook: Callable[..., Any]) -> Any:
         return gradient(parameter, clock.timed(hook))
 
+    def before_step(optimizer: torch.optim.Optimizer, hook: Callable[..., Any]) -> Any:
+        return pre(optimizer, clock.timed(hook))
+
     def after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., Any]) -> Any:
-        return step(optimizer, clock.timed(hook))
+        return post(optimizer, clock.timed(hook))
 
     with (
         patch.object(Tensor, "register_post_accumulate_grad_hook", on_gradient),
+        patch.object(torch.optim.Optimizer, "register_step_pre_hook", before_step),
         patch.object(torch.optim.Optimizer, "register_step_post_hook", after_step),
     ):
         yield

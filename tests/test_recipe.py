@@ -181,6 +181,11 @@ def test_single_values_are_replaced_from_the_command_line(tmp_path: Path) -> Non
     assert recipe.model.weights == "a b.safetensors"
     assert recipe.train.milestones == (1, 2)
     assert recipe.train.lr == read_recipe(file).train.lr
+    quick = SHIPPED / "cifar10-resnet20-quick.toml"
+    held, free = (read_recipe(quick, change).prune for change in ([], ["prune.hold=none"]))
+    assert held is not None
+    assert free is not None
+    assert (held.hold, free.hold) == (2, None)
     with pytest.raises(RequestError) as caught:
         read_recipe(file, ["train.epochs"])
     assert str(caught.value) == (
@@ -225,6 +230,7 @@ def test_the_papers_hyper_parameters() -> None:
             prune = read_recipe(SHIPPED / f"cifar10-resnet{depth}-{name}.toml", GIVEN).prune
             assert prune is not None
             assert prune.criterion == criterion
+            assert prune.mode == ("soft" if name == "sfp" else "hard")
     vgg = read_recipe(SHIPPED / "cifar10-vgg16-scratch.toml")
     assert (vgg.train.epochs, vgg.data.batch, vgg.train.weight_decay) == (160, 64, 1e-4)
     assert vgg.train.milestones == (80, 120)
@@ -300,3 +306,8 @@ def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | 
     assert str(caught.value) == (
         f"own: prune.start and prune.interval put the first pruning after {message}."
     )
+
+
+def test_a_holding_that_never_comes() -> None:
+    with pytest.raises(RequestError, match=r"own: prune\.hold comes after the last epoch\."):
+        make_recipe(with_(train={"epochs": 2}, prune={"rate": 0.4, "hold": 3}), "own")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -287,7 +289,6 @@ def test_schedules(options: dict[str, int], shares: list[float | None]) -> None:
         ({"mode": "hard"}, "mode='hard' corrects the optimizer's steps: give optimizer=."),
         ({"hold": 2}, "hold=2 corrects the optimizer's steps: give optimizer=."),
         ({"hold": 0}, "hold is 0: give a whole number from 1 up, or None."),
-        ({"mode": "hard", "hold": 2}, "mode='hard' holds from the start: leave out hold=."),
         ({"rate": 1.5}, "rate is 1.5: give a share of at least 0 and below 1."),
     ],
 )
@@ -359,7 +360,6 @@ def test_soft_first_then_held() -> None:
     small = pruner.compact()
     assert pruner.certificate is not None
     assert pruner.certificate.ok
-    assert not pruner._hooks
     torch.testing.assert_close(small.eval()(X), net.eval()(X), rtol=1e-5, atol=1e-6)
 
 
@@ -373,13 +373,96 @@ def test_holding_goes_on_after_resuming() -> None:
     assert pruner.state_dict()["holding"] is False  # nothing was zeroed yet
     pruner.step()
     state = json.loads(json.dumps(pruner.state_dict()))
-    pruner._let_go()
+    del pruner  # and with it what it held
     again = fpgm.SoftPruner(net, X, optimizer=optimizer, **options)
     again.load_state_dict(state)
     gone = zeroed_filters(net.inner)
     train(net, optimizer, 5)
     assert zeroed_filters(net.inner) == gone
     assert again.state_dict() == state
+
+
+def test_held_from_an_epoch_that_prunes_nothing() -> None:
+    """Units that came back since the last pruning are zeroed again, and then held."""
+    torch.manual_seed(0)
+    net = Block(torch.sigmoid)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, end=1, hold=2, optimizer=optimizer)
+    pruner.step()
+    gone = zeroed_filters(net.inner)
+    train(net, optimizer, 5)
+    assert zeroed_filters(net.inner) != gone
+    pruner.step()
+    train(net, optimizer, 5)
+    assert zeroed_filters(net.inner) == gone
+
+
+def test_a_pruner_that_is_gone_holds_nothing() -> None:
+    torch.manual_seed(0)
+    net = Block(torch.sigmoid)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, mode="hard", optimizer=optimizer)
+    pruner.step()
+    assert zeroed_filters(net.inner)
+    del pruner
+    gc.collect()
+    train(net, optimizer, 5)
+    assert not zeroed_filters(net.inner)
+
+
+@pytest.mark.parametrize("how", ["trained later", "put there"])
+def test_gradients_that_come_another_way_are_held_too(how: str) -> None:
+    torch.manual_seed(0)
+    net = Block()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    weight = net.inner.weight
+    weight.requires_grad_(how != "trained later")
+    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, mode="hard", optimizer=optimizer)
+    pruner.step()
+    gone = zeroed_filters(net.inner)
+    weight.requires_grad_(True)
+    if how == "trained later":
+        net(X).sum().backward()
+        assert weight.grad is not None
+        assert not weight.grad[gone].any()
+    else:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    assert momentum.any()
+    assert not momentum[gone].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"mode": "hard", "ramp": 2}, True),
+        ({"mode": "hard", "ramp": 1}, False),
+        ({"hold": 1, "ramp": 2}, True),
+        ({"hold": 2, "ramp": 2}, False),
+        ({"hold": 3, "ramp": 3, "interval": 2}, False),
+    ],
+)
+def test_amounts_of_macs_may_rise_only_before_holding(
+    options: dict[str, Any], refused: bool
+) -> None:
+    net = Block()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(fpgm.RequestError) if refused else nullcontext():
+        fpgm.SoftPruner(net, X, macs=0.5, optimizer=optimizer, **options)
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    net = Block()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, hold=1, optimizer=optimizer)
+    pruner.step()
+    state = pruner.state_dict()
+    without = fpgm.SoftPruner(net, X, rate=0.5, align=1)
+    before = without.state_dict()
+    with pytest.raises(fpgm.RequestError, match="holds units at zero: give optimizer="):
+        without.load_state_dict(state)
+    assert without.state_dict() == before
 
 
 def test_nothing_happens_when_the_end_is_refused() -> None:

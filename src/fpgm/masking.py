@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,20 +62,35 @@ class Silencer:
         for tensor, gone in self.slices:
             gone.zero_(tensor)
 
-    @torch.no_grad()
-    def parameters_(self) -> None:
-        """Zero the weights after a step; running means of silent units stay zero by themselves."""
-        for parameter, slices in self.held.items():
-            for gone in slices:
-                gone.zero_(parameter)
+    def hold(self, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
+        """Keep the units at zero while an optimizer trains, until the handles are removed.
 
-    def gradient_hooks(self) -> list[RemovableHandle]:
-        """Have gradients zeroed as they arrive, until the handles are removed."""
-        return [
-            parameter.register_post_accumulate_grad_hook(_zeroed(slices))
-            for parameter, slices in self.held.items()
-            if parameter.requires_grad
+        Gradients are zeroed as they arrive, before anybody clips them; those that did not arrive
+        but were put there, before the step; and the weights after it. Running means stay zero by
+        themselves where a norm reads nothing but zeros, and elsewhere nobody reads them.
+        """
+        arrived: set[int] = set()
+
+        @torch.no_grad()
+        def before(*_: Any) -> None:
+            for parameter, slices in self.held.items():
+                if id(parameter) not in arrived and parameter.grad is not None:
+                    for gone in slices:
+                        gone.zero_(parameter.grad)
+            arrived.clear()
+
+        @torch.no_grad()
+        def after(*_: Any) -> None:
+            for parameter, slices in self.held.items():
+                for gone in slices:
+                    gone.zero_(parameter)
+
+        handles: list[RemovableHandle] = [
+            _hooked(parameter, _zeroed(slices, arrived)) for parameter, slices in self.held.items()
         ]
+        handles.append(optimizer.register_step_pre_hook(before))
+        handles.append(optimizer.register_step_post_hook(after))
+        return handles
 
     @torch.no_grad()
     def momentum_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -86,10 +102,23 @@ class Silencer:
                     gone.zero_(state[key])
 
 
-def _zeroed(slices: Sequence[Gone]) -> Callable[[Tensor], None]:
+def _zeroed(slices: Sequence[Gone], arrived: set[int]) -> Callable[[Tensor], None]:
+    @torch.no_grad()
     def hook(parameter: Tensor) -> None:
+        arrived.add(id(parameter))
         if parameter.grad is not None:
             for gone in slices:
                 gone.zero_(parameter.grad)
 
     return hook
+
+
+def _hooked(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Hook a parameter that may be frozen now and trained later: torch wants it trainable."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+    finally:
+        parameter.requires_grad_(trained)
+    return handle

@@ -11,7 +11,7 @@ from fpgm.errors import RequestError
 class Schedule:
     """Every `interval` epochs from `start` to `end`, rising over the first `ramp` of them.
 
-    What is zeroed at the end of epoch `hold` or later stays zero.
+    What is zero at the end of epoch `hold` stays zero.
 
     Epochs count from 1, and pruning happens at their ends.
 
@@ -47,5 +47,11 @@ class Schedule:
         return min(1.0, passed / self.ramp) if self.ramp else 1.0
 
     def holds(self, epoch: int) -> bool:
-        """Whether what is zeroed at the end of this epoch stays zero."""
+        """Whether what is zero at the end of this epoch stays zero."""
         return self.hold is not None and epoch >= self.hold
+
+    def rises_while_holding(self) -> bool:
+        """Whether the amount still grows when nothing may return any more."""
+        rising = range(self.start, self.start + self.ramp)
+        shares = [self.share(epoch) for epoch in rising if self.holds(epoch)]
+        return any(share is not None and share < 1 for share in shares)

@@ -6,6 +6,7 @@ units are left to training and may come back; in `hard` mode they are held at ze
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from fpgm.budget import Budget
 from fpgm.compact import check_fits, compact
@@ -66,7 +68,7 @@ class SoftPruner:
     `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs; what is
     zeroed from epoch `hold` on stays zero, so that the last epochs train what will remain.
     Give the `optimizer`: in soft mode the momentum of zeroed units is zeroed with them, or it would
-    bring them all back at once; `mode="hard"` needs it, and corrects its steps.
+    bring them all back at once; `mode="hard"` and `hold` need it, and correct its steps.
     """
 
     def __init__(
@@ -89,14 +91,11 @@ class SoftPruner:
     ) -> None:
         if mode not in ("soft", "hard"):
             raise RequestError(f"mode is {mode!r}: give 'soft' or 'hard'.")
-        if mode == "hard" and hold is not None:
-            raise RequestError("mode='hard' holds from the start: leave out hold=.")
         self.schedule = Schedule(interval, start, end, ramp, 1 if mode == "hard" else hold)
         holding = "mode='hard'" if mode == "hard" else f"hold={hold}"
-        if (mode == "hard" or hold is not None) and optimizer is None:
+        if self.schedule.hold is not None and optimizer is None:
             raise RequestError(f"{holding} corrects the optimizer's steps: give optimizer=.")
-        rises = ramp and (macs is not None or params is not None)
-        if rises and self.schedule.holds(start + ramp - 1):
+        if (macs is not None or params is not None) and self.schedule.rises_while_holding():
             raise RequestError(
                 f"{holding} with a ramp needs rate=: on the way to a share of MACs or parameters "
                 "units would have to return."
@@ -115,7 +114,8 @@ class SoftPruner:
         self._gone = torch.zeros(0, dtype=torch.int64)
         self._holding = False
         """Whether the zeroed units are held at zero."""
-        self._hooks: list[Any] = []
+        self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks)
         if self.schedule.hold is not None and self.optimizer is not None:
             self._check_trains(self.optimizer, holding)
 
@@ -124,6 +124,9 @@ class SoftPruner:
         epoch = self.epoch + 1
         share = self.schedule.share(epoch)
         step = Step(epoch, None) if share is None else self._prune(share, epoch)
+        if self.schedule.holds(epoch) and self.plan is not None and not self._holding:
+            self._holding = True
+            self._zero(self.plan)
         self.epoch = epoch
         return step
 
@@ -142,7 +145,7 @@ class SoftPruner:
         small = compact(self.model, self.plan)
         found = verify(self.model, self.plan, self.example_inputs, compacted=small)
         self.certificate = found.check()
-        self._let_go()
+        _remove(self._hooks)
         if optimizer is not None:
             move_optimizer_(optimizer, self.model, small, self.plan)
         return small
@@ -160,7 +163,7 @@ class SoftPruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state; nothing changes unless all of it fits."""
         if state["mode"] != self.mode:
             raise RequestError(
                 f"The saved state is of mode {state['mode']!r}, this pruner of {self.mode!r}."
@@ -168,14 +171,13 @@ class SoftPruner:
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         if plan is not None:
             check_fits(self.model, plan)
+        epoch, gone = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
+        holding = bool(state["holding"])
+        if holding and self.optimizer is None:
+            raise RequestError("The saved state holds units at zero: give optimizer=.")
         self.planner.learn(state["frozen"])
-        self.epoch = int(state["epoch"])
-        self.plan = plan
-        self._gone = torch.tensor(state["gone"], dtype=torch.int64)
-        self._let_go()
-        self._holding = bool(state["holding"])
-        if self.plan is not None:
-            self._silence()
+        self.epoch, self.plan, self._gone, self._holding = epoch, plan, gone, holding
+        self._hold(plan)
 
     def _prune(self, share: float, epoch: int) -> Step:
         before = self._gone
@@ -183,10 +185,7 @@ class SoftPruner:
         drawn = self._agreed(share)
         self.plan, self._gone = drawn.plan, drawn.removed
         self._holding |= self.schedule.holds(epoch)
-        silencer = self._silence()
-        silencer.weights_()
-        if self.optimizer is not None:
-            silencer.momentum_(self.optimizer)
+        self._zero(drawn.plan)
         left = int((~torch.isin(before, self._gone)).sum())
         entered = int((~torch.isin(self._gone, before)).sum())
         units = sum(group.units for group in drawn.plan.groups)
@@ -223,24 +222,19 @@ class SoftPruner:
                 grown = torch.cat([grown, writer.classes[alive]])
         return int(torch.isin(self._gone, grown).sum())
 
-    def _silence(self) -> Silencer:
-        """What zeroes the plan's units, and from now on holds them at zero if that is asked."""
-        assert self.plan is not None
-        if not self._holding or self.optimizer is None:
-            return Silencer(self.model, self.plan, SILENT)
-        silencer = Silencer(self.model, self.plan, HELD)
-        self._let_go()
-        # Gradients as they arrive, before anybody clips them, and weights after every step.
-        self._hooks = silencer.gradient_hooks()
-        self._hooks.append(
-            self.optimizer.register_step_post_hook(lambda *_: silencer.parameters_())
-        )
-        return silencer
+    def _zero(self, plan: Plan) -> None:
+        """Zero the plan's units, with what would move them on, and hold them if that is asked."""
+        silencer = Silencer(self.model, plan, HELD if self._holding else SILENT)
+        silencer.weights_()
+        if self.optimizer is not None:
+            silencer.momentum_(self.optimizer)
+        self._hold(plan)
 
-    def _let_go(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def _hold(self, plan: Plan | None) -> None:
+        """Let go of what was held, and hold the plan's units at zero if it is time for that."""
+        _remove(self._hooks)
+        if self._holding and plan is not None and self.optimizer is not None:
+            self._hooks += Silencer(self.model, plan, HELD).hold(self.optimizer)
 
     def _check_trains(self, optimizer: torch.optim.Optimizer, holding: str) -> None:
         """Refuse an optimizer whose steps have nothing to do with the model."""
@@ -250,3 +244,9 @@ class SoftPruner:
                 f"{holding} corrects the optimizer's steps: this one holds no parameter of the "
                 "model; give the optimizer that trains it."
             )
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    """Take hooks off, now or when a pruner is no more."""
+    while hooks:
+        hooks.pop().remove()

@@ -224,11 +224,16 @@ def _fill(kind: type[T], table: Any, name: str, where: str) -> T:
     )
 
 
+UNSET = "none"
+"""Stands for no value where another recipe has one: TOML has no word for it."""
+
+
 def _value(hint: Any, value: Any, name: str, where: str) -> Any:
     """One option, brought to its kind if that loses nothing."""
     if get_origin(hint) is UnionType:
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        return None if value is None else _value(kinds[0], value, name, where)
+        unset = value is None or (value == UNSET and str not in kinds)
+        return None if unset else _value(kinds[0], value, name, where)
     if hasattr(hint, "__dataclass_fields__"):
         return _fill(hint, value, name, where)
     if get_origin(hint) is Literal:
@@ -266,6 +271,10 @@ def _check(recipe: Recipe, where: str) -> None:
             and recipe.prune.end is not None
             and recipe.prune.first > recipe.prune.end,
             "prune.start and prune.interval put the first pruning after prune.end",
+        ),
+        (
+            recipe.prune is not None and (recipe.prune.hold or 1) > train.epochs,
+            "prune.hold comes after the last epoch",
         ),
         (data.batch < 1, f"data.batch is {data.batch}: give at least 1"),
         (train.epochs < 1, f"train.epochs is {train.epochs}: give at least 1"),
