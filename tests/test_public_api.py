@@ -19,9 +19,20 @@ SIGNATURES = {
         "rates: 'Mapping[str, float] | None' = None, criterion: 'Criterion' = 'fpgm', "
         "distance: 'str' = 'l2', residual: 'Residual' = 'coupled', ignore: 'Sequence[str]' = (), "
         "align: 'int' = 8, rounding: 'Rounding' = 'nearest', min_channels: 'int' = 1, "
-        "approximate: 'bool' = False, keep_outputs: 'bool' = True, seed: 'int' = 0) -> 'Plan'"
+        "approximate: 'bool' = False, keep_outputs: 'bool' = True, seed: 'int' = 0, "
+        "allocate: 'Allocate' = 'uniform', loader: 'Iterable[Any] | None' = None) -> 'Plan'"
     ),
     "prune": "(model: 'nn.Module', example_inputs: 'Any', **options: 'Any') -> 'nn.Module'",
+    "recover": (
+        "(model: 'nn.Module', plan: 'Plan', loader: 'Iterable[Any]', *, "
+        "method: 'Method' = 'solve', images: 'int' = 1024, distil: 'float' = 0.0, "
+        "progress: 'Progress | None' = None) -> 'nn.Module'"
+    ),
+    "sensitivity": (
+        "(model: 'nn.Module', example_inputs: 'Any', loader: 'Iterable[Any]', *, "
+        "images: 'int' = 512, progress: 'Progress | None' = None, "
+        "**options: 'Any') -> 'Sensitivity'"
+    ),
     "save": "(model: 'nn.Module', path: 'str | Path') -> 'None'",
     "verify": (
         "(model: 'nn.Module', plan: 'Plan', example_inputs: 'Any', *, "
@@ -38,6 +49,7 @@ def test_the_names() -> None:
         *ERRORS[:3],
         "Plan",
         *ERRORS[3:5],
+        "Sensitivity",
         "SoftPruner",
         *ERRORS[5:],
         "__version__",
@@ -46,7 +58,9 @@ def test_the_names() -> None:
         "mask_",
         "plan",
         "prune",
+        "recover",
         "save",
+        "sensitivity",
         "verify",
     ]
     assert fpgm.__all__ == sorted(fpgm.__all__)

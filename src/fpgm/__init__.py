@@ -18,9 +18,12 @@ from fpgm.errors import (
     RequestError,
     VerificationError,
 )
+from fpgm.harm.result import Sensitivity
 from fpgm.masking import mask_
 from fpgm.plan import Plan
 from fpgm.planning import plan, prune
+from fpgm.recovery import recover
+from fpgm.sensitivity import sensitivity
 from fpgm.soft import SoftPruner
 from fpgm.store import load, save
 from fpgm.verify import Certificate, verify
@@ -33,6 +36,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "RequestError",
+    "Sensitivity",
     "SoftPruner",
     "VerificationError",
     "__version__",
@@ -41,6 +45,8 @@ __all__ = [
     "mask_",
     "plan",
     "prune",
+    "recover",
     "save",
+    "sensitivity",
     "verify",
 ]

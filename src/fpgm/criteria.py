@@ -134,9 +134,9 @@ def mix(filters: Tensor, norm_share: float, distance: str = "l2") -> Tensor:
     rows = _rows(filters)
     # 50 * 0.29 is 14.499999999999998 in binary: round the noise away before rounding half up.
     by_norm = math.floor(round(len(rows) * norm_share, 9) + 0.5)
-    norm_order = _order(l2(rows))
+    norm_order = ranking(l2(rows))
     survivors = norm_order[by_norm:].sort().values
-    fpgm_order = _order(fpgm(rows[survivors.to(rows.device)], distance))
+    fpgm_order = ranking(fpgm(rows[survivors.to(rows.device)], distance))
     order = torch.cat([norm_order[:by_norm], survivors[fpgm_order]])
     ranks = torch.empty(len(rows), dtype=rows.dtype)
     ranks[order] = torch.arange(len(rows), dtype=rows.dtype)
@@ -151,7 +151,7 @@ def lowest(scores: Tensor, count: int) -> list[int]:
     """
     if not 0 <= count <= len(scores):
         raise RequestError(f"Cannot take the {count} lowest of {len(scores)} scores.")
-    return _order(scores)[:count].sort().values.tolist()
+    return ranking(scores)[:count].sort().values.tolist()
 
 
 def resolve(
@@ -220,7 +220,8 @@ def _widen(rows: Tensor) -> Tensor:
     return (rows.cpu() if rows.device.type == "mps" else rows).double()
 
 
-def _order(scores: Tensor) -> Tensor:
+def ranking(scores: Tensor) -> Tensor:
+    """Indices from the lowest score to the highest; of equals the first comes first."""
     return scores.detach().cpu().double().argsort(stable=True)
 
 

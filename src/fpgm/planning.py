@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import torch
@@ -15,20 +15,30 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fpgm import criteria
 from fpgm.attributes import Attributes
 from fpgm.budget import Budget, Residual, Rounder, Rounding, check_patterns
-from fpgm.compact import compact
-from fpgm.coupling import Structure, couple, frozen_rows
+from fpgm.compact import compact, fingerprint
+from fpgm.coupling import Pool, Structure, couple, frozen_rows
 from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
-from fpgm.examples import Example, as_examples
+from fpgm.examples import as_examples, beside
+from fpgm.harm.curves import harm
+from fpgm.harm.measure import Progress, measure
+from fpgm.harm.result import GroupHarm, Sensitivity
 from fpgm.plan import Plan
+from fpgm.recovery.batches import read_inputs
 from fpgm.replay import MismatchError, needs_replay, replay
 from fpgm.select import Choice, Selector
-from fpgm.streams import IndependentWatch, find_junctions
+from fpgm.streams import watcher
 from fpgm.tensors import named_tensors
+from fpgm.tracer import undisturbed
 from fpgm.verify import certify, verify
-from fpgm.watch import Watch, watch
+from fpgm.watch import watch
 
 Criterion = str | Callable[[Tensor], Tensor]
+
+Allocate = Literal["uniform", "sensitivity"] | Sensitivity
+
+SENSED = 512
+"""Inputs that sensitivity looks at."""
 
 _MOST_REPLAYS = 1000
 """Every replay freezes something or tries another attribute; this only stops a fault of ours."""
@@ -52,6 +62,8 @@ def plan(
     approximate: bool = False,
     keep_outputs: bool = True,
     seed: int = 0,
+    allocate: Allocate = "uniform",
+    loader: Iterable[Any] | None = None,
 ) -> Plan:
     """Decide which units to remove; nothing happens to the model.
 
@@ -62,6 +74,8 @@ def plan(
     Where: `ignore` keeps the widths of layers by pattern; `residual` says whether layers that add
     into one stream shrink together (`coupled`) or each on its own (`independent`, the paper's);
     `approximate` allows norms over fewer channels; `keep_outputs=False` lets outputs shrink.
+    `allocate="sensitivity"` gives every group the rate at which all together do the least harm
+    for the same cost, measured on batches of a `loader`; or give a measured `Sensitivity`.
     How widths are rounded: to multiples of `align` (smaller in narrow layers); `rounding="paper"`
     removes int(n · rate); `min_channels` always stay.
 
@@ -84,6 +98,14 @@ def plan(
         keep_outputs=keep_outputs,
         seed=seed,
     )
+    if isinstance(allocate, Sensitivity):
+        planner.allocate(allocate)
+    elif allocate == "sensitivity":
+        if loader is None:
+            raise RequestError("allocate='sensitivity' is measured on data: give loader=.")
+        planner.allocate(planner.sense(loader))
+    elif allocate != "uniform":
+        raise RequestError(f"allocate is {allocate!r}: give 'uniform', 'sensitivity' or a result.")
     return planner.draw().plan
 
 
@@ -129,12 +151,14 @@ class Planner:
         criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name at once
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
-        seen = watch(_watcher(model, self.examples, residual), self.examples, keep_outputs)
+        seen = watch(watcher(model, self.examples, residual), self.examples, keep_outputs)
         self.structure = couple(seen, approximate)
         layers = [w.layer for w in self.structure.writers]
         check_patterns("rates", list(budget.rates), layers)
         check_patterns("ignore", list(ignore), layers)
         _ignore(self.structure, ignore)
+        self.sensitivity: Sensitivity | None = None
+        """If there is one, rates are chosen by it."""
         self._known = frozenset(self.structure.reasons)
         self.asked = {
             "criterion": _name(criterion),
@@ -162,14 +186,9 @@ class Planner:
         """
         budget = self.budget.scaled(share)
         asked = {**budget.asked(), **self.asked}
-        selector = Selector(
-            self.model,
-            self.structure,
-            self._scorer_of,
-            self.rounder,
-            uses_scale=self.criterion == "bn",
-            first=first,
-        )
+        if self.sensitivity is not None:
+            asked["allocate"] = "sensitivity"
+        selector = self._selector(first)
         structure = self.structure
         attributes = Attributes(self.model, structure)
         tolerated: set[Any] = set()
@@ -199,6 +218,63 @@ class Planner:
         raise ModelError(
             "No plan could be made to fit the model's own code; please report this model."
         )
+
+    def sense(
+        self, loader: Iterable[Any], images: int = SENSED, progress: Progress | None = None
+    ) -> Sensitivity:
+        """How much harm the removal of each group's units does, in the order they would go."""
+        selector, structure = self._selector(None), self.structure
+        inputs = read_inputs((beside(self.model, batch) for batch in loader), images)
+        try:
+            branches = [(site.module, site.dim) for site in structure.seen.sites]
+            with undisturbed(self.model):
+                measured = measure(self.model, branches, inputs, progress)
+        finally:
+            inputs.close()
+        found = []
+        for number, pool in enumerate(structure.pools):
+            if progress is not None:
+                progress(pool.name, number, len(structure.pools))
+            curve = harm(structure, pool, selector.order(pool), measured)
+            if curve is not None:
+                found.append(GroupHarm(pool.name, len(pool.units), tuple(curve.tolist())))
+        if not found:
+            raise ModelError("No group could be measured: no layer reads what they write.")
+        return Sensitivity(tuple(found), self._sensed, measured.inputs)
+
+    @property
+    def _sensed(self) -> dict[str, str]:
+        """What a sensitivity depends on."""
+        kept = ("criterion", "distance", "residual")
+        return {"model": fingerprint(self.model), **{key: str(self.asked[key]) for key in kept}}
+
+    def allocate(self, sensed: Sensitivity) -> None:
+        """Choose rates by what was measured, if it was measured for this."""
+        for key, value in self._sensed.items():
+            if sensed.asked.get(key) != value:
+                raise RequestError(
+                    f"The sensitivity was measured for another {key} ({sensed.asked.get(key)}, "
+                    f"not {value}): measure it again."
+                )
+        self.sensitivity = sensed
+
+    def _selector(self, first: Tensor | None) -> Selector:
+        sensed = self.sensitivity
+        return Selector(
+            self.model,
+            self.structure,
+            self._scorer_of,
+            self.rounder,
+            uses_scale=self.criterion == "bn",
+            first=first,
+            harm_of=None if sensed is None else lambda p: self._harm(sensed, p),
+        )
+
+    def _harm(self, sensed: Sensitivity, pool: Pool) -> list[float]:
+        """A pool's curve; pools written by the same first layer are told apart by their order."""
+        same = [p for p in self.structure.pools if p.name == pool.name]
+        which = next(i for i, p in enumerate(same) if p is pool)
+        return sensed.curve(pool.name, len(pool.units), which)
 
     def _checked(
         self,
@@ -250,13 +326,6 @@ def _check_model(model: nn.Module) -> None:
                 f"'{name}' has no values yet: run the model once (lazy modules) or load its "
                 "weights (meta device) before pruning."
             )
-
-
-def _watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:
-    if residual == "coupled":
-        return Watch(model)
-    watch(Watch(model), examples[:1])  # a failing forward is reported once, in its own words
-    return IndependentWatch(model, find_junctions(model, examples))
 
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:

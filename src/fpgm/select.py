@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fpgm import criteria
+from fpgm.allocation import Allocation, Item
 from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Rounder
+from fpgm.costs import Costs, Measure
 from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
 from fpgm.tensors import modules_by_path, named_tensors
@@ -22,7 +25,12 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 _MOST_PARTS = 48
 """Parts whose single steps are measured after the uniform rate is found."""
 
+_AIMS = 5
+"""Tries at a budget that is missed because costs were only nearly known."""
+
 Scorer = Callable[[Tensor, float], Tensor]
+
+HarmOf = Callable[[Pool], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Selector:
         rounder: Rounder,
         uses_scale: bool = False,
         first: Tensor | None = None,
+        harm_of: HarmOf | None = None,
     ) -> None:
         self.tensors = named_tensors(model)
         self.modules = modules_by_path(model)
@@ -53,6 +62,8 @@ class Selector:
         self.uses_scale = uses_scale
         self.first = first
         """Classes that go before all others, whatever their score: they are gone already."""
+        self.harm_of = harm_of
+        """What removing so many units of a pool does; if known, rates are chosen by it."""
         self._layer_scores: dict[tuple[int, float], Tensor] = {}
 
     def choose(self, budget: Budget) -> Choice:
@@ -60,6 +71,8 @@ class Selector:
         pools = self.structure.pools
         fixed = [pool_rate(pool, budget.rates) for pool in pools]
         parts = components(pools, self.structure.balances)
+        if self.harm_of is not None:
+            return self._allocate(budget, fixed, parts, self.harm_of)
         if budget.macs is None and budget.params is None:
             rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
             return self._choice(parts, self._counts(parts, rates))
@@ -75,6 +88,89 @@ class Selector:
             if bool(torch.isin(unit, classes))
         ]
         return torch.tensor([max(ranked)[1]])
+
+    def order(self, pool: Pool) -> Tensor:
+        """A pool's units, the first to go first."""
+        return pool.units[criteria.ranking(self._scores(pool, 0.5))]
+
+    def _allocate(
+        self,
+        budget: Budget,
+        fixed: Sequence[float | None],
+        parts: Sequence[Component],
+        harm_of: HarmOf,
+    ) -> Choice:
+        """The counts that do the least harm for what the budget allows."""
+        name: Measure = "params" if budget.params is not None else "macs"
+        measure = self.structure.macs if name == "macs" else self.structure.params
+        goal = self._allowed(budget, fixed, parts, measure)
+        places = {id(pool): i for i, pool in enumerate(self.structure.pools)}
+        options = [
+            self._options(part, [fixed[places[id(p)]] for p in part.pools]) for part in parts
+        ]
+        items = []
+        for part, cells in zip(parts, options, strict=True):
+            kept = [[1 - part.rate(p, c) for p in part.pools] for c in cells]
+            curves = [harm_of(p) for p in part.pools]
+            harm = [
+                sum(
+                    curve[round((1 - share) * len(p.units))]
+                    for p, share, curve in zip(part.pools, shares, curves, strict=True)
+                )
+                for shares in kept
+            ]
+            own = tuple(places[id(p)] for p in part.pools)
+            items.append(Item(own, np.array(kept), np.array(harm, dtype=np.float64)))
+        allocation = Allocation(items, Costs(self.structure, name).at, len(places))
+        aim = goal
+        for _ in range(_AIMS):
+            chosen = allocation.within(aim)
+            if chosen is None:
+                break
+            counts = [own[c] for own, c in zip(options, chosen, strict=True)]
+            reached = measure(self.structure.kept_labels(self._any_choice(parts, counts)))
+            if reached <= goal * (1 + 1e-9):
+                return self._choice(parts, counts)
+            aim *= goal / reached * (1 - 1e-4)
+        raise RequestError(
+            f"{name}={1 - goal / measure():.3f} cannot be reached with what is frozen and "
+            f"min_channels={self.rounder.min_channels}: ask for less."
+        )
+
+    def _allowed(
+        self,
+        budget: Budget,
+        fixed: Sequence[float | None],
+        parts: Sequence[Component],
+        measure: Callable[[Tensor | None], int],
+    ) -> float:
+        """What may be left: the share asked for, or as much as the uniform rate leaves."""
+        share = budget.macs if budget.macs is not None else budget.params
+        if share is not None:
+            return measure(None) * (1 - share)
+        rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
+        uniform = self._any_choice(parts, self._counts(parts, rates))
+        return measure(self.structure.kept_labels(uniform))
+
+    def _options(self, part: Component, fixed: Sequence[float | None]) -> list[Cells]:
+        """All counts a part may have, from nothing removed up."""
+        limits = self._limits(part)
+        sizes = [len(p.units) for p in part.pools]
+        widths = [p.channels_per_unit for p in part.pools]
+        finest = max(
+            size // self.rounder.step(size, width)
+            for size, width in zip(sizes, widths, strict=True)
+        )
+        shares = [i / finest for i in range(finest + 1)]
+        steps = [[share if rate is None else rate for rate in fixed] for share in shares]
+        found: dict[Cells, None] = {}
+        for rates in steps:
+            goals = [
+                size - self.rounder.kept(size, rate, width)
+                for size, rate, width in zip(sizes, rates, widths, strict=True)
+            ]
+            found.setdefault(part.solve(goals, limits))
+        return list(found)
 
     def _reach(
         self, budget: Budget, fixed: Sequence[float | None], parts: Sequence[Component]

@@ -20,10 +20,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm import rules
+from fpgm.budget import Residual
 from fpgm.examples import Example
 from fpgm.findings import Site
 from fpgm.tracer import undisturbed
-from fpgm.watch import Watch
+from fpgm.watch import Watch, watch
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class _Scout(Watch):
         return next((p for p in reversed(origins) if p and self._times[p] == self.runs), None)
 
 
-_PLAIN = {
+PLAIN = {
     kind.forward
     for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
                  nn.ConvTranspose3d)
@@ -171,7 +172,7 @@ class IndependentWatch(Watch):
         One that runs several times reads other tensors too, which a gather would spoil.
         """
         module = self.model.get_submodule(self.module)
-        if type(module).forward not in _PLAIN or row is None:
+        if type(module).forward not in PLAIN or row is None:
             return row
         once = self.module in self.junctions.once
         branch: Tensor | None = self._scattered.get(x) if once else None
@@ -187,3 +188,11 @@ class IndependentWatch(Watch):
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:
+    """What watches a model under a residual policy."""
+    if residual == "coupled":
+        return Watch(model)
+    watch(Watch(model), examples[:1])  # a failing forward is reported once, in its own words
+    return IndependentWatch(model, find_junctions(model, examples))

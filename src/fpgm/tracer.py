@@ -276,7 +276,7 @@ class Tracer(TorchDispatchMode):
             self._hooks(),
             torch.inference_mode(False),
             torch.no_grad(),
-            _plain_attention(),
+            plain_attention(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
@@ -330,7 +330,7 @@ def source_line() -> str:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
+def plain_attention() -> Iterator[None]:
     """The fused transformer path hides its operators; use the plain one while watching."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -18,6 +18,7 @@ from fpgm._version import __version__
 from fpgm.cli.data import data
 from fpgm.cli.inspect import inspect
 from fpgm.cli.prune import prune
+from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 app.command()(inspect)
 app.command()(prune)
+app.command()(sensitivity)
 app.command()(train)
 app.command()(verify)
 app.add_typer(data, name="data")

@@ -127,16 +127,34 @@ class Steps(Bars):
     def __init__(self, total: int) -> None:
         super().__init__(MofNCompleteColumn(), TimeElapsedColumn())
         self.seconds: dict[str, float] = {}
+        self._name = ""
         self._task = self._progress.add_task("", total=total)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Time what happens inside."""
+        self._name = name
         self._progress.update(self._task, description=name)
         start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
         self._progress.advance(self._task)
+
+    def inside(self, layer: str, done: int, total: int) -> None:
+        """Name the layer that the running step is at."""
+        self._progress.update(self._task, description=f"{self._name}: {layer} ({done}/{total})")
+
+
+class LayerBar(Bars):
+    """Shows which layer is worked on, and how many are done."""
+
+    def __init__(self) -> None:
+        super().__init__(MofNCompleteColumn(), TimeElapsedColumn())
+        self._task = self._progress.add_task("")
+
+    def show(self, layer: str, done: int, total: int) -> None:
+        """Called before each layer."""
+        self._progress.update(self._task, description=layer, completed=done, total=total)
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import torch
 import typer
+from torch import nn
 
 from fpgm._version import __version__
 from fpgm.cli import common
+from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
+from fpgm.cli import sensitivity as sensed
 from fpgm.compact import compact
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.files import file_sha256
 from fpgm.plan import Plan
 from fpgm.planning import plan
+from fpgm.recovery import Method, recovery_of
+from fpgm.recovery import recover as solve
 from fpgm.verify import Certificate
 from fpgm.verify import verify as certify
 
@@ -52,6 +57,30 @@ def prune(
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Also prune under norms over channels.")
     ] = False,
+    allocate: Annotated[
+        str,
+        typer.Option(
+            metavar="WAY",
+            help="uniform; sensitivity (with --data); or a file of fpgm sensitivity --out.",
+        ),
+    ] = "uniform",
+    recover: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="solve: new weights for what is left, from --data; norms: batch norms only; "
+            "weights: without data.",
+        ),
+    ] = None,
+    distil: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Train on towards the original's answers, so long."),
+    ] = 0.0,
+    data: pic.Data = None,
+    images: pic.Images = 1024,
+    test: pic.Test = 2000,
+    mean: pic.Mean = None,
+    std: pic.Std = None,
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
     force: Annotated[
@@ -69,28 +98,56 @@ def prune(
         "ignore": ignore or [], "align": align, "rounding": rounding,
         "min_channels": min_channels, "approximate": approximate,
     }  # fmt: skip
+    method = _method(recover, distil)
+    for needs, wanting in (
+        (method in ("solve", "norms"), f"--recover {recover}"),
+        (allocate == "sensitivity", "--allocate sensitivity"),
+        (distil > 0, "--distil"),
+    ):
+        if needs and data is None:
+            raise RequestError(f"{wanting} looks at pictures: give --data.")
     shape = common.input_shape(input, model)
-    with common.Steps(4) as steps:
+    with common.Steps(4 + (method is not None) + (data is not None)) as steps:
         with steps.step("build"):
             net = common.build(model, weights)
             x = common.example(shape)
+            pictures = None if data is None else pic.open_pictures(data, mean, std, shape[-1])
         with steps.step("watch and plan"), common.supposing(shape, input):
-            made = plan(net, x, **options)
+            way: Any = allocate
+            if allocate not in ("uniform", "sensitivity"):
+                way = sensed.read(Path(allocate))
+            made = plan(net, x, allocate=way, loader=pictures, **options)
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
         with steps.step("compact"):
             small = compact(net, made)
         with steps.step("verify"):
             certificate = certify(net, made, x, compacted=small).check()
+        told: dict[str, Any] = {}
+        plain = small
+        if method is not None:
+            with steps.step("recover"):
+                batches = [x] if pictures is None else pictures
+                small = solve(
+                    net, made, batches,
+                    method=method, images=images, distil=distil, progress=steps.inside,
+                )  # fmt: skip
+                told["recovery"] = recovery_of(small).to_dict()
+                told["small_sha256"] = res.tensors_sha256(small)
+        if pictures is not None:
+            with steps.step("count accuracy"):
+                told["accuracy"] = _accuracies(pictures, test, net, plain, small)
+    asked = options | _looked(allocate, method, data, images, distil)
     results = {
         "format": res.FORMAT,
         "model": model,
         "weights": {"file": weights.name, "sha256": file_sha256(weights)} if weights else None,
         "original_sha256": res.tensors_sha256(net),
         "input": shape,
-        "asked": {name: value for name, value in options.items() if value not in (None, {}, [])},
+        "asked": {name: value for name, value in asked.items() if value not in (None, {}, [])},
         "achieved": res.achieved(made),
         "certificate": res.certificate_dict(certificate),
+        **told,
         "versions": {
             "fpgm": __version__,
             "torch": torch.__version__,
@@ -103,7 +160,42 @@ def prune(
     if json:
         common.show_json(results)
     else:
-        _show(out, made, certificate)
+        _show(out, made, certificate, told)
+
+
+def _method(recover: str | None, distil: float) -> Method | None:
+    """What `--recover` names."""
+    if recover is None and distil:
+        raise RequestError("--distil goes on from a recovered model: give --recover solve too.")
+    for method in get_args(Method):
+        if recover == method:
+            return cast(Method, method)
+    if recover is not None:
+        names = ", ".join(get_args(Method))
+        raise RequestError(f"--recover is {recover!r}: give one of {names}.")
+    return None
+
+
+def _looked(
+    allocate: str, method: Method | None, data: str | None, images: int, distil: float
+) -> dict[str, Any]:
+    """What was asked of data."""
+    return {
+        "allocate": None if allocate == "uniform" else allocate,
+        "recover": method,
+        "data": data,
+        "images": images if method is not None else None,
+        "distil": distil or None,
+    }
+
+
+def _accuracies(
+    pictures: pic.Pictures, count: int, net: nn.Module, plain: nn.Module, small: nn.Module
+) -> dict[str, float] | None:
+    """Of the original, the compact model, and the recovered one."""
+    nets = {"original": net, "compact": plain} | ({} if small is plain else {"recovered": small})
+    found = {name: pictures.accuracy(own, count) for name, own in nets.items()}
+    return {name: share for name, share in found.items() if share is not None} or None
 
 
 def read_rates(items: list[str]) -> dict[str, float]:
@@ -124,7 +216,7 @@ def read_rates(items: list[str]) -> dict[str, float]:
     return rates
 
 
-def _show(out: Path, made: Plan, certificate: Certificate) -> None:
+def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any]) -> None:
     common.show_table(
         ("group", "layers", "units", "kept", "removed", "exact"),
         [
@@ -146,4 +238,15 @@ def _show(out: Path, made: Plan, certificate: Certificate) -> None:
     for note in made.notes:
         typer.echo(f"\nNote: {note}")
     typer.echo(f"\n{res.certificate_line(certificate)}")
+    if "recovery" in told:
+        r = told["recovery"]
+        typer.echo(
+            f"Recovered with {r['inputs']} inputs in {r['seconds']:.0f} s: the outputs' squared "
+            f"error, as a share of their squares, fell from {r['before']:.3g} to {r['after']:.3g}."
+        )
+        for note in r["notes"]:
+            typer.echo(f"Note: {note}")
+    if told.get("accuracy"):
+        shares = ", ".join(f"{name} {share:.2%}" for name, share in told["accuracy"].items())
+        typer.echo(f"Accuracy on test pictures: {shares}.")
     typer.echo(f"Written to {out}: {res.SMALL}, {res.PLAN}, {res.RESULTS}")

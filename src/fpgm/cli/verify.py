@@ -42,9 +42,14 @@ def verify(
             made = _read_plan(folder)
             small = load(folder / res.SMALL, lambda: copy.deepcopy(original))
         with steps.step("verify"):
-            _check_tensors(folder, small, compact(original, made))
+            plain = compact(original, made)
             x = common.example(results["input"])
-            certificate = certify(original, made, x, compacted=small)
+            if results.get("recovery") is None:
+                _check_tensors(folder, small, plain)
+                certificate = certify(original, made, x, compacted=small)
+            else:  # its weights are its own: the structure is proven, the weights by digest
+                _check_recovered(folder, small, plain, results["small_sha256"])
+                certificate = certify(original, made, x, compacted=plain)
     if json:
         common.show_json(
             {
@@ -52,6 +57,7 @@ def verify(
                 "model": results["model"],
                 "achieved": res.achieved(made),
                 "certificate": res.certificate_dict(certificate),
+                "recovered": results.get("recovery") is not None,
             }
         )
     else:
@@ -60,6 +66,11 @@ def verify(
             f"parameters −{made.params_removed:.1%}"
         )
         typer.echo(res.certificate_line(certificate))
+        if results.get("recovery") is not None:
+            typer.echo(
+                "That is the structure, before recovery; the weights are those recovery gave it, "
+                "by their sha256."
+            )
     certificate.check()
 
 
@@ -104,3 +115,13 @@ def _check_tensors(folder: Path, small: nn.Module, expected: nn.Module) -> None:
                 f"{folder / res.SMALL} is not the original without the removed units: "
                 f"'{name}' holds other values (trained since, or damaged)."
             )
+
+
+def _check_recovered(folder: Path, small: nn.Module, plain: nn.Module, digest: str) -> None:
+    """A recovered model has the compact model's tensors, with the values recovery gave them."""
+    shapes = [{n: t.shape for n, t in net.state_dict().items()} for net in (small, plain)]
+    if shapes[0] != shapes[1] or res.tensors_sha256(small) != digest:
+        raise VerificationError(
+            f"{folder / res.SMALL} is not the model that was recovered: its tensors have changed "
+            "since (trained, or damaged)."
+        )

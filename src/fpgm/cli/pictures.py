@@ -1,0 +1,89 @@
+"""The data that subcommands look at: which, how many, and how they are shown to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+
+from fpgm.data.batches import ALONE
+from fpgm.data.sources import Sets, Wanted, open_sets
+from fpgm.errors import RequestError
+
+BATCH = 128
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|DIR",
+        help="cifar10, cifar10-sample, digits, synthetic, or a folder with train/ and val/.",
+    ),
+]
+Images = Annotated[int, typer.Option(metavar="N", help="Training pictures to look at.")]
+Test = Annotated[
+    int, typer.Option("--test", metavar="N", help="Test pictures to count accuracy on; 0: none.")
+]
+Mean = Annotated[
+    str | None, typer.Option(metavar="R,G,B", help="Mean the model's inputs were freed of.")
+]
+Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="Spread they were divided by.")]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Batches to look at, and labelled ones to count accuracy on."""
+
+    sets: Sets
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for batch in self.sets.train.epoch(0):
+            yield batch.images
+
+    @torch.no_grad()
+    def accuracy(self, model: nn.Module, count: int) -> float | None:
+        """Share of the first so many test pictures that a classifier gets right."""
+        right = seen = 0
+        for batch in self.sets.test.epoch(0):
+            if seen >= count:
+                break
+            out = model(batch.images)
+            if not isinstance(out, Tensor) or out.ndim != 2:
+                return None
+            labels = batch.labels[: count - seen]
+            right += int((out[: len(labels)].argmax(1) == labels).sum())
+            seen += len(labels)
+        return right / seen if seen else None
+
+
+def open_pictures(data: str, mean: str | None, std: str | None, size: int) -> Pictures:
+    """The data an option names; folders are cropped to `size`."""
+    named = data in ("cifar10", "cifar10-sample", "digits", "synthetic")
+    if (mean is None) != (std is None):
+        raise RequestError("--mean and --std go together: give both or neither.")
+    wanted = Wanted(
+        data if named else "folder",
+        BATCH if named else min(BATCH, 32),
+        root=None if named else data,
+        mean=None if mean is None else _numbers("--mean", mean),
+        std=None if std is None else _numbers("--std", std),
+        size=size,
+    )
+    return Pictures(open_sets(wanted, 0, ALONE, "cpu"))
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between.
+
+    >>> _numbers("--mean", "0.5,0.25")
+    (0.5, 0.25)
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise RequestError(
+            f"{option} is {text!r}: write numbers with commas, 0.485,0.456,0.406."
+        ) from None

@@ -1,0 +1,200 @@
+"""One look at a model over some data: how layers' inputs vary together, and what their errors do.
+
+What an error at a layer does to the outputs is measured by random probes: the gradient of a random
+sum of outputs, squared, is on average how much a small error there moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fpgm.compact import clone
+from fpgm.examples import Example, tensors_in
+from fpgm.recovery.batches import Inputs
+from fpgm.recovery.rows import Layer, Sample, matrix_of
+from fpgm.recovery.sites import find_sites
+from fpgm.tensors import named_tensors
+
+ROWS_PER_WEIGHT = 16
+"""So many positions are drawn for every weight of a filter."""
+LEAST_ROWS = 8_000
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being measured, how much is done, and of how much."""
+
+
+@dataclass
+class Reader:
+    """A layer's weights, and over all inputs how what it reads varies together."""
+
+    matrix: Tensor
+    """[groups, reads, writes]"""
+    gram: Tensor
+    """[groups, reads + 1, reads + 1], summed over an input's positions; the last is constant."""
+    gain: Tensor
+    """[writes]: what a squared error in a channel adds to that of the outputs."""
+    channels: int
+    """How many it reads, all groups together."""
+
+
+@dataclass
+class Branch:
+    """What a module hands to a stream."""
+
+    variance: Tensor
+    gain: Tensor
+
+
+@dataclass
+class Measured:
+    """Everything that was seen; per input, and as a share of the outputs' own squares."""
+
+    readers: dict[str, Reader]
+    branches: dict[str, Branch]
+    inputs: int
+
+
+@dataclass
+class _Sums:
+    gram: Tensor | None = None
+    squares: Tensor | None = None
+    sums: Tensor | None = None
+    gain: Tensor | None = None
+    positions: int = 0
+    probed: int = 0
+
+    def add(self, name: str, value: Tensor) -> None:
+        held = getattr(self, name)
+        setattr(self, name, value if held is None else held + value)
+
+
+@dataclass
+class _Look:
+    """Hooks on a copy of the model that shares its weights."""
+
+    model: nn.Module
+    readers: Sequence[str]
+    branches: Sequence[tuple[str, int]]
+    batches: int
+    found: dict[str, _Sums] = field(default_factory=dict)
+    seed: int = 0
+
+    def hook_(self) -> None:
+        for path in self.readers:
+            layer = self.model.get_submodule(path)
+            layer.register_forward_hook(self._reader(path), with_kwargs=True)
+        for path, dim in self.branches:
+            self.model.get_submodule(path).register_forward_hook(self._branch(path, dim))
+
+    def _reader(self, path: str) -> Callable[..., None]:
+        def hook(layer: Any, args: Any, kwargs: Any, out: Tensor) -> None:
+            x: Tensor = args[0] if args else kwargs["input"]
+            sums = self.found.setdefault(path, _Sums())
+            reads = matrix_of(layer).shape[1]
+            most = -(-max(ROWS_PER_WEIGHT * reads, LEAST_ROWS) // self.batches)
+            sample = Sample(layer, x.detach(), out.detach(), most, self.seed)
+            rows = sample.rows()
+            rows = rows if rows.dtype == torch.float64 else rows.float()
+            rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], 2)
+            dim = -1 if isinstance(layer, nn.Linear) else 1
+            there = out.numel() // out.shape[dim]
+            gram = (rows.transpose(1, 2) @ rows).double() * (there / rows.shape[1])
+            sums.add("gram", gram)
+            self._probe(sums, out, dim)
+
+        return hook
+
+    def _branch(self, path: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            sums = self.found.setdefault(f"branch {path}", _Sums())
+            values = _channels(out.detach(), dim)
+            sums.add("sums", values.sum(1))
+            sums.add("squares", values.square().sum(1))
+            sums.positions += values.shape[1]
+            self._probe(sums, out, dim)
+
+        return hook
+
+    def _probe(self, sums: _Sums, out: Tensor, dim: int) -> None:
+        def hook(grad: Tensor) -> None:
+            squares = _channels(grad, dim).square()
+            sums.add("gain", squares.sum(1))
+            sums.probed += squares.shape[1]
+
+        if out.requires_grad:
+            out.register_hook(hook)
+
+
+def measure(
+    model: nn.Module,
+    branches: Iterable[tuple[str, int]],
+    inputs: Inputs,
+    progress: Progress | None = None,
+) -> Measured:
+    """Look at all inputs once. `branches` are modules that hand on to a stream, and their dim."""
+    net = clone(model, {id(t): t for t in named_tensors(model).values()}).eval()
+    sites = find_sites(net, inputs[0]).sites
+    look = _Look(net, [s.layer for s in sites], list(branches), len(inputs))
+    look.hook_()
+    size = 0.0
+    random = torch.Generator().manual_seed(0)
+    for number in range(len(inputs)):
+        if progress is not None:
+            progress("measuring", number, len(inputs))
+        look.seed = number
+        outputs = _probe(net, inputs[number], random)
+        size += sum(float(out.double().square().sum()) for out in outputs)
+    scale = inputs.count / (size or 1.0)
+    readers, found = {}, {}
+    for path, sums in look.found.items():
+        if sums.gain is None:
+            continue  # no way leads from here to an output
+        gain = sums.gain / sums.probed * scale
+        if path.startswith("branch "):
+            assert sums.sums is not None
+            assert sums.squares is not None
+            spread = sums.squares - sums.sums.square() / sums.positions
+            found[path.removeprefix("branch ")] = Branch(spread / inputs.count, gain)
+        else:
+            assert sums.gram is not None
+            layer: Layer = net.get_submodule(path)  # type: ignore[assignment]
+            width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+            matrix = matrix_of(layer).double()
+            readers[path] = Reader(matrix, sums.gram / inputs.count, gain, width)
+    return Measured(readers, found, inputs.count)
+
+
+@torch.enable_grad()
+def _probe(net: nn.Module, example: Example, random: torch.Generator) -> list[Tensor]:
+    """One pass forward, and one back with random weights on the outputs."""
+    args, kwargs = example.args, dict(example.kwargs)
+    given = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+    leaves = [t.detach().clone().requires_grad_() for t in given]
+    swap = {id(old): new for old, new in zip(given, leaves, strict=True)}
+    result = Example(_swapped(args, swap), _swapped(kwargs, swap)).call(net)
+    outputs = [t for t in tensors_in(result) if t.is_floating_point() and t.requires_grad]
+    if outputs:
+        total = torch.zeros((), device=outputs[0].device)
+        for out in outputs:
+            weights = torch.randn(out.shape, generator=random).to(out)
+            total = total + (out * weights).sum()
+        given_whole = len(leaves) == len(tensors_in((args, kwargs)))
+        own = [] if given_whole else [p for p in net.parameters() if p.requires_grad]
+        if leaves or own:  # every way back from the outputs ends in one of them
+            torch.autograd.grad(total, [*leaves, *own], allow_unused=True)
+    return [out.detach() for out in outputs]
+
+
+def _swapped(value: Any, swap: dict[int, Tensor]) -> Any:
+    return tree_map(lambda leaf: swap.get(id(leaf), leaf), value)
+
+
+def _channels(x: Tensor, dim: int) -> Tensor:
+    """[channels, everything else], in float64."""
+    return x.movedim(dim, 0).flatten(1).double()

@@ -1,0 +1,81 @@
+"""What was found about every group: how much harm is done by removing so many of its units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fpgm.errors import FileError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class GroupHarm:
+    """A group's name, its number of units, and the harm when the first 0, 1, … of them go."""
+
+    name: str
+    units: int
+    harm: tuple[float, ...]
+    """Squared error of the outputs as a share of their squares, after recovery."""
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    """By rate, where labels were given: with only this group pruned, nothing recovered."""
+
+    def at(self, rate: float) -> float:
+        """Harm at a rate; between whole units on a straight line."""
+        places = np.linspace(0, 1, len(self.harm))
+        return float(np.interp(rate, places, self.harm))
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Every group's harm, and what it was measured with."""
+
+    groups: tuple[GroupHarm, ...]
+    asked: Mapping[str, Any]
+    inputs: int
+
+    def curve(self, name: str, units: int, which: int = 0) -> list[float]:
+        """Harm for 0 to `units` units of a group, whatever its size when it was measured.
+
+        Of several groups with one name, that with number `which`. Where nothing was measured, the
+        mean of all groups at the same share.
+        """
+        same = [g for g in self.groups if g.name == name]
+        chosen = same[which : which + 1] or same[:1] or list(self.groups)
+        shares = [count / units for count in range(units + 1)]
+        return [sum(group.at(share) for group in chosen) / len(chosen) for share in shares]
+
+    def to_json(self, indent: int | None = None) -> str:
+        """As text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Sensitivity:
+        """Read what `to_json` wrote."""
+        try:
+            held = json.loads(text)
+            if held["format"] != FORMAT:
+                raise FileError(f"A sensitivity in format {held['format']}: measure it again.")
+            groups = _groups(held["groups"])
+            if not groups:
+                raise FileError("A sensitivity without groups: measure it again.")
+            return cls(groups, held["asked"], int(held["inputs"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise FileError(f"This is not a sensitivity written by fpgm: {error}.") from error
+
+
+def _groups(rows: Sequence[Any]) -> tuple[GroupHarm, ...]:
+    return tuple(
+        GroupHarm(
+            str(row["name"]),
+            int(row["units"]),
+            tuple(float(h) for h in row["harm"]),
+            {str(rate): float(value) for rate, value in row["accuracy"].items()},
+        )
+        for row in rows
+    )

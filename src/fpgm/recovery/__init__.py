@@ -1,0 +1,205 @@
+"""Recovery without training: new weights on the kept units that stand in for the removed ones.
+
+Layer by layer, in the order they run, each layer of the compact model gets the weights with which
+it comes nearest to what the original computes there, out of what the compact model, as far as it
+is recovered, feeds it. That is a linear problem, solved exactly; labels are not needed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.compact import compact
+from fpgm.errors import RequestError
+from fpgm.examples import Example, beside, tensors_in
+from fpgm.plan import Plan
+from fpgm.recovery.batches import Inputs, read_inputs
+from fpgm.recovery.distil import distil_
+from fpgm.recovery.guess import stood_in
+from fpgm.recovery.layer import LayerWork, Solved
+from fpgm.recovery.norms import reestimate_
+from fpgm.recovery.sites import Site, find_sites
+from fpgm.recovery.walk import Walks
+from fpgm.tracer import plain_attention, undisturbed
+
+RECOVERY = "fpgm_recovery"
+"""Attribute under which a recovered model carries what was done to it."""
+
+Method = Literal["solve", "norms", "weights"]
+
+Progress = Callable[[str, int, int], None]
+"""Told which layer is being solved, how many are done, and of how many."""
+
+IN_MEMORY = 2 * 2**30
+"""Bytes that passes waiting at a layer may hold; others are run again from the start."""
+MOST_WAITING = 32
+"""Batches whose passes may wait: each is two threads."""
+HELD_PER_LAYER = 4
+"""A waiting pass holds about so many times what its largest layer reads and writes."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What recovery did: layer by layer, and to the outputs."""
+
+    method: Method
+    layers: tuple[Solved, ...]
+    before: float | None
+    """Squared error of the outputs, as a share of their size: compact against original."""
+    after: float | None
+    inputs: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def recovery_of(model: nn.Module) -> Recovery:
+    """What `recover` did to a model it returned."""
+    told = getattr(model, RECOVERY, None)
+    if not isinstance(told, Recovery):
+        raise RequestError("This model was not returned by recover.")
+    return told
+
+
+@torch.no_grad()
+def recover(
+    model: nn.Module,
+    plan: Plan,
+    loader: Iterable[Any],
+    *,
+    method: Method = "solve",
+    images: int = 1024,
+    distil: float = 0.0,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """The compact model, with weights that make up for what is gone; the model is untouched.
+
+    `loader` gives batches of inputs, or of inputs and labels, which are not looked at; the first
+    `images` inputs are used. `method="norms"` only takes batch norms' statistics anew, and
+    `method="weights"` guesses from the weights alone how units vary together: one batch, of noise
+    if need be, shows it how the model runs. Then `distil` seconds may go into training towards the
+    original's answers, with all batches a loader gives if it can be read again. What was done is in
+    the result's `fpgm_recovery`.
+
+    >>> import fpgm
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    >>> x = [torch.randn(8, 3, 8, 8) for _ in range(4)]
+    >>> small = fpgm.recover(net, fpgm.plan(net, x[0], rate=0.5, align=1), x)
+    >>> small.fpgm_recovery.after < small.fpgm_recovery.before
+    True
+    """
+    if method not in get_args(Method):
+        raise RequestError(f"method is {method!r}: give 'solve', 'norms' or 'weights'.")
+    if not isinstance(images, int) or images < 1:
+        raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
+    if not 0 <= distil < math.inf:
+        raise RequestError(f"distil is {distil!r}: give seconds, from 0 up.")
+    start = time.perf_counter()
+    plain = compact(model, plan)
+    small = compact(model, plan)
+    modes = [module.training for module in small.modules()]
+    inputs = read_inputs((beside(model, batch) for batch in loader), images)
+    notes: list[str] = []
+    solved: list[Solved] = []
+    try:
+        with undisturbed(model), plain_attention(), full_precision():
+            for net in (model, plain, small):
+                net.eval()
+            if method == "norms":
+                reestimate_(small, inputs)
+            elif method == "weights":
+                copy, changed = stood_in(model, plan, inputs[0])
+                small = compact(copy, plan).eval()
+                notes = [] if changed else ["No layer was found that could stand in."]
+            else:
+                solved = _solve_(model, small, plan, inputs, progress)
+                notes = [s.note for s in solved if s.note is not None]
+            if distil > 0:
+                steps = distil_(small, model, loader, inputs, distil, progress)
+                notes.append(f"Distilled for {distil:g} s, {steps} steps.")
+            before, after = _output_errors(model, (plain, small), inputs)
+    finally:
+        inputs.close()
+    if before is None or after is None:
+        notes.append("The outputs have other shapes than the original's: they were not compared.")
+    elif not after <= before:
+        small = plain
+        notes.append(
+            f"The outputs' error rose from {before:.3g} to {after:.3g}: weights were left alone."
+        )
+        after = before
+    for module, mode in zip(small.modules(), modes, strict=True):
+        module.training = mode
+    seconds = round(time.perf_counter() - start, 2)
+    told = Recovery(method, tuple(solved), before, after, inputs.count, seconds, tuple(notes))
+    setattr(small, RECOVERY, told)
+    return small
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Without autocast: it rounds, and its cache would keep weights as they were."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+def _solve_(
+    model: nn.Module, small: nn.Module, plan: Plan, inputs: Inputs, progress: Progress | None
+) -> list[Solved]:
+    """Layer after layer, each with what the ones before it now give."""
+    sites, largest = _sites(model, small, inputs[0])
+    waiting = min(MOST_WAITING, IN_MEMORY // (2 * HELD_PER_LAYER * max(largest, 1)))
+    walks = Walks(model, small, sites, inputs, waiting)
+    solved = []
+    try:
+        for number, site in enumerate(sites):
+            if progress is not None:
+                progress(site.layer, number, len(sites))
+            solved.append(LayerWork(model, small, plan, walks, number).solve_())
+    finally:
+        walks.close()
+    return solved
+
+
+def _sites(model: nn.Module, small: nn.Module, example: Example) -> tuple[list[Site], int]:
+    """Layers to solve for; without their sums if the two models do not add alike."""
+    mine, theirs = (find_sites(net, example) for net in (small, model))
+    sites = mine.sites
+    if mine.sums != theirs.sums:
+        sites = [Site(site.layer, site.calls, site.norm) for site in sites]
+    return sites, theirs.largest
+
+
+def _output_errors(
+    model: nn.Module, nets: tuple[nn.Module, ...], inputs: Inputs
+) -> list[float | None]:
+    """Squared difference of all outputs, where they are finite, as a share of their squares."""
+    missed, size = [0.0] * len(nets), 0.0
+    compared = False
+    for number in range(len(inputs)):
+        example = inputs[number]
+        given = [_outputs(net, example) for net in nets]
+        for place, wanted in enumerate(_outputs(model, example)):
+            if any(own[place].shape != wanted.shape for own in given):
+                continue
+            compared = True
+            finite = wanted.isfinite()
+            size += float(wanted[finite].double().square().sum())
+            for i, own in enumerate(given):
+                missed[i] += float((wanted - own[place])[finite].double().square().sum())
+    return [m / (size or 1.0) if compared else None for m in missed]
+
+
+def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]

@@ -1,0 +1,106 @@
+"""The inputs recovery looks at, read once from any iterable.
+
+They are needed again for every layer. A few stay in memory; what is more goes to a temporary file,
+so that memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fpgm.errors import RequestError
+from fpgm.examples import Example, tensors_in
+
+IN_MEMORY = 512 * 2**20
+"""Bytes of inputs kept at hand."""
+
+
+class Inputs:
+    """Batches of inputs as calls of the model, and how many inputs they hold together."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: list[Example | _Filed] = []
+        self._bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, number: int) -> Example:
+        kept = self._kept[number]
+        return kept if isinstance(kept, Example) else kept.read()
+
+    def add(self, example: Example, inputs: int) -> None:
+        """Keep a batch, at hand or in a file."""
+        self.count += inputs
+        size = sum(t.nbytes for t in tensors_in((example.args, dict(example.kwargs))))
+        if self._bytes + size <= IN_MEMORY or not self._kept:
+            self._bytes += size
+            self._kept.append(example)
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="fpgm-")
+        self._kept.append(_Filed(example, Path(self._folder.name) / f"{len(self)}.safetensors"))
+
+    def close(self) -> None:
+        """Remove the file, if there is one."""
+        self._kept.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+class _Filed:
+    """A batch whose tensors lie in a file."""
+
+    def __init__(self, example: Example, file: Path) -> None:
+        leaves, tree = tree_flatten((example.args, dict(example.kwargs)))
+        self._file, self._tree = file, tree
+        tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        self._devices = {name: tensor.device for name, tensor in tensors.items()}
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+
+    def read(self) -> Example:
+        leaves = list(self._leaves)
+        for name, tensor in load_file(self._file).items():
+            leaves[int(name)] = tensor.to(self._devices[name])
+        args, kwargs = tree_unflatten(leaves, self._tree)
+        return Example(args, kwargs)
+
+
+def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
+    """The first batches of a loader, until they hold so many inputs."""
+    found = Inputs()
+    try:
+        for batch in loader:
+            example = as_call(batch)
+            first = next(iter(tensors_in((example.args, dict(example.kwargs)))), None)
+            if first is None or not first.ndim:
+                raise RequestError(
+                    f"The loader gives {type(batch).__name__} without a tensor of inputs: give "
+                    "batches of inputs, or pairs of inputs and labels."
+                )
+            found.add(example, first.shape[0])
+            if found.count >= images:
+                break
+        if not len(found):
+            raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def as_call(batch: Any) -> Example:
+    """A batch as the model takes it: what stands behind the first of several is not looked at."""
+    if isinstance(batch, Mapping):
+        return Example((), dict(batch))
+    return Example((batch[0] if isinstance(batch, Sequence) else batch,), {})

@@ -1,0 +1,86 @@
+"""A short training of the compact model towards the original's answers: no labels, a time limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.examples import Example, beside, tensors_in
+from fpgm.recovery.batches import Inputs, as_call
+
+RATE = 1e-3
+"""Of AdamW at the start; it falls to zero along a cosine of the time that has passed."""
+
+Told = Callable[[str, int, int], None]
+
+
+def distil_(
+    small: nn.Module,
+    model: nn.Module,
+    loader: Iterable[Any],
+    inputs: Inputs,
+    seconds: float,
+    progress: Told | None = None,
+) -> int:
+    """Train for so many seconds; returns how many steps that were.
+
+    Norms keep their statistics: batches may be small, and what they were told is right already.
+    """
+    small.eval()
+    parameters = [p for p in small.parameters() if p.requires_grad]
+    if not parameters:
+        return 0
+    optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=0.0)
+    start, steps = time.perf_counter(), 0
+    for example in _endless(model, loader, inputs):
+        share = (time.perf_counter() - start) / seconds
+        if share >= 1:
+            break
+        if progress is not None:
+            progress("distilling", int(share * seconds), math.ceil(seconds))
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (1 + math.cos(math.pi * share)) / 2
+        with torch.no_grad():
+            wanted = _outputs(model, example)
+        with torch.enable_grad():
+            loss = _distance(_outputs(small, example), wanted)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        steps += 1
+    for parameter in parameters:
+        parameter.grad = None
+    return steps
+
+
+def _endless(model: nn.Module, loader: Iterable[Any], inputs: Inputs) -> Iterator[Example]:
+    """All of a loader's batches again and again; of one that can be read only once, what was."""
+    once = iter(loader) is loader
+    while True:
+        count = 0
+        for batch in () if once else loader:
+            count += 1
+            yield as_call(beside(model, batch))
+        if not count:
+            once = True
+            yield from (inputs[number] for number in range(len(inputs)))
+
+
+def _distance(given: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    """Mean squared error of all outputs, each in units of its own size."""
+    parts = [
+        (g - w).square().mean() / w.square().mean().clamp(min=1e-12)
+        for g, w in zip(given, wanted, strict=True)
+        if g.shape == w.shape
+    ]
+    return torch.stack(parts).mean() if parts else torch.zeros((), requires_grad=True)
+
+
+def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]

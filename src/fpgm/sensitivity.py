@@ -1,0 +1,43 @@
+"""`sensitivity`: which groups can spare how many units, measured on data without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from fpgm.budget import Budget
+from fpgm.harm.measure import Progress
+from fpgm.harm.result import Sensitivity
+from fpgm.planning import SENSED, Planner
+
+EVERYTHING = Budget(rate=0.5)
+"""A planner needs a budget; harm is measured for all of them."""
+
+
+def sensitivity(
+    model: nn.Module,
+    example_inputs: Any,
+    loader: Iterable[Any],
+    *,
+    images: int = SENSED,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Sensitivity:
+    """Measure for every group the harm that removing 1, 2, … of its units does to the outputs.
+
+    Harm is the squared error of the outputs, as a share of their squares, that is left once the
+    layers that read the group are solved anew (`fpgm.recover`). `loader` gives batches of inputs;
+    labels beside them are not looked at. Takes the options of `plan` that say which units go and
+    where. Give the result to `plan` as `allocate=`.
+
+    >>> import fpgm, torch
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    >>> x = [torch.randn(8, 3, 8, 8) for _ in range(2)]
+    >>> group = fpgm.sensitivity(net, x[0], x).groups[0]
+    >>> group.at(0.25) < group.at(0.5)
+    True
+    """
+    planner = Planner(model, example_inputs, budget=EVERYTHING, **options)
+    return planner.sense(loader, images, progress)

@@ -1,0 +1,102 @@
+"""Recovery and sensitivity on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.shell import refused, run
+
+LOOK = ("--data", "synthetic", "--images", 128)
+NET = """
+from torch import nn
+
+def make():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    )
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[Any, ...]:
+    (tmp_path / "net.py").write_text(NET)
+    return (f"{tmp_path}/net.py:make", "--input", "1x3x16x16")
+
+
+def results(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
+    assert "Recovered with 128 inputs in" in text
+    assert "Accuracy on test pictures: original " in text
+    told = results(out)
+    assert told["recovery"]["after"] < told["recovery"]["before"]
+    assert [layer["layer"] for layer in told["recovery"]["layers"]] == ["0", "3", "8"]
+    assert set(told["accuracy"]) == {"original", "compact", "recovered"}
+    assert "Certified" in run("verify", out)[0]
+
+
+def test_a_changed_file_is_not_the_recovered_one(model: tuple[Any, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("prune", *model, "--rate", 0.5, "--recover", "norms", *LOOK, "--out", out)
+    file = out / "small.safetensors"
+    tensors = load_file(file)
+    with safe_open(file, "pt") as held:
+        metadata = held.metadata()
+    tensors["0.weight"] += 1
+    save_file(tensors, file, metadata)
+    message = refused("verify", out, code=1)
+    assert "is not the model that was recovered" in message
+
+
+def test_without_data(model: tuple[Any, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("prune", *model, "--rate", 0.5, "--recover", "weights", "--out", out)
+    assert results(out)["recovery"]["method"] == "weights"
+    assert "accuracy" not in results(out)
+
+
+def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -> None:
+    file, out = tmp_path / "sensitivity.json", tmp_path / "out"
+    text = run("sensitivity", *model, *LOOK, "--out", file)[0]
+    assert "| group | units |" in text
+    assert [line.split("|")[1].strip() for line in text.splitlines()[-2:]] == ["0", "3"]
+    told = json.loads(run("sensitivity", *model, *LOOK, "--json")[0])
+    assert [group["name"] for group in told["groups"]] == ["0", "3"]
+    run("prune", *model, "--macs", 0.4, "--align", 1, "--allocate", file, "--out", out)
+    assert json.loads((out / "plan.json").read_text())["asked"]["allocate"] == "sensitivity"
+    assert results(out)["achieved"]["macs_removed"] >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--recover", "solve"), "--recover solve looks at pictures: give --data."),
+        (("--recover", "x"), "--recover is 'x': give one of solve, norms, weights."),
+        (("--allocate", "sensitivity"), "--allocate sensitivity looks at pictures: give --data."),
+        (("--distil", 5), "--distil goes on from a recovered model: give --recover solve too."),
+        (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
+        (("--recover", "solve", *LOOK, "--mean", "1"), "--mean and --std go together"),
+        (("--allocate", "no.json"), "no.json cannot be read"),
+    ],
+)
+def test_refusals(
+    model: tuple[Any, ...], tmp_path: Path, options: tuple[Any, ...], message: str
+) -> None:
+    out = tmp_path / "out"
+    assert message in refused("prune", *model, "--rate", 0.5, *options, "--out", out)
+    assert not out.exists()
+
+
+def test_sensitivity_needs_data(model: tuple[Any, ...]) -> None:
+    assert "give --data" in refused("sensitivity", *model)
