@@ -181,8 +181,9 @@ def test_single_values_are_replaced_from_the_command_line(tmp_path: Path) -> Non
     assert recipe.model.weights == "a b.safetensors"
     assert recipe.train.milestones == (1, 2)
     assert recipe.train.lr == read_recipe(file).train.lr
-    quick = SHIPPED / "cifar10-resnet20-quick.toml"
-    held, free = (read_recipe(quick, change).prune for change in ([], ["prune.hold=none"]))
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "cifar10-resnet20-quick"\n[prune]\nhold = 2\n')
+    held, free = (read_recipe(own, change).prune for change in ([], ["prune.hold=none"]))
     assert held is not None
     assert free is not None
     assert (held.hold, free.hold) == (2, None)
