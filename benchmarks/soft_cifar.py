@@ -95,8 +95,7 @@ def markdown(command: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         "From trained weights (91.73 %), 40 % of the filters, SGD at 0.02 falling to 0 over 3 "
         "epochs, one seed for all. Pruned softly at the end of epochs 1 and 2; what the second "
         "zeroes stays zero in the third, except where the name says otherwise. Accuracy of the "
-        "compact model on the 10,000 test images. Other numbers of threads round otherwise: the "
-        "first epoch, which all share, ends at 90.75 % with one and 91.06 % with two. "
+        "compact model on the 10,000 test images. Other numbers of threads round otherwise. "
         f"torch {torch.__version__}, {platform.machine()}."
     )
     yield ""
