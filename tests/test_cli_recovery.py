@@ -37,7 +37,7 @@ def results(folder: Path) -> Any:
 def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"
     text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
-    assert "Recovered with 128 inputs in" in text
+    assert "inputs looked at: 128." in text
     assert "Accuracy on test pictures: original " in text
     told = results(out)
     assert told["recovery"]["after"] < told["recovery"]["before"]
@@ -88,6 +88,10 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
         (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
         (("--recover", "solve", *LOOK, "--mean", "1"), "--mean and --std go together"),
         (("--allocate", "no.json"), "no.json cannot be read"),
+        (
+            ("--recover", "solve", "--data", "digits"),
+            "--data digits gives pictures of 1x8x8, which",
+        ),
     ],
 )
 def test_refusals(

@@ -28,7 +28,7 @@ from fpgm.recovery.batches import read_inputs
 from fpgm.replay import MismatchError, needs_replay, replay
 from fpgm.select import Choice, Selector
 from fpgm.streams import watcher
-from fpgm.tensors import named_tensors
+from fpgm.tensors import named_tensors, tensors_sha256
 from fpgm.tracer import undisturbed
 from fpgm.verify import certify, verify
 from fpgm.watch import watch
@@ -246,7 +246,9 @@ class Planner:
     def _sensed(self) -> dict[str, str]:
         """What a sensitivity depends on."""
         kept = ("criterion", "distance", "residual")
-        return {"model": fingerprint(self.model), **{key: str(self.asked[key]) for key in kept}}
+        asked = {key: str(self.asked[key]) for key in kept}
+        weights = tensors_sha256(self.model)
+        return {"model": fingerprint(self.model), "set of weights": weights[:16], **asked}
 
     def allocate(self, sensed: Sensitivity) -> None:
         """Choose rates by what was measured, if it was measured for this."""

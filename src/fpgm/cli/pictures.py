@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fpgm.data.batches import ALONE
 from fpgm.data.sources import Sets, Wanted, open_sets
 from fpgm.errors import RequestError
+from fpgm.wording import reason
 
 BATCH = 128
 
@@ -42,6 +43,18 @@ class Pictures:
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self.sets.train.epoch(0):
             yield batch.images
+
+    @torch.no_grad()
+    def check(self, net: nn.Module, data: str, model: str) -> None:
+        """Refuse pictures that the model cannot take, before anything long is done."""
+        size = "x".join(str(n) for n in self.sets.shape)
+        try:
+            net(next(iter(self))[:1])
+        except (RuntimeError, ValueError) as error:
+            raise RequestError(
+                f"--data {data} gives pictures of {size}, which {model} cannot take: "
+                f"{reason(error)}."
+            ) from error
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module, count: int) -> float | None:

@@ -23,6 +23,7 @@ from fpgm.plan import Plan
 from fpgm.planning import plan
 from fpgm.recovery import Method, recovery_of
 from fpgm.recovery import recover as solve
+from fpgm.tensors import tensors_sha256
 from fpgm.verify import Certificate
 from fpgm.verify import verify as certify
 
@@ -112,6 +113,8 @@ def prune(
             net = common.build(model, weights)
             x = common.example(shape)
             pictures = None if data is None else pic.open_pictures(data, mean, std, shape[-1])
+            if pictures is not None and data is not None:
+                pictures.check(net, data, model)
         with steps.step("watch and plan"), common.supposing(shape, input):
             way: Any = allocate
             if allocate not in ("uniform", "sensitivity"):
@@ -133,7 +136,7 @@ def prune(
                     method=method, images=images, distil=distil, progress=steps.inside,
                 )  # fmt: skip
                 told["recovery"] = recovery_of(small).to_dict()
-                told["small_sha256"] = res.tensors_sha256(small)
+                told["small_sha256"] = tensors_sha256(small)
         if pictures is not None:
             with steps.step("count accuracy"):
                 told["accuracy"] = _accuracies(pictures, test, net, plain, small)
@@ -142,7 +145,7 @@ def prune(
         "format": res.FORMAT,
         "model": model,
         "weights": {"file": weights.name, "sha256": file_sha256(weights)} if weights else None,
-        "original_sha256": res.tensors_sha256(net),
+        "original_sha256": tensors_sha256(net),
         "input": shape,
         "asked": {name: value for name, value in asked.items() if value not in (None, {}, [])},
         "achieved": res.achieved(made),
@@ -240,10 +243,12 @@ def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any])
     typer.echo(f"\n{res.certificate_line(certificate)}")
     if "recovery" in told:
         r = told["recovery"]
-        typer.echo(
-            f"Recovered with {r['inputs']} inputs in {r['seconds']:.0f} s: the outputs' squared "
-            f"error, as a share of their squares, fell from {r['before']:.3g} to {r['after']:.3g}."
-        )
+        typer.echo(f"Recovered in {r['seconds']:.0f} s; inputs looked at: {r['inputs']}.")
+        if r["before"] is not None:
+            typer.echo(
+                "The outputs' squared error, as a share of their squares, fell from "
+                f"{r['before']:.3g} to {r['after']:.3g}."
+            )
         for note in r["notes"]:
             typer.echo(f"Note: {note}")
     if told.get("accuracy"):

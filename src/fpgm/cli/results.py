@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -11,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fpgm.cli.common import to_json
@@ -53,15 +51,6 @@ def certificate_line(certificate: Certificate) -> str:
         f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}"
         f"{kind}."
     )
-
-
-def tensors_sha256(model: nn.Module) -> str:
-    """Digest of a model's tensors, by which an original is known again."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def check_folder(out: Path, force: bool) -> None:

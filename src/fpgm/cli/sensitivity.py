@@ -14,6 +14,7 @@ from fpgm.errors import FileError, RequestError
 from fpgm.files import write_text, writing
 from fpgm.harm.result import Sensitivity
 from fpgm.sensitivity import sensitivity as measure
+from fpgm.wording import reason
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
@@ -43,6 +44,7 @@ def sensitivity(
     options: dict[str, Any] = {"criterion": criterion, "residual": residual}
     net = common.build(model, weights)
     pictures = pic.open_pictures(data, mean, std, shape[-1])
+    pictures.check(net, data, model)
     with common.supposing(shape, input), common.LayerBar() as bar:
         found = measure(
             net, common.example(shape), pictures, images=images, progress=bar.show, **options
@@ -68,9 +70,16 @@ def sensitivity(
 def read(file: Path) -> Sensitivity:
     """What `fpgm sensitivity --out` wrote."""
     try:
-        return Sensitivity.from_json(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{file} cannot be read: {error}.") from error
+        raise FileError(
+            f"{file} cannot be read: {reason(error)}. --allocate takes uniform, sensitivity, or "
+            "such a file."
+        ) from error
+    try:
+        return Sensitivity.from_json(text)
+    except FileError as error:
+        raise FileError(f"{file}: {error}") from error
 
 
 def _show(found: Sensitivity) -> None:

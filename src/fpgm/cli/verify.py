@@ -18,6 +18,7 @@ from fpgm.errors import FileError, PlanError, VerificationError
 from fpgm.files import file_sha256
 from fpgm.plan import Plan
 from fpgm.store import load, read_plans
+from fpgm.tensors import tensors_sha256
 from fpgm.verify import verify as certify
 from fpgm.wording import reason
 
@@ -33,7 +34,7 @@ def verify(
         with steps.step("build"):
             weights = _checked_weights(folder, results, weights)
             original = common.build(results["model"], weights)
-            if res.tensors_sha256(original) != results["original_sha256"]:
+            if tensors_sha256(original) != results["original_sha256"]:
                 raise FileError(
                     f"{results['model']!r} is not the model that {folder} was made from: its "
                     "weights or its code have changed."
@@ -120,7 +121,7 @@ def _check_tensors(folder: Path, small: nn.Module, expected: nn.Module) -> None:
 def _check_recovered(folder: Path, small: nn.Module, plain: nn.Module, digest: str) -> None:
     """A recovered model has the compact model's tensors, with the values recovery gave them."""
     shapes = [{n: t.shape for n, t in net.state_dict().items()} for net in (small, plain)]
-    if shapes[0] != shapes[1] or res.tensors_sha256(small) != digest:
+    if shapes[0] != shapes[1] or tensors_sha256(small) != digest:
         raise VerificationError(
             f"{folder / res.SMALL} is not the model that was recovered: its tensors have changed "
             "since (trained, or damaged)."

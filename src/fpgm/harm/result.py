@@ -66,7 +66,7 @@ class Sensitivity:
                 raise FileError("A sensitivity without groups: measure it again.")
             return cls(groups, held["asked"], int(held["inputs"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise FileError(f"This is not a sensitivity written by fpgm: {error}.") from error
+            raise FileError("This is not a sensitivity written by fpgm.") from error
 
 
 def _groups(rows: Sequence[Any]) -> tuple[GroupHarm, ...]:

@@ -7,6 +7,7 @@ is recovered, feeds it. That is a linear problem, solved exactly; labels are not
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -119,15 +120,14 @@ def recover(
             if method == "norms":
                 reestimate_(small, inputs)
             elif method == "weights":
-                copy, changed = stood_in(model, plan, inputs[0])
-                small = compact(copy, plan).eval()
+                full, changed = stood_in(model, plan, inputs[0])
+                small = compact(full, plan).eval()
                 notes = [] if changed else ["No layer was found that could stand in."]
             else:
                 solved = _solve_(model, small, plan, inputs, progress)
                 notes = [s.note for s in solved if s.note is not None]
             if distil > 0:
-                steps = distil_(small, model, loader, inputs, distil, progress)
-                notes.append(f"Distilled for {distil:g} s, {steps} steps.")
+                small = _distilled(model, small, loader, inputs, distil, progress, notes)
             before, after = _output_errors(model, (plain, small), inputs)
     finally:
         inputs.close()
@@ -145,6 +145,28 @@ def recover(
     told = Recovery(method, tuple(solved), before, after, inputs.count, seconds, tuple(notes))
     setattr(small, RECOVERY, told)
     return small
+
+
+def _distilled(
+    model: nn.Module,
+    small: nn.Module,
+    loader: Iterable[Any],
+    inputs: Inputs,
+    seconds: float,
+    progress: Progress | None,
+    notes: list[str],
+) -> nn.Module:
+    """The model trained on, if that has brought it nearer to the original."""
+    trained = copy.deepcopy(small)
+    steps = distil_(trained, model, loader, inputs, seconds, progress)
+    before, after = _output_errors(model, (small, trained), inputs)
+    if before is not None and after is not None and not after < before:
+        notes.append(
+            f"{steps} steps of distillation in {seconds:g} s did not help and were taken back."
+        )
+        return small
+    notes.append(f"Distilled for {seconds:g} s, {steps} steps.")
+    return trained
 
 
 @contextmanager

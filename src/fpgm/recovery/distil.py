@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fpgm.examples import Example, beside, tensors_in
 from fpgm.recovery.batches import Inputs, as_call
 
-RATE = 1e-3
+RATE = 3e-4
 """Of AdamW at the start; it falls to zero along a cosine of the time that has passed."""
 
 Told = Callable[[str, int, int], None]
