@@ -103,12 +103,15 @@ class Silencer:
 
 
 def _zeroed(slices: Sequence[Gone], arrived: set[int]) -> Callable[[Tensor], None]:
-    @torch.no_grad()
     def hook(parameter: Tensor) -> None:
         arrived.add(id(parameter))
-        if parameter.grad is not None:
-            for gone in slices:
-                gone.zero_(parameter.grad)
+        grad = parameter.grad
+        if grad is None:
+            return
+        if grad.requires_grad:  # backward(create_graph=True): zeroing is no part of the graph
+            grad = grad.detach()
+        for gone in slices:
+            gone.zero_(grad)
 
     return hook
 
