@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.softly import Block, X, train, zeroed_filters
 from torch import Tensor, nn
 
 import fpgm
 from fpgm.criteria import lowest
 from fpgm.models import digits, resnet
 from fpgm.schedule import Schedule
-
-X = torch.randn(4, 3, 12, 12)
-
-
-class Block(nn.Module):
-    """A stem, a residual block with norms, and a head."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
-        super().__init__()
-        self.activation = activation
-        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.inner = nn.Conv2d(16, 24, 3, padding=1)
-        self.bn2 = nn.BatchNorm2d(24)
-        self.outer = nn.Conv2d(24, 16, 3, padding=1)
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.activation(self.bn1(self.stem(x)))
-        x = x + self.outer(self.activation(self.bn2(self.inner(x))))
-        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def batches(count: int, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(count):
-        x = torch.randn(16, 3, 12, 12, generator=generator, dtype=dtype)
-        yield x, torch.randint(5, (16,), generator=generator)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> list[float]:
-    model.train()
-    losses = []
-    dtype = next(model.parameters()).dtype
-    for x, y in batches(count, dtype):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
-
-
-def zeroed_filters(conv: nn.Conv2d) -> list[int]:
-    return torch.nonzero(~conv.weight.detach().flatten(1).any(1)).flatten().tolist()
 
 
 def test_a_step_zeroes_the_filters_with_the_smallest_scores_of_the_weights_as_they_are() -> None:
@@ -318,151 +272,6 @@ def test_the_state_moves_in_the_layout_of_its_parameter(fused: bool) -> None:
     for parameter, state in optimizer.state.items():
         assert state["exp_avg"].stride() == parameter.stride()
     assert isinstance(train(small, optimizer, 2)[-1], float)
-
-
-def test_held_units_stay_out_of_clipped_norms_and_closures() -> None:
-    torch.manual_seed(0)
-    net = Block(torch.sigmoid).double()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    pruner = fpgm.SoftPruner(net, X.double(), rate=0.5, align=1, mode="hard", optimizer=optimizer)
-    pruner.step()
-    gone = zeroed_filters(net.inner)
-    for x, y in batches(3, torch.float64):
-
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            assert net.inner.weight.grad is not None
-            assert net.outer.weight.grad is not None
-            assert not net.inner.weight.grad[gone].any()
-            assert not net.outer.weight.grad[:, gone].any()
-            return loss
-
-        optimizer.step(closure)
-    assert not optimizer.state[net.inner.weight]["momentum_buffer"][gone].any()
-
-
-def test_soft_first_then_held() -> None:
-    """Before `hold` units come back by momentum and gradient, after it none does."""
-    torch.manual_seed(0)
-    net = Block(torch.sigmoid)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, hold=2, optimizer=optimizer)
-    steps, gone = [], []
-    for _ in range(4):
-        train(net, optimizer, 5)
-        steps.append(pruner.step())
-        gone.append(zeroed_filters(net.inner))
-    assert steps[1].regrown > 0
-    assert [step.regrown for step in steps[2:]] == [0, 0]
-    assert gone[1] == gone[2] == gone[3]
-    small = pruner.compact()
-    assert pruner.certificate is not None
-    assert pruner.certificate.ok
-    torch.testing.assert_close(small.eval()(X), net.eval()(X), rtol=1e-5, atol=1e-6)
-
-
-def test_holding_goes_on_after_resuming() -> None:
-    torch.manual_seed(0)
-    net = Block(torch.sigmoid)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    options: dict[str, Any] = {"rate": 0.5, "align": 1, "hold": 1, "interval": 2}
-    pruner = fpgm.SoftPruner(net, X, optimizer=optimizer, **options)
-    pruner.step()
-    assert pruner.state_dict()["holding"] is False  # nothing was zeroed yet
-    pruner.step()
-    state = json.loads(json.dumps(pruner.state_dict()))
-    del pruner  # and with it what it held
-    again = fpgm.SoftPruner(net, X, optimizer=optimizer, **options)
-    again.load_state_dict(state)
-    gone = zeroed_filters(net.inner)
-    train(net, optimizer, 5)
-    assert zeroed_filters(net.inner) == gone
-    assert again.state_dict() == state
-
-
-def test_held_from_an_epoch_that_prunes_nothing() -> None:
-    """Units that came back since the last pruning are zeroed again, and then held."""
-    torch.manual_seed(0)
-    net = Block(torch.sigmoid)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, end=1, hold=2, optimizer=optimizer)
-    pruner.step()
-    gone = zeroed_filters(net.inner)
-    train(net, optimizer, 5)
-    assert zeroed_filters(net.inner) != gone
-    pruner.step()
-    train(net, optimizer, 5)
-    assert zeroed_filters(net.inner) == gone
-
-
-def test_a_pruner_that_is_gone_holds_nothing() -> None:
-    torch.manual_seed(0)
-    net = Block(torch.sigmoid)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, mode="hard", optimizer=optimizer)
-    pruner.step()
-    assert zeroed_filters(net.inner)
-    del pruner
-    gc.collect()
-    train(net, optimizer, 5)
-    assert not zeroed_filters(net.inner)
-
-
-@pytest.mark.parametrize("how", ["trained later", "put there"])
-def test_gradients_that_come_another_way_are_held_too(how: str) -> None:
-    torch.manual_seed(0)
-    net = Block()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    weight = net.inner.weight
-    weight.requires_grad_(how != "trained later")
-    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, mode="hard", optimizer=optimizer)
-    pruner.step()
-    gone = zeroed_filters(net.inner)
-    weight.requires_grad_(True)
-    if how == "trained later":
-        net(X).sum().backward()
-        assert weight.grad is not None
-        assert not weight.grad[gone].any()
-    else:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    momentum = optimizer.state[weight]["momentum_buffer"]
-    assert momentum.any()
-    assert not momentum[gone].any()
-
-
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        ({"mode": "hard", "ramp": 2}, True),
-        ({"mode": "hard", "ramp": 1}, False),
-        ({"hold": 1, "ramp": 2}, True),
-        ({"hold": 2, "ramp": 2}, False),
-        ({"hold": 3, "ramp": 3, "interval": 2}, False),
-    ],
-)
-def test_amounts_of_macs_may_rise_only_before_holding(
-    options: dict[str, Any], refused: bool
-) -> None:
-    net = Block()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with pytest.raises(fpgm.RequestError) if refused else nullcontext():
-        fpgm.SoftPruner(net, X, macs=0.5, optimizer=optimizer, **options)
-
-
-def test_a_state_that_does_not_fit_changes_nothing() -> None:
-    net = Block()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, hold=1, optimizer=optimizer)
-    pruner.step()
-    state = pruner.state_dict()
-    without = fpgm.SoftPruner(net, X, rate=0.5, align=1)
-    before = without.state_dict()
-    with pytest.raises(fpgm.RequestError, match="holds units at zero: give optimizer="):
-        without.load_state_dict(state)
-    assert without.state_dict() == before
 
 
 def test_nothing_happens_when_the_end_is_refused() -> None:

@@ -67,6 +67,11 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     return small
 
 
+def shadow(model: nn.Module) -> nn.Module:
+    """A copy with the model's own weights: hooks and attributes of the two are apart."""
+    return clone(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+
+
 def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
     """`copy.deepcopy(model, memo)`, several times faster for ordinary modules.
 

@@ -108,6 +108,24 @@ class Structure:
             if slot.trainable
         )
 
+    def places(self, units: Tensor, labels: Tensor) -> Tensor:
+        """Which of these units each label belongs to, or −1."""
+        place = torch.full((int(self.classes.max()) + 1,), -1)
+        place[units] = torch.arange(len(units))
+        return place[self.of(labels)]
+
+    def readers(self, units: Tensor) -> list[tuple[str, Tensor]]:
+        """Layers that read these units, and which of them each channel they read is, or −1."""
+        found = []
+        for slot in self.seen.slots.values():
+            layer, _, kind = slot.name.rpartition(".")
+            for f, role in zip(slot.fields, slot.roles, strict=True):
+                if role == "reads" and kind == "weight":
+                    places = self.places(units, rows_of(f))
+                    if bool((places >= 0).any()):
+                        found.append((layer, places))
+        return found
+
     def freeze(self, classes: Tensor, reason: str) -> None:
         """Leave these classes alone from now on."""
         for c in classes.unique().tolist():

@@ -64,6 +64,11 @@ def as_examples(inputs: Any) -> list[Example]:
     )
 
 
+def float_outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    """Every tensor of numbers that a model returns for an example."""
+    return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in nested outputs: tuples, dicts, dataclasses, plain objects."""
     found: list[Tensor] = []

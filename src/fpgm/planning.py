@@ -21,9 +21,10 @@ from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import as_examples, beside
 from fpgm.harm.curves import harm
-from fpgm.harm.measure import Progress, measure
+from fpgm.harm.measure import measure
 from fpgm.harm.result import GroupHarm, Sensitivity
 from fpgm.plan import Plan
+from fpgm.progress import Progress
 from fpgm.recovery.batches import read_inputs
 from fpgm.replay import MismatchError, needs_replay, replay
 from fpgm.select import Choice, Selector
@@ -235,7 +236,7 @@ class Planner:
         for number, pool in enumerate(structure.pools):
             if progress is not None:
                 progress(pool.name, number, len(structure.pools))
-            curve = harm(structure, pool, selector.order(pool), measured)
+            curve = harm(structure, selector.order(pool), measured)
             if curve is not None:
                 found.append(GroupHarm(pool.name, len(pool.units), tuple(curve.tolist())))
         if not found:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from fpgm.budget import Budget
-from fpgm.harm.measure import Progress
 from fpgm.harm.result import Sensitivity
 from fpgm.planning import SENSED, Planner
+from fpgm.progress import Progress
 
 EVERYTHING = Budget(rate=0.5)
 """A planner needs a budget; harm is measured for all of them."""

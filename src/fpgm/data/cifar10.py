@@ -30,10 +30,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpgm.data.fetch import Progress, Unavailable, alone, download, npm_pack
+from fpgm.data.fetch import Unavailable, alone, download, npm_pack
 from fpgm.errors import FileError, RequestError
 from fpgm.files import sweep, write_whole, writing
 from fpgm.models._torchvision import import_torchvision
+from fpgm.progress import Progress
 from fpgm.wording import reason
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -19,10 +19,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from fpgm.files import writing
+from fpgm.progress import Progress
 from fpgm.wording import reason
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it, and of how much; 0 of 0 where nobody knows."""
 
 TIMEOUT_SECONDS = 6.0
 """For connecting, and for silence in between: what came so far is kept, so waiting gains little."""

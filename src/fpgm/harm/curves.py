@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fpgm.coupling import Pool, Structure, rows_of
+from fpgm.coupling import Structure
 from fpgm.errors import RequestError
 from fpgm.harm.measure import Measured, Reader
 
@@ -23,45 +23,38 @@ RIDGE = 1e-4
 """In units of what a layer reads, as in recovery."""
 
 
-def harm(structure: Structure, pool: Pool, order: Tensor, measured: Measured) -> Floats | None:
+def harm(structure: Structure, order: Tensor, measured: Measured) -> Floats | None:
     """Share of the outputs' squares lost when the first 0, 1, … units in this order go.
 
-    None if nothing that was measured reads the pool or is written by it.
+    None if nothing that was measured reads the units or hands them to a stream.
     """
-    rank = torch.full((int(structure.classes.max()) + 1,), len(order))
-    rank[order] = torch.arange(len(order))
     total = np.zeros(len(order) + 1)
     touched = False
-    for slot in structure.seen.slots.values():
-        layer, _, kind = slot.name.rpartition(".")
-        reader = measured.readers.get(layer)
-        if reader is None or kind != "weight":
-            continue
-        for f, role in zip(slot.fields, slot.roles, strict=True):
-            ranks = rank[structure.of(rows_of(f))]
-            if role == "reads" and bool((ranks < len(order)).any()):
-                total += _reading(reader, ranks, len(order))
-                touched = True
+    for layer, places in structure.readers(order):
+        if layer in measured.readers:
+            total += _reading(measured.readers[layer], places, len(order))
+            touched = True
     for site in structure.seen.sites:
         branch = measured.branches.get(site.module)
-        ranks = rank[structure.of(site.labels)]
-        if branch is not None and bool((ranks < len(order)).any()):
-            total += _summed(branch.variance * branch.gain, ranks, len(order))
+        places = structure.places(order, site.labels)
+        if branch is not None and bool((places >= 0).any()):
+            total += _summed(branch.variance * branch.gain, places, len(order))
             touched = True
     return total if touched else None
 
 
-def _reading(reader: Reader, ranks: Tensor, units: int) -> Floats:
-    """What a reader loses, of which these are the ranks of the channels it reads."""
+def _reading(reader: Reader, places: Tensor, units: int) -> Floats:
+    """What a reader loses; `places` say when each channel it reads goes, −1: never."""
     groups, reads, _ = reader.matrix.shape
-    whole = len(ranks) == reader.channels
-    by_group = ranks.reshape(groups, -1) if whole else ranks.expand(groups, -1)
+    whole = len(places) == reader.channels
+    by_group = places.reshape(groups, -1) if whole else places.expand(groups, -1)
     kernel = reads // by_group.shape[1]
     gains = reader.gain.reshape(groups, -1)
     total = np.zeros(units + 1)
     for matrix, gram, gain, own in zip(reader.matrix, reader.gram, gains, by_group, strict=True):
-        columns = torch.cat([own.repeat_interleave(kernel), own.new_tensor([units])])
-        order = columns.argsort(descending=True, stable=True)  # what goes first comes last
+        columns = torch.cat([own.repeat_interleave(kernel), own.new_tensor([-1])])
+        # What goes first comes last, what never goes first of all.
+        order = torch.where(columns < 0, units, columns).argsort(descending=True, stable=True)
         system = gram[order][:, order]
         weights = torch.cat([matrix, matrix.new_zeros(1, matrix.shape[1])])[order] * gain.sqrt()
         factor = _factor(system)
@@ -84,8 +77,9 @@ def _factor(system: Tensor) -> Tensor:
     raise RequestError("What a layer reads is not finite: look at the data for NaN and infinity.")
 
 
-def _summed(lost: Tensor, ranks: Tensor, units: int) -> Floats:
-    """Running sums over ranks; what has no rank never goes."""
-    each = torch.zeros(units + 1, dtype=torch.float64)
-    each.index_add_(0, ranks, lost.double().cpu())
-    return np.concatenate([[0.0], each[:units].cumsum(0).numpy()])
+def _summed(lost: Tensor, places: Tensor, units: int) -> Floats:
+    """Running sums over places; what has none never goes."""
+    goes = places >= 0
+    each = torch.zeros(units, dtype=torch.float64)
+    each.index_add_(0, places[goes], lost.double().cpu()[goes])
+    return np.concatenate([[0.0], each.cumsum(0).numpy()])

@@ -14,19 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.compact import clone
+from fpgm.compact import shadow
 from fpgm.examples import Example, tensors_in
+from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs
-from fpgm.recovery.rows import Layer, Sample, matrix_of
+from fpgm.recovery.rows import Layer, Sample, matrix_of, read
 from fpgm.recovery.sites import find_sites
-from fpgm.tensors import named_tensors
 
 ROWS_PER_WEIGHT = 16
 """So many positions are drawn for every weight of a filter."""
 LEAST_ROWS = 8_000
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being measured, how much is done, and of how much."""
 
 
 @dataclass
@@ -62,6 +59,8 @@ class Measured:
 
 @dataclass
 class _Sums:
+    """What was summed up about one layer or branch."""
+
     gram: Tensor | None = None
     squares: Tensor | None = None
     sums: Tensor | None = None
@@ -82,7 +81,8 @@ class _Look:
     readers: Sequence[str]
     branches: Sequence[tuple[str, int]]
     batches: int
-    found: dict[str, _Sums] = field(default_factory=dict)
+    read: dict[str, _Sums] = field(default_factory=dict)
+    handed: dict[str, _Sums] = field(default_factory=dict)
     seed: int = 0
 
     def hook_(self) -> None:
@@ -94,8 +94,8 @@ class _Look:
 
     def _reader(self, path: str) -> Callable[..., None]:
         def hook(layer: Any, args: Any, kwargs: Any, out: Tensor) -> None:
-            x: Tensor = args[0] if args else kwargs["input"]
-            sums = self.found.setdefault(path, _Sums())
+            x = read(args, kwargs)
+            sums = self.read.setdefault(path, _Sums())
             reads = matrix_of(layer).shape[1]
             most = -(-max(ROWS_PER_WEIGHT * reads, LEAST_ROWS) // self.batches)
             sample = Sample(layer, x.detach(), out.detach(), most, self.seed)
@@ -112,7 +112,7 @@ class _Look:
 
     def _branch(self, path: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            sums = self.found.setdefault(f"branch {path}", _Sums())
+            sums = self.handed.setdefault(path, _Sums())
             values = _channels(out.detach(), dim)
             sums.add("sums", values.sum(1))
             sums.add("squares", values.square().sum(1))
@@ -138,7 +138,7 @@ def measure(
     progress: Progress | None = None,
 ) -> Measured:
     """Look at all inputs once. `branches` are modules that hand on to a stream, and their dim."""
-    net = clone(model, {id(t): t for t in named_tensors(model).values()}).eval()
+    net = shadow(model).eval()
     sites = find_sites(net, inputs[0]).sites
     look = _Look(net, [s.layer for s in sites], list(branches), len(inputs))
     look.hook_()
@@ -151,23 +151,19 @@ def measure(
         outputs = _probe(net, inputs[number], random)
         size += sum(float(out.double().square().sum()) for out in outputs)
     scale = inputs.count / (size or 1.0)
-    readers, found = {}, {}
-    for path, sums in look.found.items():
-        if sums.gain is None:
-            continue  # no way leads from here to an output
-        gain = sums.gain / sums.probed * scale
-        if path.startswith("branch "):
-            assert sums.sums is not None
-            assert sums.squares is not None
-            spread = sums.squares - sums.sums.square() / sums.positions
-            found[path.removeprefix("branch ")] = Branch(spread / inputs.count, gain)
-        else:
-            assert sums.gram is not None
+    found = Measured({}, {}, inputs.count)
+    for path, sums in look.read.items():
+        if sums.gain is not None and sums.gram is not None:  # a way leads from here to an output
             layer: Layer = net.get_submodule(path)  # type: ignore[assignment]
             width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-            matrix = matrix_of(layer).double()
-            readers[path] = Reader(matrix, sums.gram / inputs.count, gain, width)
-    return Measured(readers, found, inputs.count)
+            gram, gain = sums.gram / inputs.count, sums.gain / sums.probed * scale
+            found.readers[path] = Reader(matrix_of(layer).double(), gram, gain, width)
+    for path, sums in look.handed.items():
+        if sums.gain is not None and sums.sums is not None and sums.squares is not None:
+            spread = sums.squares - sums.sums.square() / sums.positions
+            gain = sums.gain / sums.probed * scale
+            found.branches[path] = Branch(spread / inputs.count, gain)
+    return found
 
 
 @torch.enable_grad()

@@ -10,18 +10,19 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fpgm.compact import compact
 from fpgm.errors import RequestError
-from fpgm.examples import Example, beside, tensors_in
+from fpgm.examples import Example, beside, float_outputs
 from fpgm.plan import Plan
+from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, read_inputs
 from fpgm.recovery.distil import distil_
 from fpgm.recovery.guess import stood_in
@@ -35,9 +36,6 @@ RECOVERY = "fpgm_recovery"
 """Attribute under which a recovered model carries what was done to it."""
 
 Method = Literal["solve", "norms", "weights"]
-
-Progress = Callable[[str, int, int], None]
-"""Told which layer is being solved, how many are done, and of how many."""
 
 IN_MEMORY = 2 * 2**30
 """Bytes that passes waiting at a layer may hold; others are run again from the start."""
@@ -86,12 +84,12 @@ def recover(
 ) -> nn.Module:
     """The compact model, with weights that make up for what is gone; the model is untouched.
 
-    `loader` gives batches of inputs, or of inputs and labels, which are not looked at; the first
-    `images` inputs are used. `method="norms"` only takes batch norms' statistics anew, and
-    `method="weights"` guesses from the weights alone how units vary together: one batch, of noise
-    if need be, shows it how the model runs. Then `distil` seconds may go into training towards the
-    original's answers, with all batches a loader gives if it can be read again. What was done is in
-    the result's `fpgm_recovery`.
+    `loader` gives batches of inputs, or of inputs and labels, which are not looked at; they are
+    read until they hold `images` inputs. `method="norms"` only takes batch norms' statistics anew,
+    and `method="weights"` guesses from the weights alone how units vary together: one batch, of
+    noise if need be, shows it how the model runs. Then `distil` seconds may go into training
+    towards the original's answers, with all batches a loader gives if it can be read again. What
+    was done is in the result's `fpgm_recovery`.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -126,47 +124,41 @@ def recover(
             else:
                 solved = _solve_(model, small, plan, inputs, progress)
                 notes = [s.note for s in solved if s.note is not None]
+            nets = [plain, small]
+            steps = 0
             if distil > 0:
-                small = _distilled(model, small, loader, inputs, distil, progress, notes)
-            before, after = _output_errors(model, (plain, small), inputs)
+                nets.append(copy.deepcopy(small))
+                steps = distil_(nets[-1], model, loader, inputs, distil, progress)
+            errors = _output_errors(model, nets, inputs)
     finally:
         inputs.close()
-    if before is None or after is None:
-        notes.append("The outputs have other shapes than the original's: they were not compared.")
-    elif not after <= before:
-        small = plain
-        notes.append(
-            f"The outputs' error rose from {before:.3g} to {after:.3g}: weights were left alone."
-        )
-        after = before
+    best, said = _best(errors, distil, steps)
+    small, notes = nets[best], [*notes, *said]
     for module, mode in zip(small.modules(), modes, strict=True):
         module.training = mode
     seconds = round(time.perf_counter() - start, 2)
+    before, after = (None, None) if errors is None else (errors[0], errors[best])
     told = Recovery(method, tuple(solved), before, after, inputs.count, seconds, tuple(notes))
     setattr(small, RECOVERY, told)
     return small
 
 
-def _distilled(
-    model: nn.Module,
-    small: nn.Module,
-    loader: Iterable[Any],
-    inputs: Inputs,
-    seconds: float,
-    progress: Progress | None,
-    notes: list[str],
-) -> nn.Module:
-    """The model trained on, if that has brought it nearer to the original."""
-    trained = copy.deepcopy(small)
-    steps = distil_(trained, model, loader, inputs, seconds, progress)
-    before, after = _output_errors(model, (small, trained), inputs)
-    if before is not None and after is not None and not after < before:
+def _best(errors: Sequence[float] | None, distil: float, steps: int) -> tuple[int, list[str]]:
+    """Which of compact, recovered and distilled model is nearest to the original; what to say."""
+    if errors is None:
+        return (2 if distil > 0 else 1), ["The outputs have other shapes: they were not compared."]
+    # Only a smaller error is a reason to change anything.
+    best = min(range(len(errors)), key=lambda i: (math.isnan(errors[i]), errors[i]))
+    notes = []
+    if distil > 0:
+        kept = "" if best == 2 else "; that did not help and was taken back"
+        notes.append(f"{steps} steps of distillation in {distil:g} s{kept}.")
+    if best == 0:
         notes.append(
-            f"{steps} steps of distillation in {seconds:g} s did not help and were taken back."
+            f"The outputs' error would not have fallen ({errors[0]:.3g}, then {errors[1]:.3g}): "
+            "weights were left alone."
         )
-        return small
-    notes.append(f"Distilled for {seconds:g} s, {steps} steps.")
-    return trained
+    return best, notes
 
 
 @contextmanager
@@ -204,15 +196,15 @@ def _sites(model: nn.Module, small: nn.Module, example: Example) -> tuple[list[S
 
 
 def _output_errors(
-    model: nn.Module, nets: tuple[nn.Module, ...], inputs: Inputs
-) -> list[float | None]:
+    model: nn.Module, nets: Sequence[nn.Module], inputs: Inputs
+) -> list[float] | None:
     """Squared difference of all outputs, where they are finite, as a share of their squares."""
     missed, size = [0.0] * len(nets), 0.0
     compared = False
     for number in range(len(inputs)):
         example = inputs[number]
-        given = [_outputs(net, example) for net in nets]
-        for place, wanted in enumerate(_outputs(model, example)):
+        given = [float_outputs(net, example) for net in nets]
+        for place, wanted in enumerate(float_outputs(model, example)):
             if any(own[place].shape != wanted.shape for own in given):
                 continue
             compared = True
@@ -220,8 +212,4 @@ def _output_errors(
             size += float(wanted[finite].double().square().sum())
             for i, own in enumerate(given):
                 missed[i] += float((wanted - own[place])[finite].double().square().sum())
-    return [m / (size or 1.0) if compared else None for m in missed]
-
-
-def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
-    return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]
+    return [m / (size or 1.0) for m in missed] if compared else None

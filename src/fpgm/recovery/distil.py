@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fpgm.examples import Example, beside, tensors_in
+from fpgm.examples import Example, beside, float_outputs
+from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, as_call
 
 RATE = 3e-4
 """Of AdamW at the start; it falls to zero along a cosine of the time that has passed."""
-
-Told = Callable[[str, int, int], None]
 
 
 def distil_(
@@ -25,7 +24,7 @@ def distil_(
     loader: Iterable[Any],
     inputs: Inputs,
     seconds: float,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Train for so many seconds; returns how many steps that were.
 
@@ -46,9 +45,9 @@ def distil_(
         for group in optimizer.param_groups:
             group["lr"] = RATE * (1 + math.cos(math.pi * share)) / 2
         with torch.no_grad():
-            wanted = _outputs(model, example)
+            wanted = float_outputs(model, example)
         with torch.enable_grad():
-            loss = _distance(_outputs(small, example), wanted)
+            loss = _distance(float_outputs(small, example), wanted)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -80,7 +79,3 @@ def _distance(given: list[Tensor], wanted: list[Tensor]) -> Tensor:
         if g.shape == w.shape
     ]
     return torch.stack(parts).mean() if parts else torch.zeros((), requires_grad=True)
-
-
-def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
-    return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fpgm.compact import clone
-from fpgm.coupling import Pool, Structure, Writer, couple, rows_of
+from fpgm.compact import clone, shadow
+from fpgm.coupling import Pool, Structure, Writer, couple
 from fpgm.examples import Example
 from fpgm.plan import Plan
 from fpgm.recovery.gauss import covariance, rectified
 from fpgm.recovery.layer import LEAST_SHARE, layer_at, norm_at, shift_
-from fpgm.recovery.rows import groups_of, matrix_of, set_matrix_
+from fpgm.recovery.rows import groups_of, matrix_of, read, set_matrix_
 from fpgm.recovery.sites import Site, find_sites
 from fpgm.slicing import by_tensor
 from fpgm.streams import watcher
-from fpgm.tensors import named_tensors
 from fpgm.watch import watch
 
 RIDGE = 1e-3
@@ -59,7 +58,7 @@ def stood_in(model: nn.Module, plan: Plan, example: Example) -> tuple[nn.Module,
         lost = torch.isin(pool.units, gone)
         if not bool(lost.any()) or bool(lost.all()):
             continue
-        for path, places in _readers(structure, pool):
+        for path, places in structure.readers(pool.units):
             site = sites.get(path)
             if site is not None and site.calls == 1 and groups_of(layer_at(model, path)) == 1:
                 spread = _spread(model, pool, sites, path in positive)
@@ -81,20 +80,6 @@ def removed_classes(structure: Structure, plan: Plan) -> Tensor:
                     stays[list(c.keep)] = True
                     gone.append(structure.of(labels[~stays]))
     found: Tensor = torch.cat(gone).unique()
-    return found
-
-
-def _readers(structure: Structure, pool: Pool) -> list[tuple[str, Tensor]]:
-    """Layers that read a pool, each with the place in it of every channel they read, or −1."""
-    place = torch.full((int(structure.classes.max()) + 1,), -1)
-    place[pool.units] = torch.arange(len(pool.units))
-    found = []
-    for slot in structure.seen.slots.values():
-        for f, role in zip(slot.fields, slot.roles, strict=True):
-            ranks = place[structure.of(rows_of(f))]
-            layer, _, kind = slot.name.rpartition(".")
-            if role == "reads" and kind == "weight" and bool((ranks >= 0).any()):
-                found.append((layer, ranks))
     return found
 
 
@@ -163,13 +148,11 @@ def _stand_in_(copy: nn.Module, site: Site, places: Tensor, lost: Tensor, spread
 def _nonnegative(model: nn.Module, layers: Sequence[str], example: Example) -> set[str]:
     """Layers whose input has no negative value: what comes out of a ReLU."""
     found: set[str] = set()
-    own: dict[int, object] = {id(t): t for t in named_tensors(model).values()}
-    net = clone(model, own).eval()
+    net = shadow(model).eval()
     for path in layers:
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            x: Tensor = args[0] if args else kwargs["input"]
-            if bool((x >= 0).all()):
+            if bool((read(args, kwargs) >= 0).all()):
                 found.add(path)
 
         net.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)

@@ -96,6 +96,8 @@ class LayerWork:
     def _note(self, ridge: float | None) -> str | None:
         if ridge is None or ridge in RIDGES:
             return None
+        if math.isinf(ridge):
+            return f"{self.site.layer}: what it reads is not finite; it was left as it is."
         return f"{self.site.layer}: its equations were singular and needed a ridge of {ridge:g}."
 
     def _equations(self, matrix: Tensor) -> tuple[Normal, Normal]:

@@ -6,7 +6,7 @@ layers all become one least-squares problem here, one matrix a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,12 @@ Layer = nn.Linear | _ConvNd
 def groups_of(layer: Layer) -> int:
     """How many groups of channels a layer keeps apart."""
     return 1 if isinstance(layer, nn.Linear) else layer.groups
+
+
+def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """What a layer reads, given by position or by name."""
+    x: Tensor = args[0] if args else kwargs["input"]
+    return x
 
 
 def matrix_of(layer: Layer) -> Tensor:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm.compact import clone
+from fpgm.compact import shadow
 from fpgm.examples import Example
 from fpgm.recovery.batches import Inputs
+from fpgm.recovery.rows import read
 from fpgm.recovery.sites import Site, is_sum
-from fpgm.tensors import named_tensors
 
 
 @dataclass
@@ -56,8 +56,7 @@ class Walk:
         With `renew` what a layer wrote is written anew when the pass goes on: its weights have
         changed.
         """
-        own: dict[int, object] = {id(t): t for t in named_tensors(model).values()}
-        self._model = clone(model, own)  # the same weights, but passes do not share attributes
+        self._model = shadow(model)  # the same weights, but passes do not share attributes
         self._sites, self._example, self._renew = sites, example, renew
         self._calls: Counter[str] = Counter()
         self._seen: dict[int, Seen] = {}
@@ -123,7 +122,7 @@ class Walk:
 
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
             seen = self._seen.setdefault(number, Seen())
-            x = args[0] if args else kwargs["input"]
+            x = read(args, kwargs)
             seen.others.append((args[1:], {k: v for k, v in kwargs.items() if k != "input"}))
             self._calls[site.layer] += 1
             if site.sum is not None or self._calls[site.layer] < site.calls:

@@ -1,0 +1,82 @@
+"""Layers as rows times a matrix, and the ridge least squares that solves for it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fpgm.recovery.normal import Normal, best_change
+from fpgm.recovery.rows import Sample, groups_of, matrix_of, set_matrix_
+
+LAYERS = [
+    (nn.Conv2d(4, 6, 3, 2, 1, groups=2), (2, 4, 9, 7)),
+    (nn.Conv2d(4, 6, (3, 2), 1, "same", dilation=2), (2, 4, 9, 7)),
+    (nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (2, 4, 9, 9)),
+    (nn.Conv2d(6, 12, 3, 1, 1, groups=6), (2, 6, 5, 5)),
+    (nn.Conv2d(4, 6, 1, 2), (2, 4, 9, 9)),
+    (nn.Conv1d(4, 6, 5, 3, 2, padding_mode="circular"), (2, 4, 19)),
+    (nn.Conv3d(4, 6, 3, 1, (1, 0, 2), dilation=(1, 2, 1)), (2, 4, 6, 7, 5)),
+    (nn.ConvTranspose1d(4, 6, 2, 1, 1), (2, 4, 9)),
+    (nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2), (2, 4, 5, 6)),
+    (nn.ConvTranspose2d(4, 6, 4, 3, 0, 2, dilation=2), (2, 4, 5, 6)),
+    (nn.ConvTranspose3d(2, 4, 3, 2, 1, groups=2), (1, 2, 3, 4, 5)),
+    (nn.Linear(7, 3), (5, 7)),
+    (nn.Linear(7, 3), (2, 4, 5, 7)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda value: str(value))
+@pytest.mark.parametrize("most", [7, 10**9])
+def test_every_layer_is_rows_times_a_matrix(layer: Any, shape: tuple[int, ...], most: int) -> None:
+    x = torch.randn(shape)
+    out = layer(x).detach()
+    sample = Sample(layer, x, out, most, seed=0)
+    bias = layer.bias.detach().reshape(groups_of(layer), 1, -1)
+    found = sample.rows() @ matrix_of(layer) + bias
+    torch.testing.assert_close(found, sample.values(out), rtol=1e-4, atol=1e-5)
+    other = copy.deepcopy(layer)
+    nn.init.zeros_(other.weight)
+    set_matrix_(other, matrix_of(layer))
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_least_squares_against_torch() -> None:
+    rows, wanted = torch.randn(2, 50, 6).double(), torch.randn(2, 50, 3).double()
+    normal = Normal(2, 6, 3, torch.device("cpu"))
+    for part in range(0, 50, 10):
+        piece = slice(part, part + 10)
+        normal.add(rows[:, piece], wanted[:, piece], wanted[:, piece])
+    expected = torch.linalg.lstsq(rows, wanted).solution
+    change, _ = normal.solve(1e-14)
+    torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-8)
+    assert normal.error(change) == pytest.approx(float((wanted - rows @ expected).square().sum()))
+    spread = (wanted - wanted.mean(1, keepdim=True)).square().sum(1)
+    torch.testing.assert_close(normal.spread(), spread)
+    given = rows @ expected
+    varies = (given - given.mean(1, keepdim=True)).square().sum(1)
+    torch.testing.assert_close(normal.variance(expected), varies)
+
+
+def test_what_cannot_be_solved_gets_a_stronger_ridge() -> None:
+    normal = Normal(1, 3, 1, torch.device("cpu"))
+    rows = torch.tensor([[[1e8, 1e8, 1e8]] * 4]).double()
+    normal.add(rows, torch.ones(1, 4, 1).double(), torch.ones(1, 4, 1).double())
+    change, ridge = normal.solve(1e-18)
+    assert ridge > 1e-18
+    assert change.isfinite().all()
+
+
+def test_a_change_that_serves_nobody_else_is_not_made() -> None:
+    """Fitted to noise, of other noise it explains nothing."""
+    torch.manual_seed(1)
+    fit, held = (Normal(1, 20, 1, torch.device("cpu")) for _ in range(2))
+    for part, count in ((fit, 22), (held, 2000)):
+        noise = torch.randn(1, count, 1).double()
+        part.add(torch.randn(1, count, 20).double(), noise, noise)
+    change, ridge = best_change(fit, held, (1e-9, 1e-6))
+    assert ridge is None
+    assert not change.any()
