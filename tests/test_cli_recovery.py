@@ -71,8 +71,13 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
     text = run("sensitivity", *model, *LOOK, "--out", file)[0]
     assert "| group | units |" in text
     assert [line.split("|")[1].strip() for line in text.splitlines()[-2:]] == ["0", "3"]
-    told = json.loads(run("sensitivity", *model, *LOOK, "--json")[0])
+    assert "Accuracy on the same inputs" in text
+    told = json.loads(run("sensitivity", *model, *LOOK, "--out", file, "--json")[0])
     assert [group["name"] for group in told["groups"]] == ["0", "3"]
+    assert all(0 <= share <= 1 for g in told["groups"] for share in g["accuracy"].values())
+    assert list(told["groups"][0]["accuracy"]) == ["0.2", "0.4", "0.6", "0.8"]
+    quick = run("sensitivity", *model, *LOOK, "--no-accuracy")[0]
+    assert "Accuracy" not in quick
     run("prune", *model, "--macs", 0.4, "--align", 1, "--allocate", file, "--out", out)
     assert json.loads((out / "plan.json").read_text())["asked"]["allocate"] == "sensitivity"
     assert results(out)["achieved"]["macs_removed"] >= 0.4

@@ -30,7 +30,8 @@ SIGNATURES = {
     ),
     "sensitivity": (
         "(model: 'nn.Module', example_inputs: 'Any', loader: 'Iterable[Any]', *, "
-        "images: 'int' = 512, progress: 'Progress | None' = None, "
+        "images: 'int' = 512, rates: 'Sequence[float]' = (0.2, 0.4, 0.6, 0.8), "
+        "cache: 'str | Path | None' = None, progress: 'Progress | None' = None, "
         "**options: 'Any') -> 'Sensitivity'"
     ),
     "save": "(model: 'nn.Module', path: 'str | Path') -> 'None'",

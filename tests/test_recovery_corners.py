@@ -126,9 +126,9 @@ def test_what_else_a_layer_is_given_is_given_again() -> None:
     assert fpgm.sensitivity(model, torch.randn(1, 3, 6, 6), batches(3, 6, 6)).groups
 
 
-@pytest.mark.parametrize("in_memory", [0, 2**30])
-def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
-    monkeypatch.setattr("fpgm.recovery.IN_MEMORY", in_memory)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    monkeypatch.setattr("fpgm.recovery.MEMORY_SHARE", share)
     monkeypatch.setattr("fpgm.recovery.layer.Sample", _interrupt)
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
@@ -151,7 +151,7 @@ def test_passes_that_are_run_again_find_the_same(monkeypatch: pytest.MonkeyPatch
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1, residual="independent")
     data, x = batches(3, 6, 6), torch.randn(4, 3, 6, 6)
     waited = recover(model, plan, data)
-    monkeypatch.setattr("fpgm.recovery.IN_MEMORY", 0)
+    monkeypatch.setattr("fpgm.recovery.MEMORY_SHARE", 0.0)
     monkeypatch.setattr("fpgm.recovery.batches.IN_MEMORY", 0)
     again = recover(model, plan, data)
     torch.testing.assert_close(again(x), waited(x))
@@ -175,3 +175,17 @@ def test_under_autocast() -> None:
         small = recover(model, plan, batches(3, 6, 6))
     before, after = unseen(model, small, plan, torch.randn(64, 3, 6, 6))
     assert after < before
+
+
+def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fpgm.recovery.layer.MOST_READS", 20)
+    torch.manual_seed(0)
+    net = stir(chain(norm=True))
+    data = batches(3, 6, 6, count=16)
+    plan = fpgm.plan(net, data[0], rate=0.4, align=1)
+    small = fpgm.recover(net, plan, data)
+    before, after = unseen(net, small, plan, torch.randn(64, 3, 6, 6))
+    assert after < 0.5 * before
+    assert not small.fpgm_recovery.notes

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fpgm.recovery.normal import Normal, best_change
+from fpgm.recovery.normal import Equations, Few, Normal, best_change
 from fpgm.recovery.rows import Sample, groups_of, matrix_of, set_matrix_
 
 LAYERS = [
@@ -80,3 +80,38 @@ def test_a_change_that_serves_nobody_else_is_not_made() -> None:
     change, ridge = best_change(fit, held, (1e-9, 1e-6))
     assert ridge is None
     assert not change.any()
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_rows_and_normal_equations_give_the_same_change(constant: bool) -> None:
+    """However the equations are kept, with fewer rows than columns and with more."""
+    for count in (5, 40):
+        rows, wanted = torch.randn(2, count, 12).double(), torch.randn(2, count, 3).double()
+        missing = wanted - torch.randn(2, 1, 3).double()
+        kept: list[Equations] = []
+        for kind in (Normal, Few):
+            one, other = (kind(2, 12, 3, torch.device("cpu"), constant=constant) for _ in range(2))
+            one.add(rows[:, :3], wanted[:, :3], missing[:, :3])
+            other.add(rows[:, 3:], wanted[:, 3:], missing[:, 3:])
+            kept.append(one.join(other))
+        normal, few = kept
+        expected, _ = normal.solve(1e-3)
+        change, _ = few.solve(1e-3)
+        torch.testing.assert_close(change, expected)
+        assert few.error(change) == pytest.approx(normal.error(change))
+        assert few.missed == pytest.approx(normal.missed)
+        matrix = torch.randn(2, 12, 3).double()
+        torch.testing.assert_close(few.variance(matrix), normal.variance(matrix))
+        torch.testing.assert_close(few.spread(), normal.spread())
+
+
+def test_rows_that_are_not_finite_change_nothing() -> None:
+    for kind in (Normal, Few):
+        equations: Equations = kind(1, 4, 2, torch.device("cpu"))
+        rows = torch.randn(1, 9, 4).double()
+        rows[0, 3, 2] = torch.inf
+        equations.add(rows, torch.randn(1, 9, 2).double(), torch.randn(1, 9, 2).double())
+        change, ridge = equations.solve(1e-6)
+        assert ridge == float("inf")
+        assert change.shape == (1, 4, 2)
+        assert not change.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.harm.result import GroupHarm, Sensitivity
+from fpgm.harm.trials import Trials
 
 SHAPE = (3, 7, 7)
 
@@ -118,3 +120,128 @@ def test_bad_requests(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fpgm.RequestError) as error:
         fpgm.plan(chain(), torch.randn(1, *SHAPE), rate=0.5, **options)
     assert str(error.value) == message
+
+
+class Classifier(nn.Module):
+    """Three classes that only some of its units tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x).relu()).relu().mean((2, 3)))
+
+
+@torch.no_grad()
+def labelled(net: Classifier, count: int = 3) -> list[tuple[Tensor, Tensor]]:
+    """Pictures in many colours, and classes that are about equally frequent."""
+    data = [x + 2 * torch.randn(16, 3, 1, 1) for x in batches(count)]
+    net.head.bias -= torch.cat([net(x) for x in data]).mean(0)
+    return [(x, net(x).argmax(1)) for x in data]
+
+
+def without_labels(data: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [x for x, _ in data]
+
+
+def test_accuracy_is_that_of_the_recovered_model() -> None:
+    """The last group's reader is all that recover, too, has to solve."""
+    torch.manual_seed(3)
+    net = Classifier().eval()
+    data = labelled(net, 12)
+    found = fpgm.sensitivity(net, data[0][0], data, align=1, rates=(0.25, 0.5, 0.75))
+    assert found.accuracy == 1.0
+    last = found.groups[-1]
+    plain = []
+    for rate in (0.25, 0.5, 0.75):
+        plan = fpgm.plan(net, data[0][0], rates={last.name: rate}, align=1)
+        nets = fpgm.recover(net, plan, without_labels(data)), fpgm.compact(net, plan)
+        with torch.no_grad():
+            right = [sum(int((n(x).argmax(1) == y).sum()) for x, y in data) for n in nets]
+        assert last.accuracy[str(rate)] == pytest.approx(right[0] / found.inputs, abs=0.03)
+        plain.append(right[1] / found.inputs)
+    counted = [value for value in last.accuracy.values() if value is not None]
+    assert len(counted) == 3
+    assert counted[0] > counted[-1]
+    assert sum(counted) > sum(plain) + 0.1
+
+
+def test_a_duplicate_costs_no_accuracy() -> None:
+    torch.manual_seed(3)
+    net = Classifier().eval()
+    with torch.no_grad():
+        for tensor in (net.a.weight, net.a.bias):
+            tensor[4:] = tensor[:4]
+    data = labelled(net)
+    found = fpgm.sensitivity(net, data[0][0], data, rates=[0.125])
+    [first] = [g for g in found.groups if g.name == "a"]
+    assert first.accuracy["0.125"] == 1.0
+    assert first.at(0.125) < 1e-3
+
+
+def test_without_classes_nothing_is_counted() -> None:
+    net = Classifier().eval()
+    data = labelled(net)
+    for other in (without_labels(data), [(x, torch.rand(16)) for x, _ in data]):
+        found = fpgm.sensitivity(net, data[0][0], other)
+        assert found.accuracy is None
+        assert not any(g.accuracy for g in found.groups)
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    net = Classifier().eval()
+    data = labelled(net)
+    whole = fpgm.sensitivity(net, data[0][0], data)
+    file = tmp_path / "sensed.json"
+    tried: list[int] = []
+    without = Trials.without
+
+    def counted(self: Trials, order: Tensor, count: int) -> float | None:
+        tried.append(count)
+        if len(tried) == 7:
+            raise KeyboardInterrupt
+        return without(self, order, count)
+
+    monkeypatch.setattr(Trials, "without", counted)
+    with pytest.raises(KeyboardInterrupt):
+        fpgm.sensitivity(net, data[0][0], data, cache=file)
+    assert Sensitivity.read(file).groups[0] == whole.groups[0]
+    found = fpgm.sensitivity(net, data[0][0], data, cache=file)
+    assert found == whole
+    assert len(tried) == 7 + 4  # the first group's four were not counted again
+    assert Sensitivity.read(file) == whole
+    monkeypatch.setattr("fpgm.harm.sense.measure", None)  # nothing is left to measure
+    assert fpgm.sensitivity(net, data[0][0], data, cache=file) == whole
+
+
+def test_a_file_about_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    net = Classifier().eval()
+    data = labelled(net)
+    file = tmp_path / "sensed.json"
+    fpgm.sensitivity(net, data[0][0], data, cache=file, rates=())
+    kept = file.read_text()
+    with pytest.raises(fpgm.FileError, match="another criterion"):
+        fpgm.sensitivity(net, data[0][0], data, cache=file, criterion="l1")
+    with pytest.raises(fpgm.FileError, match="another set of inputs"):
+        fpgm.sensitivity(net, data[0][0], data[:2], cache=file)
+    with pytest.raises(fpgm.FileError, match="another choice of groups"):
+        fpgm.sensitivity(net, data[0][0], data, cache=file, ignore=["a"])
+    with pytest.raises(fpgm.FileError, match="another set of weights"):
+        fpgm.sensitivity(Classifier().eval(), data[0][0], data, cache=file)
+    with pytest.raises(fpgm.RequestError, match="between 0 and 1"):
+        fpgm.sensitivity(net, data[0][0], data, rates=[1.5])
+    assert file.read_text() == kept
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_reader_too_wide_for_equations_is_measured_as_if_independent(monkeypatch: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
+    data = batches()
+    exact = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
+    monkeypatch.setattr("fpgm.harm.measure.MOST_READS", 100)
+    rough = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
+    assert rough.harm[0] == 0
+    assert list(rough.harm) == sorted(rough.harm)
+    assert exact.harm[4] < rough.harm[4] < 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
@@ -20,9 +21,8 @@ from fpgm.coupling import Pool, Structure, couple, frozen_rows
 from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import as_examples, beside
-from fpgm.harm.curves import harm
-from fpgm.harm.measure import measure
-from fpgm.harm.result import GroupHarm, Sensitivity
+from fpgm.harm.result import Sensitivity
+from fpgm.harm.sense import Sense
 from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import read_inputs
@@ -221,27 +221,26 @@ class Planner:
         )
 
     def sense(
-        self, loader: Iterable[Any], images: int = SENSED, progress: Progress | None = None
+        self,
+        loader: Iterable[Any],
+        images: int = SENSED,
+        progress: Progress | None = None,
+        *,
+        rates: Sequence[float] = (),
+        cache: Path | None = None,
     ) -> Sensitivity:
         """How much harm the removal of each group's units does, in the order they would go."""
-        selector, structure = self._selector(None), self.structure
+        order = self._selector(None).order
         inputs = read_inputs((beside(self.model, batch) for batch in loader), images)
         try:
-            branches = [(site.module, site.dim) for site in structure.seen.sites]
             with undisturbed(self.model):
-                measured = measure(self.model, branches, inputs, progress)
+                self.model.eval()
+                work = Sense(
+                    self.model, self.structure, order, self._sensed, rates, cache, progress
+                )
+                return work.run(inputs)
         finally:
             inputs.close()
-        found = []
-        for number, pool in enumerate(structure.pools):
-            if progress is not None:
-                progress(pool.name, number, len(structure.pools))
-            curve = harm(structure, selector.order(pool), measured)
-            if curve is not None:
-                found.append(GroupHarm(pool.name, len(pool.units), tuple(curve.tolist())))
-        if not found:
-            raise ModelError("No group could be measured: no layer reads what they write.")
-        return Sensitivity(tuple(found), self._sensed, measured.inputs)
 
     @property
     def _sensed(self) -> dict[str, str]:

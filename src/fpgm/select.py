@@ -40,6 +40,13 @@ class Choice:
     removed: Tensor
     kept: tuple[int, ...]
 
+    @classmethod
+    def of(cls, structure: Structure, removed: Tensor) -> Choice:
+        """These classes, and what stays of every pool."""
+        stays = torch.ones(len(structure.classes), dtype=torch.bool)
+        stays[removed] = False
+        return cls(removed, tuple(int(stays[p.units].sum()) for p in structure.pools))
+
 
 class Selector:
     """Turns a budget into a choice; scores are computed once per rate and remembered."""
@@ -301,9 +308,7 @@ class Selector:
                 scores = scores.masked_fill(torch.isin(units, self.first), -math.inf)
             removed.append(part.lowest(cells, scores))
         gone = torch.cat(removed) if removed else torch.zeros(0, dtype=torch.int64)
-        stays = torch.ones(len(self.structure.classes), dtype=torch.bool)
-        stays[gone] = False
-        return Choice(gone, tuple(int(stays[p.units].sum()) for p in self.structure.pools))
+        return Choice.of(self.structure, gone)
 
     def _scores(self, pool: Pool, rate: float) -> Tensor:
         """Mean over the layers of each unit's score, each layer brought to mean 1 first.

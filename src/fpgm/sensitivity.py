@@ -1,16 +1,21 @@
-"""`sensitivity`: which groups can spare how many units, measured on data without labels."""
+"""`sensitivity`: which groups can spare how many units, measured on data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from fpgm.budget import Budget
+from fpgm.errors import RequestError
 from fpgm.harm.result import Sensitivity
 from fpgm.planning import SENSED, Planner
 from fpgm.progress import Progress
+
+RATES = (0.2, 0.4, 0.6, 0.8)
+"""At which accuracy is counted."""
 
 EVERYTHING = Budget(rate=0.5)
 """A planner needs a budget; harm is measured for all of them."""
@@ -22,6 +27,8 @@ def sensitivity(
     loader: Iterable[Any],
     *,
     images: int = SENSED,
+    rates: Sequence[float] = RATES,
+    cache: str | Path | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Sensitivity:
@@ -29,8 +36,10 @@ def sensitivity(
 
     Harm is the squared error of the outputs, as a share of their squares, that is left once the
     layers that read the group are solved anew (`fpgm.recover`). `loader` gives batches of inputs;
-    labels beside them are not looked at. Takes the options of `plan` that say which units go and
-    where. Give the result to `plan` as `allocate=`.
+    if there is a class for each beside them, accuracy with so much of a group gone is counted as
+    well, at these `rates`. What is known is written to a file `cache`, from which a measurement
+    that was interrupted goes on. Takes the options of `plan` that say which units go and where.
+    Give the result to `plan` as `allocate=`.
 
     >>> import fpgm, torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -40,4 +49,8 @@ def sensitivity(
     True
     """
     planner = Planner(model, example_inputs, budget=EVERYTHING, **options)
-    return planner.sense(loader, images, progress)
+    for rate in rates:
+        if not 0 < rate < 1:
+            raise RequestError(f"rates has {rate!r}: give shares between 0 and 1.")
+    file = None if cache is None else Path(cache)
+    return planner.sense(loader, images, progress, rates=rates, cache=file)

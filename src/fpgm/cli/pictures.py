@@ -40,16 +40,16 @@ class Pictures:
 
     sets: Sets
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.sets.train.epoch(0):
-            yield batch.images
+            yield batch.images, batch.labels
 
     @torch.no_grad()
     def check(self, net: nn.Module, data: str, model: str) -> None:
         """Refuse pictures that the model cannot take, before anything long is done."""
         size = "x".join(str(n) for n in self.sets.shape)
         try:
-            net(next(iter(self))[:1])
+            net(next(iter(self))[0][:1])
         except (RuntimeError, ValueError) as error:
             raise RequestError(
                 f"--data {data} gives pictures of {size}, which {model} cannot take: "

@@ -1,4 +1,4 @@
-"""`fpgm sensitivity`: which groups can spare how many units, measured without labels."""
+"""`fpgm sensitivity`: which groups can spare how many units, measured on pictures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.criteria import NAMES
 from fpgm.errors import FileError, RequestError
-from fpgm.files import write_text, writing
 from fpgm.harm.result import Sensitivity
+from fpgm.sensitivity import RATES as TRIED
 from fpgm.sensitivity import sensitivity as measure
-from fpgm.wording import reason
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
@@ -33,8 +32,14 @@ def sensitivity(
     std: pic.Std = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write it, for fpgm prune --allocate FILE."),
+        typer.Option(
+            metavar="FILE",
+            help="Also write it, for fpgm prune --allocate FILE; if it is there, go on from it.",
+        ),
     ] = None,
+    accuracy: Annotated[
+        bool, typer.Option(help="Also count accuracy on those pictures, group by group.")
+    ] = True,
     json: common.AsJson = False,
 ) -> None:
     """Show what removing a share of each group does to the outputs once the rest is solved anew."""
@@ -47,19 +52,24 @@ def sensitivity(
     pictures.check(net, data, model)
     with common.supposing(shape, input), common.LayerBar() as bar:
         found = measure(
-            net, common.example(shape), pictures, images=images, progress=bar.show, **options
-        )
-    if out is not None:
-        with writing(out):
-            write_text(out, found.to_json(indent=1) + "\n")
+            net, common.example(shape), pictures,
+            images=images, rates=TRIED if accuracy else (), cache=out, progress=bar.show, **options,
+        )  # fmt: skip
     if json:
         common.show_json(
             {
                 "model": model,
                 "inputs": found.inputs,
                 "asked": dict(found.asked),
+                "accuracy": found.accuracy,
                 "groups": [
-                    {"name": g.name, "units": g.units, "harm": list(g.harm)} for g in found.groups
+                    {
+                        "name": g.name,
+                        "units": g.units,
+                        "harm": list(g.harm),
+                        "accuracy": dict(g.accuracy),
+                    }
+                    for g in found.groups
                 ],
             }
         )
@@ -70,16 +80,11 @@ def sensitivity(
 def read(file: Path) -> Sensitivity:
     """What `fpgm sensitivity --out` wrote."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(
-            f"{file} cannot be read: {reason(error)}. --allocate takes uniform, sensitivity, or "
-            "such a file."
-        ) from error
-    try:
-        return Sensitivity.from_json(text)
+        return Sensitivity.read(file)
     except FileError as error:
-        raise FileError(f"{file}: {error}") from error
+        raise FileError(
+            f"{error} --allocate takes uniform, sensitivity, or a file of fpgm sensitivity."
+        ) from error
 
 
 def _show(found: Sensitivity) -> None:
@@ -94,3 +99,18 @@ def _show(found: Sensitivity) -> None:
             for g in found.groups
         ],
     )
+    rates = list(dict.fromkeys(rate for g in found.groups for rate in g.accuracy))
+    if found.accuracy is None or not rates:
+        return
+    typer.echo(f"\nAccuracy on the same inputs, {found.accuracy:.1%} with nothing removed:\n")
+    common.show_table(
+        ("group", "units", *(f"{float(rate):.0%}" for rate in rates)),
+        [
+            (g.name, str(g.units), *(_share(g.accuracy.get(rate)) for rate in rates))
+            for g in found.groups
+        ],
+    )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -52,27 +52,30 @@ def _reading(reader: Reader, places: Tensor, units: int) -> Floats:
     gains = reader.gain.reshape(groups, -1)
     total = np.zeros(units + 1)
     for matrix, gram, gain, own in zip(reader.matrix, reader.gram, gains, by_group, strict=True):
-        columns = torch.cat([own.repeat_interleave(kernel), own.new_tensor([-1])])
+        columns = own.repeat_interleave(kernel)
+        if not reader.whole:  # as if what it reads varied independently
+            total += _summed(gram * (matrix.square() @ gain), columns, units)
+            continue
+        columns = torch.cat([columns, columns.new_tensor([-1])])
         # What goes first comes last, what never goes first of all.
         order = torch.where(columns < 0, units, columns).argsort(descending=True, stable=True)
         system = gram[order][:, order]
         weights = torch.cat([matrix, matrix.new_zeros(1, matrix.shape[1])])[order] * gain.sqrt()
-        factor = _factor(system)
-        lost = (factor.T @ weights).square().sum(1)
+        lost = (factor(system).T @ weights).square().sum(1)
         total += _summed(lost, columns[order], units)
     return total
 
 
-def _factor(system: Tensor) -> Tensor:
+def factor(system: Tensor) -> Tensor:
     """Its Cholesky factor, with as little added to the diagonal as makes it have one."""
     size = system.diagonal().mean().clamp(min=1e-30)
     ridge = RIDGE
-    factor: Tensor
+    found: Tensor
     while ridge < 1:
         raised = system + torch.eye(len(system), dtype=system.dtype) * (ridge * size)
-        factor, failed = torch.linalg.cholesky_ex(raised)
+        found, failed = torch.linalg.cholesky_ex(raised)
         if not int(failed):
-            return factor
+            return found
         ridge *= 10
     raise RequestError("What a layer reads is not finite: look at the data for NaN and infinity.")
 

@@ -18,8 +18,9 @@ from fpgm.compact import shadow
 from fpgm.examples import Example, tensors_in
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs
+from fpgm.recovery.layer import FEW, MOST_READS
 from fpgm.recovery.rows import Layer, Sample, matrix_of, read
-from fpgm.recovery.sites import find_sites
+from fpgm.recovery.sites import Site, find_sites
 
 ROWS_PER_WEIGHT = 16
 """So many positions are drawn for every weight of a filter."""
@@ -33,11 +34,21 @@ class Reader:
     matrix: Tensor
     """[groups, reads, writes]"""
     gram: Tensor
-    """[groups, reads + 1, reads + 1], summed over an input's positions; the last is constant."""
+    """[groups, reads + 1, reads + 1], summed over an input's positions; the last is constant.
+
+    Of a layer too wide for that only the diagonal, freed of the mean: [groups, reads].
+    """
     gain: Tensor
     """[writes]: what a squared error in a channel adds to that of the outputs."""
     channels: int
     """How many it reads, all groups together."""
+    site: Site
+    """Which layer it is, and the norm behind it."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is known how what it reads varies together."""
+        return self.gram.ndim == 3
 
 
 @dataclass
@@ -97,15 +108,13 @@ class _Look:
             x = read(args, kwargs)
             sums = self.read.setdefault(path, _Sums())
             reads = matrix_of(layer).shape[1]
-            most = -(-max(ROWS_PER_WEIGHT * reads, LEAST_ROWS) // self.batches)
+            wanted = FEW if reads > MOST_READS else max(ROWS_PER_WEIGHT * reads, LEAST_ROWS)
+            most = -(-wanted // self.batches)
             sample = Sample(layer, x.detach(), out.detach(), most, self.seed)
             rows = sample.rows()
-            rows = rows if rows.dtype == torch.float64 else rows.float()
-            rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], 2)
             dim = -1 if isinstance(layer, nn.Linear) else 1
             there = out.numel() // out.shape[dim]
-            gram = (rows.transpose(1, 2) @ rows).double() * (there / rows.shape[1])
-            sums.add("gram", gram)
+            sums.add("gram", _products(rows) * (there / rows.shape[1]))
             self._probe(sums, out, dim)
 
         return hook
@@ -139,8 +148,8 @@ def measure(
 ) -> Measured:
     """Look at all inputs once. `branches` are modules that hand on to a stream, and their dim."""
     net = shadow(model).eval()
-    sites = find_sites(net, inputs[0]).sites
-    look = _Look(net, [s.layer for s in sites], list(branches), len(inputs))
+    sites = {site.layer: site for site in find_sites(net, inputs[0]).sites}
+    look = _Look(net, list(sites), list(branches), len(inputs))
     look.hook_()
     size = 0.0
     random = torch.Generator().manual_seed(0)
@@ -157,7 +166,7 @@ def measure(
             layer: Layer = net.get_submodule(path)  # type: ignore[assignment]
             width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
             gram, gain = sums.gram / inputs.count, sums.gain / sums.probed * scale
-            found.readers[path] = Reader(matrix_of(layer).double(), gram, gain, width)
+            found.readers[path] = Reader(matrix_of(layer).double(), gram, gain, width, sites[path])
     for path, sums in look.handed.items():
         if sums.gain is not None and sums.sums is not None and sums.squares is not None:
             spread = sums.squares - sums.sums.square() / sums.positions
@@ -189,6 +198,15 @@ def _probe(net: nn.Module, example: Example, random: torch.Generator) -> list[Te
 
 def _swapped(value: Any, swap: dict[int, Tensor]) -> Any:
     return tree_map(lambda leaf: swap.get(id(leaf), leaf), value)
+
+
+def _products(rows: Tensor) -> Tensor:
+    """Sums of products of columns and a constant; of very many only of each with itself."""
+    if rows.shape[2] > MOST_READS:
+        return (rows - rows.mean(1, keepdim=True)).double().square().sum(1)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], 2)
+    return (rows.transpose(1, 2) @ rows).double()
 
 
 def _channels(x: Tensor, dim: int) -> Tensor:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fpgm.errors import FileError
+from fpgm.wording import reason
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,14 @@ class GroupHarm:
     units: int
     harm: tuple[float, ...]
     """Squared error of the outputs as a share of their squares, after recovery."""
-    accuracy: Mapping[str, float] = field(default_factory=dict)
-    """By rate, where labels were given: with only this group pruned, nothing recovered."""
+    place: int = 0
+    """Which of the model's groups it is, counted from 0."""
+    accuracy: Mapping[str, float | None] = field(default_factory=dict)
+    """By rate, where labels were given: with this group pruned and its readers solved anew."""
+
+    def has(self, rates: Sequence[float]) -> bool:
+        """Whether accuracy is known at all these rates."""
+        return all(str(rate) in self.accuracy for rate in rates)
 
     def at(self, rate: float) -> float:
         """Harm at a rate; between whole units on a straight line."""
@@ -38,6 +46,10 @@ class Sensitivity:
     groups: tuple[GroupHarm, ...]
     asked: Mapping[str, Any]
     inputs: int
+    data: str = ""
+    """Digest of the inputs and their labels."""
+    accuracy: float | None = None
+    """Of the whole model, on the same inputs."""
 
     def curve(self, name: str, units: int, which: int = 0) -> list[float]:
         """Harm for 0 to `units` units of a group, whatever its size when it was measured.
@@ -55,6 +67,16 @@ class Sensitivity:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)
 
     @classmethod
+    def read(cls, file: Path) -> Sensitivity:
+        """Read a file with what `to_json` wrote."""
+        try:
+            return cls.from_json(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"{file} cannot be read: {reason(error)}.") from error
+        except FileError as error:
+            raise FileError(f"{file}: {error}") from error
+
+    @classmethod
     def from_json(cls, text: str) -> Sensitivity:
         """Read what `to_json` wrote."""
         try:
@@ -64,7 +86,14 @@ class Sensitivity:
             groups = _groups(held["groups"])
             if not groups:
                 raise FileError("A sensitivity without groups: measure it again.")
-            return cls(groups, held["asked"], int(held["inputs"]))
+            whole = held["accuracy"]
+            return cls(
+                groups,
+                held["asked"],
+                int(held["inputs"]),
+                str(held["data"]),
+                None if whole is None else float(whole),
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise FileError("This is not a sensitivity written by fpgm.") from error
 
@@ -75,7 +104,8 @@ def _groups(rows: Sequence[Any]) -> tuple[GroupHarm, ...]:
             str(row["name"]),
             int(row["units"]),
             tuple(float(h) for h in row["harm"]),
-            {str(rate): float(value) for rate, value in row["accuracy"].items()},
+            int(row["place"]),
+            {str(rate): None if v is None else float(v) for rate, v in row["accuracy"].items()},
         )
         for row in rows
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,9 +38,9 @@ RECOVERY = "fpgm_recovery"
 
 Method = Literal["solve", "norms", "weights"]
 
-IN_MEMORY = 2 * 2**30
-"""Bytes that passes waiting at a layer may hold; others are run again from the start."""
-MOST_WAITING = 32
+MEMORY_SHARE = 0.25
+"""Of the machine's memory passes waiting at a layer may hold; others run again from the start."""
+MOST_WAITING = 64
 """Batches whose passes may wait: each is two threads."""
 HELD_PER_LAYER = 4
 """A waiting pass holds about so many times what its largest layer reads and writes."""
@@ -168,12 +169,21 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+def machine_memory() -> int:
+    """Bytes of memory; 8 GB where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 8 * 2**30
+
+
 def _solve_(
     model: nn.Module, small: nn.Module, plan: Plan, inputs: Inputs, progress: Progress | None
 ) -> list[Solved]:
     """Layer after layer, each with what the ones before it now give."""
     sites, largest = _sites(model, small, inputs[0])
-    waiting = min(MOST_WAITING, IN_MEMORY // (2 * HELD_PER_LAYER * max(largest, 1)))
+    room = MEMORY_SHARE * machine_memory()
+    waiting = min(MOST_WAITING, int(room / (2 * HELD_PER_LAYER * max(largest, 1))))
     walks = Walks(model, small, sites, inputs, waiting)
     solved = []
     try:

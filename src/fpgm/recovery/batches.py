@@ -6,11 +6,13 @@ so that memory does not grow with their number.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -28,6 +30,7 @@ class Inputs:
     def __init__(self) -> None:
         self.count = 0
         self._kept: list[Example | _Filed] = []
+        self._labels: list[Tensor | None] = []
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -38,9 +41,30 @@ class Inputs:
         kept = self._kept[number]
         return kept if isinstance(kept, Example) else kept.read()
 
-    def add(self, example: Example, inputs: int) -> None:
+    @property
+    def labelled(self) -> bool:
+        """Whether some batch has labels."""
+        return any(labels is not None for labels in self._labels)
+
+    def labels(self, number: int) -> Tensor | None:
+        """A batch's classes, if it came with some."""
+        return self._labels[number]
+
+    def digest(self) -> str:
+        """By which the same inputs and labels are known again."""
+        found = hashlib.sha256()
+        for number in range(len(self)):
+            example = self[number]
+            for tensor in tensors_in((example.args, dict(example.kwargs), self._labels[number])):
+                found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                found.update(flat.view(torch.uint8).numpy().data)
+        return found.hexdigest()[:16]
+
+    def add(self, example: Example, inputs: int, labels: Tensor | None = None) -> None:
         """Keep a batch, at hand or in a file."""
         self.count += inputs
+        self._labels.append(labels)
         size = sum(t.nbytes for t in tensors_in((example.args, dict(example.kwargs))))
         if self._bytes + size <= IN_MEMORY or not self._kept:
             self._bytes += size
@@ -88,7 +112,7 @@ def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
                     f"The loader gives {type(batch).__name__} without a tensor of inputs: give "
                     "batches of inputs, or pairs of inputs and labels."
                 )
-            found.add(example, first.shape[0])
+            found.add(example, first.shape[0], _classes(batch, first.shape[0]))
             if found.count >= images:
                 break
         if not len(found):
@@ -97,6 +121,14 @@ def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
         found.close()
         raise
     return found
+
+
+def _classes(batch: Any, inputs: int) -> Tensor | None:
+    """What stands behind a batch's inputs, if that is a class for each."""
+    found = batch[1] if isinstance(batch, Sequence) and len(batch) > 1 else None
+    if not isinstance(found, Tensor) or found.shape != (inputs,):
+        return None
+    return None if found.is_floating_point() or found.is_complex() else found
 
 
 def as_call(batch: Any) -> Example:

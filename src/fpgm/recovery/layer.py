@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from fpgm.plan import Plan
-from fpgm.recovery.normal import Normal, best_change
+from fpgm.recovery.normal import Equations, Few, Normal, best_change
 from fpgm.recovery.rows import Layer, Sample, groups_of, matrix_of, set_matrix_
 from fpgm.recovery.sites import Site
 from fpgm.recovery.walk import Seen, Walks
@@ -33,7 +33,9 @@ ROWS_PER_WEIGHT = 64
 """So many positions are drawn for every weight of a filter: more tell little more."""
 LEAST_ROWS = 20_000
 MOST_READS = 8_192
-"""A layer that reads more at once would take gigabytes of equations."""
+"""Normal equations of a layer that reads more at once would take gigabytes."""
+FEW = 2_048
+"""Of such a layer so many rows are looked at."""
 LEAST_SHARE = 0.05
 """A channel that can hardly be told from the others is not blown up beyond this."""
 
@@ -70,8 +72,6 @@ class LayerWork:
         """Change the layer of the compact model, in place."""
         matrix = matrix_of(self.layer).double()
         reads = matrix.shape[1]
-        if reads > MOST_READS:
-            return self._left(f"reads {reads} values at once, too many to solve for")
         fit, held = self._equations(matrix)
         if not fit.count:
             return self._left("was not reached")
@@ -100,13 +100,15 @@ class LayerWork:
             return f"{self.site.layer}: what it reads is not finite; it was left as it is."
         return f"{self.site.layer}: its equations were singular and needed a ridge of {ridge:g}."
 
-    def _equations(self, matrix: Tensor) -> tuple[Normal, Normal]:
+    def _equations(self, matrix: Tensor) -> tuple[Equations, Equations]:
         """Normal equations of what is fitted and of what is held out; the same if that is all."""
         groups, reads, writes = matrix.shape
-        most = -(-max(ROWS_PER_WEIGHT * reads, LEAST_ROWS) // len(self.walks.inputs))
+        wide = reads > MOST_READS
+        rows_in_all = FEW if wide else max(ROWS_PER_WEIGHT * reads, LEAST_ROWS)
+        most = -(-rows_in_all // len(self.walks.inputs))
+        kind: type[Equations] = Few if wide else Normal
         fit, held = (
-            Normal(groups, reads, writes, matrix.device, constant=self.has_constant)
-            for _ in range(2)
+            kind(groups, reads, writes, matrix.device, constant=self.has_constant) for _ in range(2)
         )
         first = 0
         for batch, mine, theirs in self.walks.at(self.number):
@@ -153,7 +155,7 @@ class LayerWork:
         scale = (var + norm.eps).sqrt() / torch.where(audible, gain, 1.0)
         return torch.where(audible, (out - shift) * scale + mean, plain)
 
-    def _restore_spread_(self, norm: _BatchNorm, seen: Normal) -> None:
+    def _restore_spread_(self, norm: _BatchNorm, seen: Equations) -> None:
         """What is fitted varies less than what it was fitted to; its norm makes up for that."""
         matrix = matrix_of(self.layer).double()
         share = seen.variance(matrix) / seen.spread().clamp(min=torch.finfo(torch.float64).tiny)

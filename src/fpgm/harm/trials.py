@@ -1,0 +1,86 @@
+"""Accuracy with a share of one group gone, its readers solved anew, and all else as it was."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.compact import clone
+from fpgm.coupling import Structure
+from fpgm.draft import EmptiedError, UnevenError, draft
+from fpgm.harm.curves import factor
+from fpgm.harm.measure import Measured, Reader
+from fpgm.masking import HELD, silence_
+from fpgm.recovery.batches import Inputs
+from fpgm.recovery.layer import layer_at, shift_
+from fpgm.recovery.rows import set_matrix_
+from fpgm.select import Choice
+
+
+class Trials:
+    """Tries what was measured on inputs whose labels are known."""
+
+    def __init__(
+        self, model: nn.Module, structure: Structure, measured: Measured, inputs: Inputs
+    ) -> None:
+        self._model, self._structure = model, structure
+        self._measured, self._inputs = measured, inputs
+
+    def whole(self) -> float | None:
+        """Accuracy of the model as it is; None if its answers are not one score a class."""
+        return _accuracy(self._model, self._inputs)
+
+    @torch.no_grad()
+    def without(self, order: Tensor, count: int) -> float | None:
+        """Accuracy without the first so many units; None if the model cannot be without them."""
+        choice = Choice.of(self._structure, order[:count])
+        try:
+            plan = draft(self._model, self._structure, choice, {})
+        except (EmptiedError, UnevenError):
+            return None
+        net = clone(self._model, {}).eval()
+        silence_(net, plan, HELD)
+        for layer, places in self._structure.readers(order):
+            if layer in self._measured.readers:
+                _solve_(net, self._measured.readers[layer], (places >= 0) & (places < count))
+        return _accuracy(net, self._inputs)
+
+
+def _solve_(net: nn.Module, reader: Reader, gone: Tensor) -> None:
+    """Let a reader make up for channels it can no longer read."""
+    if not reader.whole:
+        return
+    groups, reads, _ = reader.matrix.shape
+    whole = len(gone) == reader.channels
+    by_group = gone.reshape(groups, -1) if whole else gone.expand(groups, -1)
+    lost = by_group.repeat_interleave(reads // by_group.shape[1], 1)
+    matrix = reader.matrix.clone()
+    constants = []
+    for own, gram, off in zip(matrix, reader.gram, lost, strict=True):
+        stays = torch.cat([~off, off.new_ones(1)])
+        system = gram[stays][:, stays]
+        missing = gram[stays][:, :-1][:, off] @ own[off]
+        change = torch.cholesky_solve(missing, factor(system))
+        own[~off] += change[:-1]
+        own[off] = 0
+        constants.append(change[-1])
+    layer = layer_at(net, reader.site.layer)
+    set_matrix_(layer, matrix.to(layer.weight))
+    if layer.bias is not None or reader.site.norm is not None:
+        shift_(net, reader.site, torch.cat(constants))
+
+
+@torch.no_grad()
+def _accuracy(net: nn.Module, inputs: Inputs) -> float | None:
+    """Share of labelled inputs that a classifier gets right."""
+    right = seen = 0
+    for number in range(len(inputs)):
+        labels = inputs.labels(number)
+        if labels is None:
+            continue
+        out = inputs[number].call(net)
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(labels):
+            return None
+        right += int((out.argmax(1) == labels.to(out.device)).sum())
+        seen += len(labels)
+    return right / seen if seen else None
