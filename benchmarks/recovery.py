@@ -1,0 +1,369 @@
+"""Accuracy of pruned CIFAR-10 ResNets with nothing, little and much done to recover it.
+
+    python benchmarks/recovery.py --part 1/2 --threads 1       # beside it 2/2; two hours; resumes
+    python benchmarks/recovery.py                              # what is missing, and the tables
+
+Trained weights are read from FPGM_WEIGHTS, CIFAR-10 from where `fpgm data cifar10` put it. Every
+accuracy is of all 10,000 test images; recovery looks at training images only, without labels. A
+result is kept in --runs as soon as it is there, so nothing is measured twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import fpgm
+from fpgm.data import cifar10
+from fpgm.files import write_text
+from fpgm.models import resnet
+from fpgm.models.weights import load_weights
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""As the weights were trained."""
+DEPTHS = (56, 20, 32)
+POLICIES = ("independent", "coupled")
+SETTINGS: dict[str, dict[str, float]] = {
+    "52.6 % of MACs": {"macs": 0.526},
+    "40 % of units": {"rate": 0.4},
+    "30 % of units": {"rate": 0.3},
+    "50 % of units": {"rate": 0.5},
+}
+METHODS = {
+    "none": "nothing",
+    "norms": "norms' statistics",
+    "weights": "from weights alone",
+    "solve": "least squares",
+    "allocated": "least squares + allocation",
+    "distilled": "the same + a minute of distillation",
+}
+CRITERIA = ("fpgm", "l1", "l2", "random")
+PEER = "Torch-Pruning"
+TABLE_IMAGES, HEADLINE_IMAGES = 512, 2048
+
+Method = Literal["none", "norms", "weights", "solve", "allocated", "distilled"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    depth: int
+    policy: str
+    setting: str
+    criterion: str
+    method: str
+    images: int = TABLE_IMAGES
+    distil: int = 0
+
+    @property
+    def file(self) -> str:
+        parts = [str(value).replace(" ", "").replace("%", "") for value in asdict(self).values()]
+        return "-".join(parts) + ".json"
+
+
+def rows() -> Iterator[Row]:
+    """The whole table: what matters most comes first."""
+    for depth in DEPTHS:
+        for setting in SETTINGS:
+            for policy in POLICIES:
+                for method in METHODS:
+                    distil = 60 if method == "distilled" else 0
+                    yield Row(depth, policy, setting, "fpgm", method, distil=distil)
+        for setting in SETTINGS:
+            for policy in POLICIES:
+                for criterion in CRITERIA[1:]:
+                    yield Row(depth, policy, setting, criterion, "none")
+                    yield Row(depth, policy, setting, criterion, "solve")
+            yield Row(depth, "coupled", setting, PEER, "none")
+            yield Row(depth, "coupled", setting, PEER, "norms")
+
+
+HEADLINES = (
+    Row(56, "independent", "52.6 % of MACs", "fpgm", "allocated", HEADLINE_IMAGES),
+    Row(56, "independent", "30 % of units", "fpgm", "allocated", HEADLINE_IMAGES),
+    Row(56, "independent", "52.6 % of MACs", "fpgm", "distilled", HEADLINE_IMAGES, 600),
+)
+
+
+class Bench:
+    """Models, data, and where results are kept."""
+
+    def __init__(self, weights: Path, data: Path, runs: Path) -> None:
+        self.weights, self.runs = weights, runs
+        self.data = cifar10.read(data)
+        order = torch.randperm(50_000, generator=torch.Generator().manual_seed(0))
+        self.order = order[:HEADLINE_IMAGES]
+        runs.mkdir(parents=True, exist_ok=True)
+
+    @cache  # noqa: B019  (one bench a process)
+    def model(self, depth: int) -> nn.Module:
+        return load_weights(
+            resnet(depth), self.weights / f"cifar10_resnet{depth}.safetensors"
+        ).eval()
+
+    def batches(self, count: int) -> list[Tensor]:
+        """Training images without labels."""
+        return [shown(self.data.train_images[part]) for part in self.order[:count].split(128)]
+
+    @torch.no_grad()
+    def accuracy(self, net: nn.Module) -> float:
+        net.eval()
+        parts = zip(self.data.test_images.split(100), self.data.test_labels.split(100), strict=True)
+        right = sum(int((net(shown(x)).argmax(1) == y).sum()) for x, y in parts)
+        return right / len(self.data.test_labels)
+
+    def measured(self, row: Row) -> dict[str, Any]:
+        """What is known of a row, measured now if it is not."""
+        file = self.runs / row.file
+        if not file.exists():
+            found = self._measure(row)
+            write_text(file, json.dumps(asdict(row) | found) + "\n")
+        return dict(json.loads(file.read_text()))
+
+    def original(self, depth: int) -> float:
+        file = self.runs / f"original-{depth}.json"
+        if not file.exists():
+            write_text(file, json.dumps(self.accuracy(self.model(depth))))
+        return float(json.loads(file.read_text()))
+
+    def _measure(self, row: Row) -> dict[str, Any]:
+        model = self.model(row.depth)
+        wall, start = time.perf_counter(), time.process_time()
+        if row.criterion == PEER:
+            small, macs = self._peer(row)
+        else:
+            plan = self._plan(row, model)
+            small, macs = self._recovered(row, model, plan), plan.macs_removed
+        seconds, processor = time.perf_counter() - wall, time.process_time() - start
+        return {
+            "macs_removed": macs,
+            "accuracy": self.accuracy(small),
+            "seconds": seconds,
+            "processor_seconds": processor,
+            "threads": torch.get_num_threads(),
+        }
+
+    def _plan(self, row: Row, model: nn.Module) -> fpgm.Plan:
+        allocate = row.method in ("allocated", "distilled")
+        return fpgm.plan(
+            model,
+            shown(self.data.train_images[:1]),
+            residual=row.policy,  # type: ignore[arg-type]
+            criterion=row.criterion,
+            align=1,
+            allocate="sensitivity" if allocate else "uniform",
+            loader=self.batches(TABLE_IMAGES) if allocate else None,
+            **SETTINGS[row.setting],  # type: ignore[arg-type]
+        )
+
+    def _recovered(self, row: Row, model: nn.Module, plan: fpgm.Plan) -> nn.Module:
+        if row.method == "none":
+            return fpgm.compact(model, plan)
+        method = row.method if row.method in ("norms", "weights") else "solve"
+        loader: Any = self.batches(row.images)
+        if row.distil:
+            loader = Distilling(loader, self.data.train_images)
+        return fpgm.recover(
+            model, plan, loader,
+            method=method, images=row.images, distil=row.distil,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _peer(self, row: Row) -> tuple[nn.Module, float]:
+        """Torch-Pruning's FPGM with the rate that comes nearest to our uniform plan's MACs."""
+        from fpgm.recovery.batches import read_inputs
+        from fpgm.recovery.norms import reestimate_
+
+        model = self.model(row.depth)
+        x = shown(self.data.train_images[:1])
+        ours = fpgm.plan(model, x, align=1, **SETTINGS[row.setting])  # type: ignore[arg-type]
+        small, removed = peer_pruned(model, x, ours.macs_removed)
+        if row.method == "norms":
+            reestimate_(small, read_inputs(self.batches(row.images), row.images))
+        return small, removed
+
+
+class Distilling:
+    """The batches to solve with, then all training images, flipped or not, in another order."""
+
+    def __init__(self, first: Sequence[Tensor], images: Tensor) -> None:
+        self.first, self.images, self.epoch = first, images, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.epoch += 1
+        if self.epoch == 1:
+            yield from self.first
+            return
+        random = torch.Generator().manual_seed(self.epoch)
+        for part in torch.randperm(len(self.images), generator=random).split(64):
+            x = shown(self.images[part])
+            turned = torch.rand(len(part), generator=random) < 0.5
+            x[turned] = x[turned].flip(-1)
+            yield x
+
+
+def peer_pruned(model: nn.Module, x: Tensor, wanted: float) -> tuple[nn.Module, float]:
+    """Torch-Pruning's result whose share of MACs removed is nearest to what is wanted."""
+    import torch_pruning as tp
+
+    whole = macs_of(model, x)
+    found: list[tuple[float, nn.Module, float]] = []
+    low, high = 0.0, 1.0
+    for _ in range(7):
+        rate = (low + high) / 2
+        net = copy.deepcopy(model)
+        tp.pruner.BasePruner(
+            net, x,
+            importance=tp.importance.FPGMImportance(p=2),
+            pruning_ratio=rate,
+            ignored_layers=[m for m in net.modules() if isinstance(m, nn.Linear)],
+        ).step()  # fmt: skip
+        removed = 1 - macs_of(net, x) / whole
+        found.append((abs(removed - wanted), net, removed))
+        low, high = (rate, high) if removed < wanted else (low, rate)
+    _, net, removed = min(found, key=lambda trial: trial[0])
+    return net, removed
+
+
+def macs_of(model: nn.Module, x: Tensor) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(x)
+    return int(counter.get_total_flops()) // 2
+
+
+def shown(images: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
+
+
+def markdown(
+    command: str, found: Callable[[Row], dict[str, Any] | None], originals: dict[int, float]
+) -> Iterator[str]:
+    yield "# Accuracy without training, CIFAR-10"
+    yield ""
+    yield f"    {command}"
+    yield ""
+    yield (
+        "Trained ResNet-20, 32 and 56, pruned at once (align 1); accuracy of the compact model on "
+        f"the 10,000 test images. Recovery looked at {TABLE_IMAGES} training images, sensitivity "
+        "at as many, never at a label; a minute of distillation is 60 s of one core with all "
+        "training images. With allocation a rate stands for the MACs it would leave. "
+        f"torch {torch.__version__}, {platform.machine()}."
+    )
+    yield ""
+    yield f"## ResNet-56 with {HEADLINE_IMAGES} images on two cores"
+    yield ""
+    yield "| independent, least squares + allocation | MACs removed | accuracy | seconds |"
+    yield "|---|--:|--:|--:|"
+    for row in HEADLINES:
+        if (r := found(row)) is not None:
+            title = row.setting + (
+                f", {row.distil // 60} minutes of distillation" * (row.distil > 0)
+            )
+            yield (
+                f"| {title} | {r['macs_removed']:.1%} | **{r['accuracy']:.2%}** "
+                f"| {r['seconds']:.0f} |"
+            )
+    for depth in DEPTHS:
+        yield from _of_depth(depth, found, originals)
+
+
+def _of_depth(
+    depth: int, found: Callable[[Row], dict[str, Any] | None], originals: dict[int, float]
+) -> Iterator[str]:
+    yield ""
+    yield f"## ResNet-{depth}, original {originals[depth]:.2%}"
+    for policy in POLICIES:
+        yield ""
+        yield f"{policy.capitalize()}, FPGM; in brackets processor seconds for plan and recovery:"
+        yield ""
+        yield f"| removed | MACs removed | {' | '.join(METHODS.values())} |"
+        yield "|---|--:|" + "--:|" * len(METHODS)
+        for setting in SETTINGS:
+            cells = []
+            removed = None
+            for method in METHODS:
+                distil = 60 if method == "distilled" else 0
+                r = found(Row(depth, policy, setting, "fpgm", method, distil=distil))
+                removed = r["macs_removed"] if r and removed is None else removed
+                cells.append(_cell(r, seconds=True))
+            share = "" if removed is None else f"{removed:.1%}"
+            yield f"| {setting} | {share} | {' | '.join(cells)} |"
+    yield ""
+    yield "Criteria, with nothing done and with least squares, uniform rate:"
+    yield ""
+    yield f"| removed | policy | {' | '.join(CRITERIA)} | {PEER} (its FPGM), its norms anew |"
+    yield "|---|---|" + "--:|" * (len(CRITERIA) + 1)
+    for setting in SETTINGS:
+        for policy in POLICIES:
+            cells = [
+                _pair(*(found(Row(depth, policy, setting, c, m)) for m in ("none", "solve")))
+                for c in CRITERIA
+            ]
+            both = (found(Row(depth, "coupled", setting, PEER, m)) for m in ("none", "norms"))
+            cells.append(_pair(*both) if policy == "coupled" else "")
+            yield f"| {setting} | {policy} | {' | '.join(cells)} |"
+
+
+def _cell(r: dict[str, Any] | None, *, seconds: bool = False) -> str:
+    if r is None:
+        return ""
+    return f"{r['accuracy']:.2%}" + (f" ({r['processor_seconds']:.0f})" if seconds else "")
+
+
+def _pair(plain: dict[str, Any] | None, solved: dict[str, Any] | None) -> str:
+    return f"{_cell(plain)} → {_cell(solved)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
+    parser.add_argument("--weights", type=Path, default=Path(default))
+    parser.add_argument("--data", type=Path, default=cifar10.default_root())
+    parser.add_argument("--runs", type=Path, default=Path("runs/recovery"))
+    parser.add_argument("--part", metavar="I/N", help="only measure the I-th of N shares")
+    parser.add_argument("--headline", action="store_true", help="only measure the first table")
+    parser.add_argument("--only-table", action="store_true", help="measure nothing more")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bench = Bench(options.weights, options.data, options.runs)
+    wanted = list(HEADLINES) if options.headline else [*rows(), *HEADLINES]
+    if options.part:
+        part, parts = (int(number) for number in options.part.split("/"))
+        wanted = list(rows())[part - 1 :: parts]
+    for row in [] if options.only_table else wanted:
+        found = bench.measured(row)
+        print(f"{row.file.removesuffix('.json')}: {found['accuracy']:.2%}", flush=True)
+    if options.part or options.headline:
+        return
+    known = {row: bench.measured(row) for row in wanted if (options.runs / row.file).exists()}
+    command = shlex.join(["python", "benchmarks/recovery.py"])
+    originals = {depth: bench.original(depth) for depth in DEPTHS}
+    kept = {"command": command, "original": originals, "rows": list(known.values())}
+    (HERE / "recovery.json").write_text(json.dumps(kept, indent=1) + "\n")
+    text = "\n".join(markdown(command, known.get, originals)) + "\n"
+    (HERE / "recovery.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
