@@ -109,3 +109,17 @@ def test_refusals(
 
 def test_sensitivity_needs_data(model: tuple[Any, ...]) -> None:
     assert "give --data" in refused("sensitivity", *model)
+
+
+def test_a_recovered_model_is_trained_on_with_labels(tmp_path: Path) -> None:
+    """What `fpgm prune --recover` wrote is where the shipped recipe starts."""
+    shipped = ("resnet20", "--weights", "shipped", "--data", "cifar10-sample")
+    out, trained = tmp_path / "small", tmp_path / "trained"
+    run("prune", *shipped, "--rate", 0.3, "--recover", "solve", "--images", 128, "--out", out)
+    found = results(out)
+    compact = f"model.compact={out / 'small.safetensors'}"
+    run("train", "cifar10-sample-finetune", "--set", compact, "--set", "train.epochs=1",
+        "--out", trained)  # fmt: skip
+    assert results(trained)["accuracy"] > found["accuracy"]["compact"] + 0.2
+    kept = [load_file(folder / "small.safetensors") for folder in (out, trained)]
+    assert {k: v.shape for k, v in kept[0].items()} == {k: v.shape for k, v in kept[1].items()}

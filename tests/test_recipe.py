@@ -206,10 +206,11 @@ def test_the_digest_knows_what_matters() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_shipped_recipe_names_its_own_command(file: Path) -> None:
-    recipe = read_recipe(file, GIVEN)
+    recipe = read_recipe(file, [] if file.stem.endswith("finetune") else GIVEN)
     text = file.read_text()
     assert f"train {file.stem}" in text.split("\n\n")[0]
-    assert (recipe.prune is None) == file.stem.endswith("baseline")
+    assert (recipe.prune is None) == file.stem.endswith(("baseline", "finetune"))
+    assert (recipe.model.compact is None) != file.stem.endswith("finetune")
 
 
 def test_the_papers_hyper_parameters() -> None:
