@@ -11,7 +11,7 @@ EXTRAS := train,export,report,lightning,hf,dev
 .PHONY: demo test lint types bench zoo clean
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)  ## prune, verify and fine-tune a trained ResNet-20 on real pictures
+demo: $(STAMP)  ## prune, verify and recover a trained ResNet-20 on real pictures
 	$(BIN)/python recipes/demo.py
 
 test: lint types  ## everything a change must pass: lint, types, tests, doctests

@@ -200,7 +200,7 @@ class Bench:
 
 
 class Distilling:
-    """The batches to solve with, then all training images, flipped or not, in another order."""
+    """The batches to solve with, then all training images, flipped and shifted at random."""
 
     def __init__(self, first: Sequence[Tensor], images: Tensor) -> None:
         self.first, self.images, self.epoch = first, images, 0
@@ -215,7 +215,9 @@ class Distilling:
             x = shown(self.images[part])
             turned = torch.rand(len(part), generator=random) < 0.5
             x[turned] = x[turned].flip(-1)
-            yield x
+            right, down = torch.randint(0, 9, (2,), generator=random).tolist()
+            padded = nn.functional.pad(x, (4, 4, 4, 4))
+            yield padded[:, :, down : down + 32, right : right + 32]
 
 
 def peer_pruned(model: nn.Module, x: Tensor, wanted: float) -> tuple[nn.Module, float]:
