@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fpgm
 from fpgm.harm.result import GroupHarm, Sensitivity
+from fpgm.harm.sense import corrected
 from fpgm.harm.trials import Trials
 
 SHAPE = (3, 7, 7)
@@ -196,7 +198,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: Any) ->
     whole = fpgm.sensitivity(net, data[0][0], data)
     file = tmp_path / "sensed.json"
     tried: list[int] = []
-    without = Trials.without
+    without = Trials.accuracy_without
 
     def counted(self: Trials, order: Tensor, count: int) -> float | None:
         tried.append(count)
@@ -204,7 +206,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: Any) ->
             raise KeyboardInterrupt
         return without(self, order, count)
 
-    monkeypatch.setattr(Trials, "without", counted)
+    monkeypatch.setattr(Trials, "accuracy_without", counted)
     with pytest.raises(KeyboardInterrupt):
         fpgm.sensitivity(net, data[0][0], data, cache=file)
     assert Sensitivity.read(file).groups[0] == whole.groups[0]
@@ -245,3 +247,36 @@ def test_a_reader_too_wide_for_equations_is_measured_as_if_independent(monkeypat
     assert rough.harm[0] == 0
     assert list(rough.harm) == sorted(rough.harm)
     assert exact.harm[4] < rough.harm[4] < 1
+
+
+def test_a_curve_is_brought_to_what_was_found() -> None:
+    curve = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    found = corrected(curve, {3: 6.0, 6: 3.0}.get)
+    assert found[[0, 3, 6]] == pytest.approx([0, 6, 6])  # a curve never falls
+    assert found[1] == pytest.approx(2)  # below the first place as there
+    assert found[10] == pytest.approx(6)
+    assert corrected(curve, lambda count: None) is curve
+    nothing = np.zeros(11)
+    assert corrected(nothing, lambda count: 1.0) is nothing
+
+
+def test_harm_is_what_really_happens_behind_a_mean() -> None:
+    """Errors of all positions have much in common here; probes alone take them for independent."""
+    torch.manual_seed(3)
+    net = Classifier().eval()
+    data = [x + 2 * torch.randn(16, 3, 1, 1) for x in batches(8)]
+    group = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
+    count = round(0.3 * 8)
+    plan = fpgm.plan(net, data[0], rates={"a": count / 8}, align=1)
+    [gone] = [c.removed() for c in plan.cuts if c.tensor == "a.weight"]
+    with torch.no_grad():
+        inner = torch.cat([net.a(x).relu() for x in data])
+        kept = [i for i in range(8) if i not in gone]
+        rows = nn.functional.unfold(inner[:, kept], 3, padding=1).movedim(1, 0).flatten(1).T
+        rows = torch.cat([rows, torch.ones(len(rows), 1)], 1).double()
+        wanted = net.b(inner).movedim(1, 0).flatten(1).T.double()
+        solved = rows @ torch.linalg.lstsq(rows, wanted).solution
+        found = solved.T.reshape(8, len(inner), *inner.shape[2:]).movedim(0, 1).float()
+        outputs, original = (net.head(b.relu().mean((2, 3))) for b in (found, net.b(inner)))
+    error = float((outputs - original).square().sum() / original.square().sum())
+    assert group.harm[count] == pytest.approx(error, rel=0.15)

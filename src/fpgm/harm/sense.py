@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn
 
 from fpgm.coupling import Pool, Structure
 from fpgm.errors import FileError, ModelError
 from fpgm.files import write_text, writing
-from fpgm.harm.curves import harm
+from fpgm.harm.curves import Floats, harm
 from fpgm.harm.measure import Measured, measure
 from fpgm.harm.result import GroupHarm, Sensitivity
 from fpgm.harm.trials import Trials
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs
+
+CHECKED_AT = (0.3, 0.6)
+"""Shares of a group at which foretold harm is compared with what really happens."""
+
+
+def corrected(curve: Floats, error: Callable[[int], float | None]) -> Floats:
+    """A curve brought to what was found at some places of it.
+
+    The probes behind it take errors for independent of each other. Those of neighbouring positions
+    are alike, and where a mean over positions comes behind, they do not cancel out.
+    """
+    units = len(curve) - 1
+    counts, ratios = [], []
+    for count in sorted({round(share * units) for share in CHECKED_AT} - {0, units}):
+        found = error(count)
+        if found is not None and curve[count] > 0 and 0 < found < math.inf:
+            counts.append(count)
+            ratios.append(math.log(found / curve[count]))
+    if not counts:
+        return curve
+    scaled = curve * np.exp(np.interp(np.arange(units + 1), counts, ratios))
+    return np.maximum.accumulate(scaled)
 
 
 @dataclass(frozen=True)
@@ -40,10 +65,11 @@ class Sense:
             return found
         branches = [(site.module, site.dim) for site in self.structure.seen.sites]
         measured = measure(self.model, branches, inputs, self.progress)
+        trials = Trials(self.model, self.structure, measured, inputs)
         if found is None:
-            found = self._harms(measured, inputs)
+            found = self._harms(measured, inputs, trials)
             self._keep(found)
-        return self._try(found, Trials(self.model, self.structure, measured, inputs), rates)
+        return self._try(found, trials, rates)
 
     def _known(self, inputs: Inputs) -> Sensitivity | None:
         """What an earlier run wrote; anything else under that name is not to be lost."""
@@ -69,12 +95,14 @@ class Sense:
         pool = pools[group.place]
         return (pool.name, len(pool.units)) == (group.name, group.units)
 
-    def _harms(self, measured: Measured, inputs: Inputs) -> Sensitivity:
+    def _harms(self, measured: Measured, inputs: Inputs, trials: Trials) -> Sensitivity:
         found = []
         for number, pool in enumerate(self.structure.pools):
             self._tell(pool.name, number)
-            curve = harm(self.structure, self.order(pool), measured)
+            order = self.order(pool)
+            curve = harm(self.structure, order, measured)
             if curve is not None:
+                curve = corrected(curve, partial(trials.error_without, order))
                 found.append(GroupHarm(pool.name, len(pool.units), tuple(curve.tolist()), number))
         if not found:
             raise ModelError("No group could be measured: no layer reads what they write.")
@@ -85,7 +113,7 @@ class Sense:
         if not rates:
             return found
         if found.accuracy is None:
-            found = replace(found, accuracy=trials.whole())
+            found = replace(found, accuracy=trials.accuracy())
         if found.accuracy is None:
             return found
         for number, group in enumerate(found.groups):
@@ -96,7 +124,7 @@ class Sense:
             counted = dict(group.accuracy)
             for rate in rates:
                 if str(rate) not in counted:
-                    counted[str(rate)] = trials.without(order, round(rate * group.units))
+                    counted[str(rate)] = trials.accuracy_without(order, round(rate * group.units))
             groups = list(found.groups)
             groups[number] = replace(group, accuracy=counted)
             found = replace(found, groups=tuple(groups))

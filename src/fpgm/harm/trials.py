@@ -1,4 +1,4 @@
-"""Accuracy with a share of one group gone, its readers solved anew, and all else as it was."""
+"""What really happens with a share of one group gone, its readers solved anew, nothing else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fpgm.compact import clone
 from fpgm.coupling import Structure
 from fpgm.draft import EmptiedError, UnevenError, draft
+from fpgm.examples import float_outputs, tensors_in
 from fpgm.harm.curves import factor
 from fpgm.harm.measure import Measured, Reader
 from fpgm.masking import HELD, silence_
@@ -16,23 +17,51 @@ from fpgm.recovery.layer import layer_at, shift_
 from fpgm.recovery.rows import set_matrix_
 from fpgm.select import Choice
 
+CHECKED = 128
+"""Inputs on which outputs are compared."""
+
 
 class Trials:
-    """Tries what was measured on inputs whose labels are known."""
+    """Tries what was measured: the model without some units, on the inputs it was measured on."""
 
     def __init__(
         self, model: nn.Module, structure: Structure, measured: Measured, inputs: Inputs
     ) -> None:
         self._model, self._structure = model, structure
         self._measured, self._inputs = measured, inputs
+        self._wanted: list[list[Tensor]] = []
+        seen = 0
+        while seen < CHECKED and len(self._wanted) < len(inputs):
+            example = inputs[len(self._wanted)]
+            self._wanted.append(float_outputs(model, example))
+            seen += tensors_in((example.args, dict(example.kwargs)))[0].shape[0]
 
-    def whole(self) -> float | None:
-        """Accuracy of the model as it is; None if its answers are not one score a class."""
+    def accuracy(self) -> float | None:
+        """Of the model as it is; None if its answers are not one score a class."""
         return _accuracy(self._model, self._inputs)
 
-    @torch.no_grad()
-    def without(self, order: Tensor, count: int) -> float | None:
+    def accuracy_without(self, order: Tensor, count: int) -> float | None:
         """Accuracy without the first so many units; None if the model cannot be without them."""
+        net = self._without(order, count)
+        return None if net is None else _accuracy(net, self._inputs)
+
+    @torch.no_grad()
+    def error_without(self, order: Tensor, count: int) -> float | None:
+        """Squared error of the outputs without the first so many units, as a share of theirs."""
+        net = self._without(order, count)
+        if net is None:
+            return None
+        missed = size = 0.0
+        for number, wanted in enumerate(self._wanted):
+            for own, out in zip(float_outputs(net, self._inputs[number]), wanted, strict=True):
+                finite = out.isfinite()
+                missed += float((own - out)[finite].double().square().sum())
+                size += float(out[finite].double().square().sum())
+        return missed / size if size else None
+
+    @torch.no_grad()
+    def _without(self, order: Tensor, count: int) -> nn.Module | None:
+        """The model with these units silent and their readers solved anew."""
         choice = Choice.of(self._structure, order[:count])
         try:
             plan = draft(self._model, self._structure, choice, {})
@@ -43,7 +72,7 @@ class Trials:
         for layer, places in self._structure.readers(order):
             if layer in self._measured.readers:
                 _solve_(net, self._measured.readers[layer], (places >= 0) & (places < count))
-        return _accuracy(net, self._inputs)
+        return net
 
 
 def _solve_(net: nn.Module, reader: Reader, gone: Tensor) -> None:
