@@ -23,9 +23,13 @@ from fpgm.plan import Plan
 from fpgm.planning import plan
 from fpgm.recovery import Method, recovery_of
 from fpgm.recovery import recover as solve
+from fpgm.sensitivity import sensitivity as measure
 from fpgm.tensors import tensors_sha256
 from fpgm.verify import Certificate
 from fpgm.verify import verify as certify
+
+CHOICE = ("criterion", "distance", "residual", "ignore", "approximate")
+"""Options that say which units go and where, and not how many."""
 
 
 def prune(
@@ -117,9 +121,12 @@ def prune(
                 pictures.check(net, data, model)
         with steps.step("watch and plan"), common.supposing(shape, input):
             way: Any = allocate
-            if allocate not in ("uniform", "sensitivity"):
+            if allocate == "sensitivity" and pictures is not None:
+                chosen = {name: options[name] for name in CHOICE}
+                way = measure(net, x, pictures, rates=(), progress=steps.inside, **chosen)
+            elif allocate != "uniform":
                 way = sensed.read(Path(allocate))
-            made = plan(net, x, allocate=way, loader=pictures, **options)
+            made = plan(net, x, allocate=way, **options)
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
         with steps.step("compact"):

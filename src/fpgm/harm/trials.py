@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fpgm.compact import clone
 from fpgm.coupling import Structure
 from fpgm.draft import EmptiedError, UnevenError, draft
-from fpgm.examples import float_outputs, tensors_in
+from fpgm.examples import Example, float_outputs, tensors_in
 from fpgm.harm.curves import factor
 from fpgm.harm.measure import Measured, Reader
 from fpgm.masking import HELD, silence_
@@ -17,7 +20,7 @@ from fpgm.recovery.layer import layer_at, shift_
 from fpgm.recovery.rows import set_matrix_
 from fpgm.select import Choice
 
-CHECKED = 128
+CHECKED = 32
 """Inputs on which outputs are compared."""
 
 
@@ -29,12 +32,8 @@ class Trials:
     ) -> None:
         self._model, self._structure = model, structure
         self._measured, self._inputs = measured, inputs
-        self._wanted: list[list[Tensor]] = []
-        seen = 0
-        while seen < CHECKED and len(self._wanted) < len(inputs):
-            example = inputs[len(self._wanted)]
-            self._wanted.append(float_outputs(model, example))
-            seen += tensors_in((example.args, dict(example.kwargs)))[0].shape[0]
+        self._checked = _first(inputs, CHECKED)
+        self._wanted = [float_outputs(model, example) for example in self._checked]
 
     def accuracy(self) -> float | None:
         """Of the model as it is; None if its answers are not one score a class."""
@@ -52,8 +51,8 @@ class Trials:
         if net is None:
             return None
         missed = size = 0.0
-        for number, wanted in enumerate(self._wanted):
-            for own, out in zip(float_outputs(net, self._inputs[number]), wanted, strict=True):
+        for example, wanted in zip(self._checked, self._wanted, strict=True):
+            for own, out in zip(float_outputs(net, example), wanted, strict=True):
                 finite = out.isfinite()
                 missed += float((own - out)[finite].double().square().sum())
                 size += float(out[finite].double().square().sum())
@@ -73,6 +72,31 @@ class Trials:
             if layer in self._measured.readers:
                 _solve_(net, self._measured.readers[layer], (places >= 0) & (places < count))
         return net
+
+
+def _first(inputs: Inputs, count: int) -> list[Example]:
+    """The first batches until they hold so many inputs, the last of them in part if it can be."""
+    found: list[Example] = []
+    for number in range(len(inputs)):
+        example = inputs[number]
+        sizes = {t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))}
+        size = next(iter(sizes))[0]
+        if size > count and len(sizes) == 1:
+            example = _part(example, count)
+        found.append(example)
+        count -= size
+        if count <= 0:
+            break
+    return found
+
+
+def _part(example: Example, count: int) -> Example:
+    """The first so many inputs of a batch."""
+
+    def part(leaf: Any) -> Any:
+        return leaf[:count] if isinstance(leaf, Tensor) else leaf
+
+    return Example(tree_map(part, example.args), tree_map(part, dict(example.kwargs)))
 
 
 def _solve_(net: nn.Module, reader: Reader, gone: Tensor) -> None:
