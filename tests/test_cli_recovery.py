@@ -120,6 +120,6 @@ def test_a_recovered_model_is_trained_on_with_labels(tmp_path: Path) -> None:
     compact = f"model.compact={out / 'small.safetensors'}"
     run("train", "cifar10-sample-finetune", "--set", compact, "--set", "train.epochs=1",
         "--out", trained)  # fmt: skip
-    assert results(trained)["accuracy"] > found["accuracy"]["compact"] + 0.2
+    assert results(trained)["accuracy"] > found["accuracy"]["recovered"]
     kept = [load_file(folder / "small.safetensors") for folder in (out, trained)]
     assert {k: v.shape for k, v in kept[0].items()} == {k: v.shape for k, v in kept[1].items()}

@@ -77,7 +77,7 @@ def test_a_change_that_serves_nobody_else_is_not_made() -> None:
     for part, count in ((fit, 22), (held, 2000)):
         noise = torch.randn(1, count, 1).double()
         part.add(torch.randn(1, count, 20).double(), noise, noise)
-    change, ridge = best_change(fit, held, (1e-9, 1e-6))
+    change, ridge = best_change(fit, held, fit.join(held), (1e-9, 1e-6))
     assert ridge is None
     assert not change.any()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import fpgm
 from fpgm.harm.result import GroupHarm, Sensitivity
 from fpgm.harm.sense import corrected
 from fpgm.harm.trials import Trials
+from fpgm.recovery.batches import read_inputs
 
 SHAPE = (3, 7, 7)
 
@@ -256,8 +258,9 @@ def test_a_curve_is_brought_to_what_was_found() -> None:
     assert found[1] == pytest.approx(2)  # below the first place as there
     assert found[10] == pytest.approx(6)
     assert corrected(curve, lambda count: None) is curve
-    nothing = np.zeros(11)
-    assert corrected(nothing, lambda count: 1.0) is nothing
+    nothing = np.zeros(11)  # probes that saw nothing do not make units free
+    assert corrected(nothing, {3: 6.0, 6: 9.0}.get)[[0, 3, 6, 10]] == pytest.approx([0, 6, 9, 15])
+    assert corrected(nothing, lambda count: None) is nothing
 
 
 def test_harm_is_what_really_happens_behind_a_mean() -> None:
@@ -277,6 +280,157 @@ def test_harm_is_what_really_happens_behind_a_mean() -> None:
         wanted = net.b(inner).movedim(1, 0).flatten(1).T.double()
         solved = rows @ torch.linalg.lstsq(rows, wanted).solution
         found = solved.T.reshape(8, len(inner), *inner.shape[2:]).movedim(0, 1).float()
-        outputs, original = (net.head(b.relu().mean((2, 3))) for b in (found, net.b(inner)))
+        tried = slice(len(inner) // 4)  # a quarter of the inputs
+        outputs, original = (net.head(b.relu().mean((2, 3)))[tried] for b in (found, net.b(inner)))
     error = float((outputs - original).square().sum() / original.square().sum())
     assert group.harm[count] == pytest.approx(error, rel=0.15)
+
+
+class Masked(Classifier):
+    """One class is never to be chosen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.tensor([0.0, 0.0, -torch.inf])
+
+
+def test_outputs_that_are_not_finite_are_left_out() -> None:
+    torch.manual_seed(3)
+    net = Masked().eval()
+    data = batches()
+    found = fpgm.sensitivity(net, data[0], data, align=1)
+    assert all(0 < group.harm[1] < group.harm[7] < 10 for group in found.groups)
+
+
+def test_a_wide_reader_s_mean_is_that_of_all_batches(monkeypatch: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
+    monkeypatch.setattr("fpgm.harm.measure.MOST_READS", 100)
+    x = torch.cat(batches())
+    one, all_ = (fpgm.sensitivity(net, x, list(x.split(n)), align=1) for n in (1, 48))
+    assert one.groups[0].harm == pytest.approx(all_.groups[0].harm, rel=0.5)
+    assert one.groups[0].harm[1] > 0
+
+
+def test_a_reader_that_cannot_add_a_constant_is_not_given_one() -> None:
+    net, data = chain(), batches()
+    net[2] = nn.Conv2d(8, 6, 3, padding=1, bias=False)
+    net.eval()
+    group = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
+    plan = fpgm.plan(net, data[0], rates={"0": 2 / 8}, align=1)
+    small = fpgm.recover(net, plan, data)
+    assert group.harm[2] == pytest.approx(small.fpgm_recovery.after, rel=0.1)
+
+
+class Flagged(Classifier):
+    """Takes numbers beside its pictures, and answers in a dict and in a list of varying length."""
+
+    def forward(self, x: Tensor, scale: Tensor, k: int = 1) -> Any:  # type: ignore[override]
+        out = super().forward(x * scale * k)
+        return {"scores": out, "large": out[out > 0.1]}
+
+
+def flagged(k: int = 1) -> list[dict[str, Any]]:
+    return [{"x": x, "scale": torch.tensor(2.0), "k": k} for x in batches()]
+
+
+def test_any_arguments_and_answers(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    net = Flagged().eval()
+    file = tmp_path / "sensed.json"
+    found = fpgm.sensitivity(net, flagged()[0], flagged(), cache=file)
+    assert found.groups[0].harm[-2] > 0
+    with pytest.raises(fpgm.FileError, match="another set of inputs"):
+        fpgm.sensitivity(net, flagged()[0], flagged(k=3), cache=file)
+
+
+def test_the_same_groups_in_another_order_are_another_measurement(tmp_path: Path) -> None:
+    net = Classifier().eval()
+    data = batches()
+
+    def measured(name: str, **options: Any) -> Sensitivity:
+        return fpgm.sensitivity(net, data[0], data, cache=tmp_path / name, **options)
+
+    for name, one, other in (
+        ("ignore", {"ignore": ["b"]}, {}),
+        ("seed", {"criterion": "random", "seed": 0}, {"criterion": "random", "seed": 1}),
+        (
+            "function",
+            {"criterion": lambda rows: rows.norm(dim=1)},
+            {"criterion": lambda rows: -rows.norm(dim=1)},
+        ),
+    ):
+        measured(name, **one)
+        with pytest.raises(fpgm.FileError, match="another choice of groups and units"):
+            measured(name, **other)
+
+
+def test_what_is_not_complete_goes_on_and_is_not_planned_with(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    net = Classifier().eval()
+    data = batches()
+    whole = fpgm.sensitivity(net, data[0], data)
+    file = tmp_path / "sensed.json"
+    error = Trials.error_without
+    tried: list[int] = []
+
+    def tries(self: Trials, order: Tensor, count: int) -> float | None:
+        tried.append(count)
+        if len(tried) == 3:  # two for the first group
+            raise KeyboardInterrupt
+        return error(self, order, count)
+
+    monkeypatch.setattr(Trials, "error_without", tries)
+    with pytest.raises(KeyboardInterrupt):
+        fpgm.sensitivity(net, data[0], data, cache=file)
+    begun = Sensitivity.read(file)
+    assert begun.groups == whole.groups[:1]
+    with pytest.raises(fpgm.RequestError, match="was interrupted"):
+        fpgm.plan(net, data[0], macs=0.3, allocate=begun)
+    assert fpgm.sensitivity(net, data[0], data, cache=file) == whole
+    assert len(tried) == 5
+    with pytest.raises(fpgm.FileError, match="is no folder"):
+        fpgm.sensitivity(net, data[0], data, cache=tmp_path / "absent" / "sensed.json")
+    assert len(tried) == 5
+
+
+def test_labels_that_are_of_no_use_are_remembered(tmp_path: Path, monkeypatch: Any) -> None:
+    net = Classifier().eval()
+    data = [(x, y) for x, y in labelled(net)]
+    deep = nn.Sequential(net, nn.Unflatten(1, (3, 1))).eval()  # not one score a class
+    file = tmp_path / "sensed.json"
+    found = fpgm.sensitivity(deep, data[0][0], data, cache=file)
+    assert found.accuracy is None
+    monkeypatch.setattr("fpgm.harm.sense.measure", None)
+    assert fpgm.sensitivity(deep, data[0][0], data, cache=file) == found
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    net = Classifier().eval()
+    data = batches(1)
+    file = tmp_path / "sensed.json"
+    fpgm.sensitivity(net, data[0], data, cache=file)
+    good = json.loads(file.read_text())
+    for change in (
+        {"asked": None},
+        {"accuracy": []},
+        {"groups": []},
+        {"complete": {}, "format": 9},
+    ):
+        file.write_text(json.dumps(good | change))
+        with pytest.raises(fpgm.FileError, match=r"sensed\.json"):
+            fpgm.sensitivity(net, data[0], data, cache=file)
+    good["groups"][0]["harm"] = []
+    file.write_text(json.dumps(good))
+    with pytest.raises(fpgm.FileError, match="harm missing"):
+        fpgm.sensitivity(net, data[0], data, cache=file)
+    file.write_bytes(b"\xff\xfe{")
+    with pytest.raises(fpgm.FileError, match="cannot be read"):
+        fpgm.sensitivity(net, data[0], data, cache=file)
+
+
+def test_outputs_kept_for_trials_hold_no_graph() -> None:
+    net = Classifier()
+    data = batches(1)
+    inputs = read_inputs(data, 16)
+    trials = Trials(net, None, None, inputs)  # type: ignore[arg-type]
+    assert not any(out.requires_grad for kept in trials._wanted for out in kept)

@@ -252,6 +252,8 @@ class Planner:
 
     def allocate(self, sensed: Sensitivity) -> None:
         """Choose rates by what was measured, if it was measured for this."""
+        if not sensed.complete:
+            raise RequestError("The sensitivity was interrupted: measure on with the same file.")
         for key, value in self._sensed.items():
             if sensed.asked.get(key) != value:
                 raise RequestError(

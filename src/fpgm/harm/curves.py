@@ -56,12 +56,13 @@ def _reading(reader: Reader, places: Tensor, units: int) -> Floats:
         if not reader.whole:  # as if what it reads varied independently
             total += _summed(gram * (matrix.square() @ gain), columns, units)
             continue
-        columns = torch.cat([columns, columns.new_tensor([-1])])
+        if len(gram) > reads:  # a constant, which stays
+            columns = torch.cat([columns, columns.new_tensor([-1])])
+            matrix = torch.cat([matrix, matrix.new_zeros(1, matrix.shape[1])])
         # What goes first comes last, what never goes first of all.
         order = torch.where(columns < 0, units, columns).argsort(descending=True, stable=True)
         system = gram[order][:, order]
-        weights = torch.cat([matrix, matrix.new_zeros(1, matrix.shape[1])])[order] * gain.sqrt()
-        lost = (factor(system).T @ weights).square().sum(1)
+        lost = (factor(system).T @ (matrix[order] * gain.sqrt())).square().sum(1)
         total += _summed(lost, columns[order], units)
     return total
 
@@ -72,7 +73,8 @@ def factor(system: Tensor) -> Tensor:
     ridge = RIDGE
     found: Tensor
     while ridge < 1:
-        raised = system + torch.eye(len(system), dtype=system.dtype) * (ridge * size)
+        raised = system.clone()
+        raised.diagonal().add_(ridge * size)
         found, failed = torch.linalg.cholesky_ex(raised)
         if not int(failed):
             return found

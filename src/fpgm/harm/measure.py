@@ -18,8 +18,8 @@ from fpgm.compact import shadow
 from fpgm.examples import Example, tensors_in
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs
-from fpgm.recovery.layer import FEW, MOST_READS
-from fpgm.recovery.rows import Layer, Sample, matrix_of, read
+from fpgm.recovery.layer import FEW, MOST_READS, layer_at, norm_at
+from fpgm.recovery.rows import Sample, matrix_of, read
 from fpgm.recovery.sites import Site, find_sites
 
 ROWS_PER_WEIGHT = 16
@@ -34,7 +34,8 @@ class Reader:
     matrix: Tensor
     """[groups, reads, writes]"""
     gram: Tensor
-    """[groups, reads + 1, reads + 1], summed over an input's positions; the last is constant.
+    """[groups, reads, reads], summed over an input's positions; with one more, of a constant, if
+    the layer can add one to what it writes.
 
     Of a layer too wide for that only the diagonal, freed of the mean: [groups, reads].
     """
@@ -65,7 +66,6 @@ class Measured:
 
     readers: dict[str, Reader]
     branches: dict[str, Branch]
-    inputs: int
 
 
 @dataclass
@@ -78,6 +78,18 @@ class _Sums:
     gain: Tensor | None = None
     positions: int = 0
     probed: int = 0
+
+    def together(self, inputs: int, *, constant: bool) -> Tensor | None:
+        """How what was read varies together, an input's positions summed up."""
+        if self.gram is None:
+            return self.spread(inputs)
+        return (self.gram if constant else self.gram[:, :-1, :-1]) / inputs
+
+    def spread(self, inputs: int) -> Tensor | None:
+        """How much each channel varies, an input's positions summed up."""
+        if self.sums is None or self.squares is None:
+            return None
+        return (self.squares - self.sums.square() / self.positions).clamp(min=0) / inputs
 
     def add(self, name: str, value: Tensor) -> None:
         held = getattr(self, name)
@@ -114,7 +126,13 @@ class _Look:
             rows = sample.rows()
             dim = -1 if isinstance(layer, nn.Linear) else 1
             there = out.numel() // out.shape[dim]
-            sums.add("gram", _products(rows) * (there / rows.shape[1]))
+            times = there / rows.shape[1]
+            if reads > MOST_READS:
+                sums.add("sums", rows.double().sum(1) * times)
+                sums.add("squares", rows.double().square().sum(1) * times)
+                sums.positions += there
+            else:
+                sums.add("gram", _products(rows) * times)
             self._probe(sums, out, dim)
 
         return hook
@@ -158,20 +176,21 @@ def measure(
             progress("measuring", number, len(inputs))
         look.seed = number
         outputs = _probe(net, inputs[number], random)
-        size += sum(float(out.double().square().sum()) for out in outputs)
+        size += sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
     scale = inputs.count / (size or 1.0)
-    found = Measured({}, {}, inputs.count)
+    found = Measured({}, {})
     for path, sums in look.read.items():
-        if sums.gain is not None and sums.gram is not None:  # a way leads from here to an output
-            layer: Layer = net.get_submodule(path)  # type: ignore[assignment]
+        layer, norm = layer_at(net, path), sites[path].norm
+        constant = layer.bias is not None or (norm is not None and norm_at(net, norm) is not None)
+        gram = sums.together(inputs.count, constant=constant)
+        if sums.gain is not None and gram is not None:  # a way leads from here to an output
             width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-            gram, gain = sums.gram / inputs.count, sums.gain / sums.probed * scale
+            gain = sums.gain / sums.probed * scale
             found.readers[path] = Reader(matrix_of(layer).double(), gram, gain, width, sites[path])
     for path, sums in look.handed.items():
-        if sums.gain is not None and sums.sums is not None and sums.squares is not None:
-            spread = sums.squares - sums.sums.square() / sums.positions
-            gain = sums.gain / sums.probed * scale
-            found.branches[path] = Branch(spread / inputs.count, gain)
+        spread = sums.spread(inputs.count)
+        if sums.gain is not None and spread is not None:
+            found.branches[path] = Branch(spread, sums.gain / sums.probed * scale)
     return found
 
 
@@ -188,7 +207,8 @@ def _probe(net: nn.Module, example: Example, random: torch.Generator) -> list[Te
         total = torch.zeros((), device=outputs[0].device)
         for out in outputs:
             weights = torch.randn(out.shape, generator=random).to(out)
-            total = total + (out * weights).sum()
+            finite = out.isfinite()
+            total = total + (out[finite] * weights[finite]).sum()
         given_whole = len(leaves) == len(tensors_in((args, kwargs)))
         own = [] if given_whole else [p for p in net.parameters() if p.requires_grad]
         if leaves or own:  # every way back from the outputs ends in one of them
@@ -201,9 +221,7 @@ def _swapped(value: Any, swap: dict[int, Tensor]) -> Any:
 
 
 def _products(rows: Tensor) -> Tensor:
-    """Sums of products of columns and a constant; of very many only of each with itself."""
-    if rows.shape[2] > MOST_READS:
-        return (rows - rows.mean(1, keepdim=True)).double().square().sum(1)
+    """Sums of products of columns and a constant."""
     rows = rows if rows.dtype == torch.float64 else rows.float()
     rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], 2)
     return (rows.transpose(1, 2) @ rows).double()

@@ -50,6 +50,8 @@ class Sensitivity:
     """Digest of the inputs and their labels."""
     accuracy: float | None = None
     """Of the whole model, on the same inputs."""
+    complete: bool = True
+    """Whether every group's harm is there: a measurement may have been interrupted."""
 
     def curve(self, name: str, units: int, which: int = 0) -> list[float]:
         """Harm for 0 to `units` units of a group, whatever its size when it was measured.
@@ -83,18 +85,20 @@ class Sensitivity:
             held = json.loads(text)
             if held["format"] != FORMAT:
                 raise FileError(f"A sensitivity in format {held['format']}: measure it again.")
-            groups = _groups(held["groups"])
-            if not groups:
+            groups, asked, whole = _groups(held["groups"]), held["asked"], held["accuracy"]
+            if not groups or not isinstance(asked, dict):
                 raise FileError("A sensitivity without groups: measure it again.")
-            whole = held["accuracy"]
+            if any(len(group.harm) != group.units + 1 for group in groups):
+                raise FileError("A sensitivity with harm missing: measure it again.")
             return cls(
                 groups,
-                held["asked"],
+                asked,
                 int(held["inputs"]),
                 str(held["data"]),
                 None if whole is None else float(whole),
+                bool(held["complete"]),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError("This is not a sensitivity written by fpgm.") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,16 +34,18 @@ def corrected(curve: Floats, error: Callable[[int], float | None]) -> Floats:
     are alike, and where a mean over positions comes behind, they do not cancel out.
     """
     units = len(curve) - 1
-    counts, ratios = [], []
-    for count in sorted({round(share * units) for share in CHECKED_AT} - {0, units}):
-        found = error(count)
-        if found is not None and curve[count] > 0 and 0 < found < math.inf:
-            counts.append(count)
-            ratios.append(math.log(found / curve[count]))
-    if not counts:
+    counts = sorted({round(share * units) for share in CHECKED_AT} - {0, units})
+    errors = {count: error(count) for count in counts}
+    found = {c: e for c, e in errors.items() if e is not None and 0 < e < math.inf}
+    if not found:
         return curve
-    scaled = curve * np.exp(np.interp(np.arange(units + 1), counts, ratios))
-    return np.maximum.accumulate(scaled)
+    places = np.arange(units + 1)
+    if any(curve[count] <= 0 for count in found):  # probes saw nothing: a line through what is
+        last = max(found)
+        line = np.interp(places, [0, *found], [0.0, *found.values()])
+        return np.maximum.accumulate(np.where(places > last, found[last] / last * places, line))
+    ratios = [math.log(e / curve[c]) for c, e in found.items()]
+    return np.maximum.accumulate(curve * np.exp(np.interp(places, list(found), ratios)))
 
 
 @dataclass(frozen=True)
@@ -61,25 +65,27 @@ class Sense:
         """Everything, but for what the file holds already."""
         rates = self.rates if inputs.labelled else ()
         found = self._known(inputs)
-        if found is not None and all(g.has(rates) for g in found.groups):
+        if found is not None and found.complete and all(g.has(rates) for g in found.groups):
             return found
         branches = [(site.module, site.dim) for site in self.structure.seen.sites]
         measured = measure(self.model, branches, inputs, self.progress)
         trials = Trials(self.model, self.structure, measured, inputs)
         if found is None:
-            found = self._harms(measured, inputs, trials)
-            self._keep(found)
-        return self._try(found, trials, rates)
+            found = Sensitivity((), self._key(), inputs.count, inputs.digest(), complete=False)
+        return self._try(self._harms(found, measured, trials), trials, rates)
 
     def _known(self, inputs: Inputs) -> Sensitivity | None:
         """What an earlier run wrote; anything else under that name is not to be lost."""
-        if self.cache is None or not self.cache.exists():
+        if self.cache is None:
+            return None
+        if not self.cache.parent.is_dir():
+            raise FileError(f"{self.cache} cannot be written: {self.cache.parent} is no folder.")
+        if not self.cache.exists():
             return None
         found = Sensitivity.read(self.cache)
         for what, mine, theirs in (
-            *((key, value, found.asked.get(key)) for key, value in self.asked.items()),
+            *((key, value, found.asked.get(key)) for key, value in self._key().items()),
             ("set of inputs", inputs.digest(), found.data),
-            ("choice of groups", [], [g.name for g in found.groups if not self._has(g)]),
         ):
             if mine != theirs:
                 raise FileError(
@@ -87,26 +93,36 @@ class Sense:
                 )
         return found
 
-    def _has(self, group: GroupHarm) -> bool:
-        """Whether this group is where it was."""
-        pools = self.structure.pools
-        if group.place >= len(pools):
-            return False
-        pool = pools[group.place]
-        return (pool.name, len(pool.units)) == (group.name, group.units)
+    def _key(self) -> dict[str, str]:
+        """What was asked, and which units of which groups would go in which order."""
+        orders = [(p.name, self.order(p).tolist()) for p in self.structure.pools]
+        digest = hashlib.sha256(json.dumps(orders).encode()).hexdigest()
+        return {**self.asked, "choice of groups and units": digest[:16]}
 
-    def _harms(self, measured: Measured, inputs: Inputs, trials: Trials) -> Sensitivity:
-        found = []
+    def _harms(self, found: Sensitivity, measured: Measured, trials: Trials) -> Sensitivity:
+        """With every group's harm, of which those known already stay."""
+        if found.complete:
+            return found
+        known = {group.place for group in found.groups}
         for number, pool in enumerate(self.structure.pools):
+            if number in known:
+                continue
             self._tell(pool.name, number)
             order = self.order(pool)
             curve = harm(self.structure, order, measured)
             if curve is not None:
                 curve = corrected(curve, partial(trials.error_without, order))
-                found.append(GroupHarm(pool.name, len(pool.units), tuple(curve.tolist()), number))
-        if not found:
-            raise ModelError("No group could be measured: no layer reads what they write.")
-        return Sensitivity(tuple(found), self.asked, inputs.count, inputs.digest())
+                group = GroupHarm(pool.name, len(pool.units), tuple(curve.tolist()), number)
+                found = replace(found, groups=(*found.groups, group))
+                self._keep(found)
+        if not found.groups:
+            raise ModelError(
+                "No group could be measured: no layer that reads one leads to an output by way of "
+                "gradients."
+            )
+        found = replace(found, complete=True)
+        self._keep(found)
+        return found
 
     def _try(self, found: Sensitivity, trials: Trials, rates: Sequence[float]) -> Sensitivity:
         """With accuracies, of which those known already stay."""
@@ -114,7 +130,11 @@ class Sense:
             return found
         if found.accuracy is None:
             found = replace(found, accuracy=trials.accuracy())
-        if found.accuracy is None:
+        if found.accuracy is None:  # its answers are not one score a class
+            nothing = dict.fromkeys(map(str, rates))
+            groups = (replace(g, accuracy={**g.accuracy, **nothing}) for g in found.groups)
+            found = replace(found, groups=tuple(groups))
+            self._keep(found)
             return found
         for number, group in enumerate(found.groups):
             if group.has(rates):
@@ -125,9 +145,8 @@ class Sense:
             for rate in rates:
                 if str(rate) not in counted:
                     counted[str(rate)] = trials.accuracy_without(order, round(rate * group.units))
-            groups = list(found.groups)
-            groups[number] = replace(group, accuracy=counted)
-            found = replace(found, groups=tuple(groups))
+            before, after = found.groups[:number], found.groups[number + 1 :]
+            found = replace(found, groups=(*before, replace(group, accuracy=counted), *after))
             self._keep(found)
         return found
 

@@ -27,6 +27,7 @@ CHECKED = 4
 class Trials:
     """Tries what was measured: the model without some units, on the inputs it was measured on."""
 
+    @torch.no_grad()
     def __init__(
         self, model: nn.Module, structure: Structure, measured: Measured, inputs: Inputs
     ) -> None:
@@ -46,13 +47,22 @@ class Trials:
 
     @torch.no_grad()
     def error_without(self, order: Tensor, count: int) -> float | None:
-        """Squared error of the outputs without the first so many units, as a share of theirs."""
+        """Squared error of the outputs without the first so many units, as a share of theirs.
+
+        None if the model cannot be without them, if its outputs then have other shapes, or if a
+        reader is too wide to be solved here.
+        """
+        readers = [self._measured.readers.get(layer) for layer, _ in self._structure.readers(order)]
+        if any(reader is not None and not reader.whole for reader in readers):
+            return None
         net = self._without(order, count)
         if net is None:
             return None
         missed = size = 0.0
         for example, wanted in zip(self._checked, self._wanted, strict=True):
             for own, out in zip(float_outputs(net, example), wanted, strict=True):
+                if own.shape != out.shape:
+                    return None
                 finite = out.isfinite()
                 missed += float((own - out)[finite].double().square().sum())
                 size += float(out[finite].double().square().sum())
@@ -79,9 +89,9 @@ def _first(inputs: Inputs, count: int) -> list[Example]:
     found: list[Example] = []
     for number in range(len(inputs)):
         example = inputs[number]
-        sizes = {t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))}
-        size = next(iter(sizes))[0]
-        if size > count and len(sizes) == 1:
+        sizes = [t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))]
+        size = sizes[0][0]
+        if size > count and set(sizes) == {sizes[0]}:
             example = _part(example, count)
         found.append(example)
         count -= size
@@ -110,16 +120,18 @@ def _solve_(net: nn.Module, reader: Reader, gone: Tensor) -> None:
     matrix = reader.matrix.clone()
     constants = []
     for own, gram, off in zip(matrix, reader.gram, lost, strict=True):
-        stays = torch.cat([~off, off.new_ones(1)])
+        constant = len(gram) - reads
+        stays = torch.cat([~off, off.new_ones(constant)])
         system = gram[stays][:, stays]
-        missing = gram[stays][:, :-1][:, off] @ own[off]
+        missing = gram[stays][:, :reads][:, off] @ own[off]
         change = torch.cholesky_solve(missing, factor(system))
-        own[~off] += change[:-1]
+        own[~off] += change[: len(change) - constant]
         own[off] = 0
-        constants.append(change[-1])
+        if constant:
+            constants.append(change[-1])
     layer = layer_at(net, reader.site.layer)
     set_matrix_(layer, matrix.to(layer.weight))
-    if layer.bias is not None or reader.site.norm is not None:
+    if constants:
         shift_(net, reader.site, torch.cat(constants))
 
 

@@ -12,16 +12,17 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fpgm.compact import compact
 from fpgm.errors import RequestError
-from fpgm.examples import Example, beside, float_outputs
+from fpgm.examples import Example, beside, float_outputs, tensors_in
 from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, read_inputs
@@ -40,6 +41,8 @@ Method = Literal["solve", "norms", "weights"]
 
 MEMORY_SHARE = 0.25
 """Of the machine's memory passes waiting at a layer may hold; others run again from the start."""
+UNTOLD = 8 * 2**30
+"""Bytes of memory where the system does not tell."""
 MOST_WAITING = 64
 """Batches whose passes may wait: each is two threads."""
 HELD_PER_LAYER = 4
@@ -169,12 +172,16 @@ def full_precision() -> Iterator[None]:
         yield
 
 
-def machine_memory() -> int:
-    """Bytes of memory; 8 GB where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 8 * 2**30
+def memory_at(x: Tensor | None) -> int:
+    """Bytes of memory where a tensor is: free on a GPU, else all this process may have."""
+    if x is not None and x.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(x.device)[0])
+    limits = [UNTOLD]
+    with suppress(AttributeError, OSError, ValueError):
+        limits = [max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    with suppress(OSError, ValueError):  # a container's own limit; "max" if it has none
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
 
 
 def _solve_(
@@ -182,7 +189,7 @@ def _solve_(
 ) -> list[Solved]:
     """Layer after layer, each with what the ones before it now give."""
     sites, largest = _sites(model, small, inputs[0])
-    room = MEMORY_SHARE * machine_memory()
+    room = MEMORY_SHARE * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
     waiting = min(MOST_WAITING, int(room / (2 * HELD_PER_LAYER * max(largest, 1))))
     walks = Walks(model, small, sites, inputs, waiting)
     solved = []

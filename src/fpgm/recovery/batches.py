@@ -55,7 +55,11 @@ class Inputs:
         found = hashlib.sha256()
         for number in range(len(self)):
             example = self[number]
-            for tensor in tensors_in((example.args, dict(example.kwargs), self._labels[number])):
+            call = (example.args, dict(example.kwargs), self._labels[number])
+            leaves, tree = tree_flatten(call)
+            others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+            found.update(repr((tree, others)).encode())
+            for tensor in tensors_in(call):
                 found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                 flat = tensor.detach().cpu().contiguous().reshape(-1)
                 found.update(flat.view(torch.uint8).numpy().data)

@@ -75,9 +75,10 @@ def _endless(model: nn.Module, loader: Iterable[Any], inputs: Inputs) -> Iterato
 
 def _distance(given: list[Tensor], wanted: list[Tensor]) -> Tensor:
     """Mean squared error of all outputs, each in units of its own size."""
-    parts = [
-        (g - w).square().mean() / w.square().mean().clamp(min=1e-12)
-        for g, w in zip(given, wanted, strict=True)
-        if g.shape == w.shape
-    ]
+    parts = []
+    for g, w in zip(given, wanted, strict=True):
+        finite = w.isfinite()
+        if g.shape == w.shape and bool(finite.any()):
+            size = w[finite].square().mean().clamp(min=1e-12)
+            parts.append((g[finite] - w[finite]).square().mean() / size)
     return torch.stack(parts).mean() if parts else torch.zeros((), requires_grad=True)

@@ -77,8 +77,10 @@ class LayerWork:
             return self._left("was not reached")
         if not fit.missed + held.missed:
             return Solved(self.site.layer, 0.0, 0.0, None)
-        change, ridge = best_change(fit, held, RIDGES)
         both = fit if held is fit else fit.join(held)
+        if not math.isfinite(both.missed):
+            return self._left("reads or should write what is not finite; it stays as it is")
+        change, ridge = best_change(fit, held, both, RIDGES)
         spread = both.spread()
         set_matrix_(self.layer, (matrix + change[:, :reads]).to(self.layer.weight.dtype))
         if self.has_constant:
@@ -96,15 +98,13 @@ class LayerWork:
     def _note(self, ridge: float | None) -> str | None:
         if ridge is None or ridge in RIDGES:
             return None
-        if math.isinf(ridge):
-            return f"{self.site.layer}: what it reads is not finite; it was left as it is."
         return f"{self.site.layer}: its equations were singular and needed a ridge of {ridge:g}."
 
     def _equations(self, matrix: Tensor) -> tuple[Equations, Equations]:
         """Normal equations of what is fitted and of what is held out; the same if that is all."""
         groups, reads, writes = matrix.shape
         wide = reads > MOST_READS
-        rows_in_all = FEW if wide else max(ROWS_PER_WEIGHT * reads, LEAST_ROWS)
+        rows_in_all = FEW // self.site.calls if wide else max(ROWS_PER_WEIGHT * reads, LEAST_ROWS)
         most = -(-rows_in_all // len(self.walks.inputs))
         kind: type[Equations] = Few if wide else Normal
         fit, held = (

@@ -150,20 +150,36 @@ class Few(Equations):
         self, groups: int, reads: int, writes: int, device: torch.device, *, constant: bool = False
     ) -> None:
         super().__init__(groups, reads, writes, device, constant=constant)
-        self.rows = self._zeros(groups, 0, self.shape[1])
-        self.missing = self._zeros(groups, 0, writes)
-        self._products: Tensor | None = None
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """All of them: [groups, rows, columns]."""
+        return self._whole()[0]
+
+    @property
+    def missing(self) -> Tensor:
+        """At each of them: [groups, rows, writes]."""
+        return self._whole()[1]
+
+    def _whole(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All rows, what is missing there, and the rows' products with each other."""
+        if self._known is None:
+            rows = torch.cat([part[0] for part in self._parts], 1)
+            missing = torch.cat([part[1] for part in self._parts], 1)
+            self._parts = [(rows, missing)]
+            self._known = (rows, missing, rows @ rows.transpose(1, 2))
+        return self._known
 
     def _take(self, rows: Tensor, missing: Tensor) -> None:
         ones = rows.new_ones(*rows.shape[:2], int(self.constant))
-        self.rows = torch.cat([self.rows, torch.cat([rows, ones], 2)], 1)
-        self.missing = torch.cat([self.missing, missing], 1)
-        self._products = None
+        self._parts.append((torch.cat([rows, ones], 2), missing))
+        self._known = None
 
     def _join(self, one: Self, other: Self) -> None:
-        self.rows = torch.cat([one.rows, other.rows], 1)
-        self.missing = torch.cat([one.missing, other.missing], 1)
-        self._products = None
+        self._parts = [*one._parts, *other._parts]
+        self._known = None
 
     def error(self, change: Tensor) -> float:
         return float((self.missing - self.rows @ change).square().sum())
@@ -174,9 +190,7 @@ class Few(Equations):
         return varies
 
     def _system(self) -> tuple[Tensor, Tensor]:
-        if self._products is None:
-            self._products = self.rows @ self.rows.transpose(1, 2)
-        return self._products.clone(), self.rows.square().sum(1).mean(1)
+        return self._whole()[2].clone(), self.rows.square().sum(1).mean(1)
 
     def _solution(self, factor: Tensor) -> Tensor:
         found: Tensor = self.rows.transpose(1, 2) @ torch.cholesky_solve(self.missing, factor)
@@ -184,11 +198,10 @@ class Few(Equations):
 
 
 def best_change(
-    fit: Equations, held: Equations, ridges: Sequence[float]
+    fit: Equations, held: Equations, both: Equations, ridges: Sequence[float]
 ) -> tuple[Tensor, float | None]:
     """The change that serves best where it was not fitted, with its ridge; none if none serves."""
     errors = {ridge: held.error(fit.solve(ridge)[0]) for ridge in ridges}
     best = min(errors, key=lambda ridge: errors[ridge])
-    both = fit if held is fit else fit.join(held)
     change, ridge = both.solve(best)
     return (change, ridge) if errors[best] < held.missed else (torch.zeros_like(change), None)
