@@ -32,9 +32,12 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/soft_cost.py
 	$(BIN)/python benchmarks/soft_digits.py
 	$(BIN)/python benchmarks/soft_sweeps.py
+	$(BIN)/python benchmarks/recovery_outputs.py
 	$(BIN)/python benchmarks/median_agreement.py  # needs trained weights: FPGM_WEIGHTS
 	$(BIN)/python benchmarks/regrowth.py          # needs both
 	$(BIN)/python benchmarks/soft_cifar.py        # needs both
+	$(PIP) --no-deps torch-pruning
+	$(BIN)/python benchmarks/recovery.py          # needs both
 
 zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
 	$(PIP) --no-deps torch-pruning

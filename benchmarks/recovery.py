@@ -287,44 +287,55 @@ def markdown(
                 f"| {r['seconds']:.0f} |"
             )
     for depth in DEPTHS:
-        yield from _of_depth(depth, found, originals)
+        lines = list(_of_depth(depth, found))
+        if lines:
+            yield ""
+            yield f"## ResNet-{depth}, original {originals[depth]:.2%}"
+            yield from lines
 
 
-def _of_depth(
-    depth: int, found: Callable[[Row], dict[str, Any] | None], originals: dict[int, float]
-) -> Iterator[str]:
-    yield ""
-    yield f"## ResNet-{depth}, original {originals[depth]:.2%}"
+def _of_depth(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iterator[str]:
     for policy in POLICIES:
-        yield ""
-        yield f"{policy.capitalize()}, FPGM; in brackets processor seconds for plan and recovery:"
-        yield ""
-        yield f"| removed | MACs removed | {' | '.join(METHODS.values())} |"
-        yield "|---|--:|" + "--:|" * len(METHODS)
+        lines = []
         for setting in SETTINGS:
-            cells = []
-            removed = None
-            for method in METHODS:
-                distil = 60 if method == "distilled" else 0
-                r = found(Row(depth, policy, setting, "fpgm", method, distil=distil))
-                removed = r["macs_removed"] if r and removed is None else removed
-                cells.append(_cell(r, seconds=True))
-            share = "" if removed is None else f"{removed:.1%}"
-            yield f"| {setting} | {share} | {' | '.join(cells)} |"
-    yield ""
-    yield "Criteria, with nothing done and with least squares, uniform rate:"
-    yield ""
-    yield f"| removed | policy | {' | '.join(CRITERIA)} | {PEER} (its FPGM), its norms anew |"
-    yield "|---|---|" + "--:|" * (len(CRITERIA) + 1)
+            results = [
+                found(Row(depth, policy, setting, "fpgm", method, distil=distil))
+                for method, distil in zip(METHODS, (0, 0, 0, 0, 0, 60), strict=True)
+            ]
+            removed = next((f"{r['macs_removed']:.1%}" for r in results if r), None)
+            if removed is not None:
+                cells = " | ".join(_cell(r, seconds=True) for r in results)
+                lines.append(f"| {setting} | {removed} | {cells} |")
+        if lines:
+            yield ""
+            yield f"{policy.capitalize()}, FPGM; in brackets processor seconds to plan and recover:"
+            yield ""
+            yield f"| removed | MACs removed | {' | '.join(METHODS.values())} |"
+            yield "|---|--:|" + "--:|" * len(METHODS)
+            yield from lines
+    yield from _criteria(depth, found)
+
+
+def _criteria(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iterator[str]:
+    """Other criteria and the peer."""
+    lines = []
     for setting in SETTINGS:
         for policy in POLICIES:
-            cells = [
-                _pair(*(found(Row(depth, policy, setting, c, m)) for m in ("none", "solve")))
+            pairs = [
+                [found(Row(depth, policy, setting, c, m)) for m in ("none", "solve")]
                 for c in CRITERIA
             ]
-            both = (found(Row(depth, "coupled", setting, PEER, m)) for m in ("none", "norms"))
-            cells.append(_pair(*both) if policy == "coupled" else "")
-            yield f"| {setting} | {policy} | {' | '.join(cells)} |"
+            peer = [found(Row(depth, policy, setting, PEER, m)) for m in ("none", "norms")]
+            if any(r for pair in [*pairs[1:], peer] for r in pair):
+                cells = " | ".join(_pair(*pair) for pair in [*pairs, peer])
+                lines.append(f"| {setting} | {policy} | {cells} |")
+    if lines:
+        yield ""
+        yield "Criteria, with nothing done and with least squares, uniform rate:"
+        yield ""
+        yield f"| removed | policy | {' | '.join(CRITERIA)} | {PEER} (its FPGM), its norms anew |"
+        yield "|---|---|" + "--:|" * (len(CRITERIA) + 1)
+        yield from lines
 
 
 def _cell(r: dict[str, Any] | None, *, seconds: bool = False) -> str:
@@ -334,7 +345,7 @@ def _cell(r: dict[str, Any] | None, *, seconds: bool = False) -> str:
 
 
 def _pair(plain: dict[str, Any] | None, solved: dict[str, Any] | None) -> str:
-    return f"{_cell(plain)} → {_cell(solved)}"
+    return f"{_cell(plain)} → {_cell(solved)}" if plain or solved else ""
 
 
 def main() -> None:

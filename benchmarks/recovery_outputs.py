@@ -3,8 +3,8 @@
     python benchmarks/recovery_outputs.py          # 10 minutes
 
 Weights are random, as a network that was never trained has them; norms' statistics are those of the
-images. The error is the squared distance of the outputs to the original's, as a share of how much
-these vary, over images that recovery has not seen.
+images. The error is the squared distance of the outputs to the original's, as a share of their
+squares, over images that recovery has not seen.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def plain() -> nn.Module:
 SUBJECTS = (
     Subject("six convolutions, no norm", plain, 32, 512),
     Subject("CIFAR VGG-16, batch norms", lambda: load_model("vgg16"), 32, 512),
-    Subject("torchvision VGG-16, no norm", lambda: load_model("torchvision:vgg16"), 96, 128),
     Subject("torchvision ResNet-18", lambda: load_model("torchvision:resnet18"), 96, 128),
     Subject(
         "torchvision ResNet-18", lambda: load_model("torchvision:resnet18"), 96, 128, "independent"
     ),
     Subject("torchvision MobileNetV2", lambda: load_model("torchvision:mobilenet_v2"), 96, 128),
+    Subject("torchvision VGG-16, no norm", lambda: load_model("torchvision:vgg16"), 96, 128),
 )
 
 
@@ -76,9 +76,9 @@ def pictures(count: int, side: int, seed: int) -> list[Tensor]:
 @torch.no_grad()
 def errors(model: nn.Module, nets: Sequence[nn.Module], data: Sequence[Tensor]) -> list[float]:
     wanted = torch.cat([model(x) for x in data]).double()
-    spread = (wanted - wanted.mean(0)).square().sum()
+    size = wanted.square().sum()
     found = (torch.cat([net.eval()(x) for x in data]).double() for net in nets)
-    return [float((own - wanted).square().sum() / spread) for own in found]
+    return [float((own - wanted).square().sum() / size) for own in found]
 
 
 def measure(subject: Subject, rate: float) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def markdown(command: str, rate: float, rows: Sequence[dict[str, Any]]) -> Itera
     yield ""
     yield (
         f"{rate:.0%} of the units removed by FPGM. The error is the outputs' squared distance to "
-        "the original's as a share of how much these vary, over 128 images that recovery has not "
+        "the original's as a share of their squares, over 128 images that recovery has not "
         f"seen. torch {torch.__version__}, {platform.machine()}."
     )
     yield ""
@@ -137,11 +137,10 @@ def main() -> None:
     for subject in SUBJECTS:
         rows.append(measure(subject, options.rate))
         print(rows[-1], flush=True)
-    kept = {"command": command, "rows": rows}
-    (HERE / "recovery_outputs.json").write_text(json.dumps(kept, indent=1) + "\n")
-    text = "\n".join(markdown(command, options.rate, rows)) + "\n"
-    (HERE / "recovery_outputs.md").write_text(text)
-    print(text)
+        kept = {"command": command, "rows": rows}
+        (HERE / "recovery_outputs.json").write_text(json.dumps(kept, indent=1) + "\n")
+        text = "\n".join(markdown(command, options.rate, rows)) + "\n"
+        (HERE / "recovery_outputs.md").write_text(text)
 
 
 if __name__ == "__main__":
