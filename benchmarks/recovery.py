@@ -269,7 +269,9 @@ def markdown(
         "Trained ResNet-20, 32 and 56, pruned at once (align 1); accuracy of the compact model on "
         f"the 10,000 test images. Recovery looked at {TABLE_IMAGES} training images, sensitivity "
         "at as many, never at a label; a minute of distillation is 60 s of one core with all "
-        "training images. With allocation a rate stands for the MACs it would leave. "
+        "training images. With allocation a rate stands for the MACs it would leave. Rows with "
+        "512 images ran on one core, each part of the table beside another; a row that is not "
+        "there has not been measured. "
         f"torch {torch.__version__}, {platform.machine()}."
     )
     yield ""
