@@ -84,3 +84,9 @@ def tensors_in(value: Any) -> list[Tensor]:
                 seen.add(id(leaf))
                 todo.append(list(vars(leaf).values()))
     return found
+
+
+def squared(given: Tensor, wanted: Tensor) -> float:
+    """Squared distance of an output to what is wanted, where that is finite."""
+    finite = wanted.isfinite()
+    return float((given - wanted)[finite].double().square().sum())

@@ -45,18 +45,14 @@ def harm(structure: Structure, order: Tensor, measured: Measured) -> Floats | No
 
 def _reading(reader: Reader, places: Tensor, units: int) -> Floats:
     """What a reader loses; `places` say when each channel it reads goes, −1: never."""
-    groups, reads, _ = reader.matrix.shape
-    whole = len(places) == reader.channels
-    by_group = places.reshape(groups, -1) if whole else places.expand(groups, -1)
-    kernel = reads // by_group.shape[1]
-    gains = reader.gain.reshape(groups, -1)
+    gains = reader.gain.reshape(len(reader.matrix), -1)
+    when = reader.columns(places)
     total = np.zeros(units + 1)
-    for matrix, gram, gain, own in zip(reader.matrix, reader.gram, gains, by_group, strict=True):
-        columns = own.repeat_interleave(kernel)
+    for matrix, gram, gain, columns in zip(reader.matrix, reader.gram, gains, when, strict=True):
         if not reader.whole:  # as if what it reads varied independently
             total += _summed(gram * (matrix.square() @ gain), columns, units)
             continue
-        if len(gram) > reads:  # a constant, which stays
+        if len(gram) > len(matrix):  # a constant, which stays
             columns = torch.cat([columns, columns.new_tensor([-1])])
             matrix = torch.cat([matrix, matrix.new_zeros(1, matrix.shape[1])])
         # What goes first comes last, what never goes first of all.

@@ -18,7 +18,7 @@ from fpgm.compact import shadow
 from fpgm.examples import Example, tensors_in
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs
-from fpgm.recovery.layer import FEW, MOST_READS, layer_at, norm_at
+from fpgm.recovery.layer import FEW, MOST_READS, layer_at, shiftable
 from fpgm.recovery.rows import Sample, matrix_of, read
 from fpgm.recovery.sites import Site, find_sites
 
@@ -45,6 +45,13 @@ class Reader:
     """How many it reads, all groups together."""
     site: Site
     """Which layer it is, and the norm behind it."""
+
+    def columns(self, channels: Tensor) -> Tensor:
+        """What is said of each channel, said of each column of every group: [groups, reads]."""
+        groups, reads, _ = self.matrix.shape
+        apart = len(channels) == self.channels
+        by_group = channels.reshape(groups, -1) if apart else channels.expand(groups, -1)
+        return by_group.repeat_interleave(reads // by_group.shape[1], 1)
 
     @property
     def whole(self) -> bool:
@@ -180,9 +187,8 @@ def measure(
     scale = inputs.count / (size or 1.0)
     found = Measured({}, {})
     for path, sums in look.read.items():
-        layer, norm = layer_at(net, path), sites[path].norm
-        constant = layer.bias is not None or (norm is not None and norm_at(net, norm) is not None)
-        gram = sums.together(inputs.count, constant=constant)
+        layer = layer_at(net, path)
+        gram = sums.together(inputs.count, constant=shiftable(net, sites[path]))
         if sums.gain is not None and gram is not None:  # a way leads from here to an output
             width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
             gain = sums.gain / sums.probed * scale

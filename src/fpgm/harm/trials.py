@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from fpgm.compact import clone
 from fpgm.coupling import Structure
 from fpgm.draft import EmptiedError, UnevenError, draft
-from fpgm.examples import Example, float_outputs, tensors_in
+from fpgm.examples import Example, float_outputs, squared, tensors_in
 from fpgm.harm.curves import factor
 from fpgm.harm.measure import Measured, Reader
 from fpgm.masking import HELD, silence_
@@ -63,9 +63,8 @@ class Trials:
             for own, out in zip(float_outputs(net, example), wanted, strict=True):
                 if own.shape != out.shape:
                     return None
-                finite = out.isfinite()
-                missed += float((own - out)[finite].double().square().sum())
-                size += float(out[finite].double().square().sum())
+                missed += squared(own, out)
+                size += squared(torch.zeros_like(out), out)
         return missed / size if size else None
 
     @torch.no_grad()
@@ -113,13 +112,10 @@ def _solve_(net: nn.Module, reader: Reader, gone: Tensor) -> None:
     """Let a reader make up for channels it can no longer read."""
     if not reader.whole:
         return
-    groups, reads, _ = reader.matrix.shape
-    whole = len(gone) == reader.channels
-    by_group = gone.reshape(groups, -1) if whole else gone.expand(groups, -1)
-    lost = by_group.repeat_interleave(reads // by_group.shape[1], 1)
+    reads = reader.matrix.shape[1]
     matrix = reader.matrix.clone()
     constants = []
-    for own, gram, off in zip(matrix, reader.gram, lost, strict=True):
+    for own, gram, off in zip(matrix, reader.gram, reader.columns(gone), strict=True):
         constant = len(gram) - reads
         stays = torch.cat([~off, off.new_ones(constant)])
         system = gram[stays][:, stays]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fpgm.compact import compact
 from fpgm.errors import RequestError
-from fpgm.examples import Example, beside, float_outputs, tensors_in
+from fpgm.examples import Example, beside, float_outputs, squared, tensors_in
 from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, read_inputs
@@ -225,8 +225,7 @@ def _output_errors(
             if any(own[place].shape != wanted.shape for own in given):
                 continue
             compared = True
-            finite = wanted.isfinite()
-            size += float(wanted[finite].double().square().sum())
+            size += squared(torch.zeros_like(wanted), wanted)
             for i, own in enumerate(given):
-                missed[i] += float((wanted - own[place])[finite].double().square().sum())
+                missed[i] += squared(own[place], wanted)
     return [m / (size or 1.0) for m in missed] if compared else None

@@ -65,7 +65,7 @@ class LayerWork:
         self.norm = None if site.norm is None else norm_at(small, site.norm)
         self.keep = kept_channels(plan, site.layer, layer_at(model, site.layer))
         self.dim = -1 if isinstance(self.layer, nn.Linear) else 1
-        self.has_constant = self.layer.bias is not None or self.norm is not None
+        self.has_constant = shiftable(small, site)
 
     @torch.no_grad()
     def solve_(self) -> Solved:
@@ -161,6 +161,12 @@ class LayerWork:
         share = seen.variance(matrix) / seen.spread().clamp(min=torch.finfo(torch.float64).tiny)
         if norm.running_var is not None:
             norm.running_var.mul_(share.clamp(LEAST_SHARE, 1.0).reshape(-1))
+
+
+def shiftable(model: nn.Module, site: Site) -> bool:
+    """Whether a constant can be added to what a layer writes."""
+    norm = None if site.norm is None else norm_at(model, site.norm)
+    return layer_at(model, site.layer).bias is not None or norm is not None
 
 
 @torch.no_grad()

@@ -151,7 +151,7 @@ class Few(Equations):
     ) -> None:
         super().__init__(groups, reads, writes, device, constant=constant)
         self._parts: list[tuple[Tensor, Tensor]] = []
-        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._products: Tensor | None = None
 
     @property
     def rows(self) -> Tensor:
@@ -163,23 +163,21 @@ class Few(Equations):
         """At each of them: [groups, rows, writes]."""
         return self._whole()[1]
 
-    def _whole(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All rows, what is missing there, and the rows' products with each other."""
-        if self._known is None:
-            rows = torch.cat([part[0] for part in self._parts], 1)
-            missing = torch.cat([part[1] for part in self._parts], 1)
-            self._parts = [(rows, missing)]
-            self._known = (rows, missing, rows @ rows.transpose(1, 2))
-        return self._known
+    def _whole(self) -> tuple[Tensor, Tensor]:
+        """What came in parts, put together once."""
+        if len(self._parts) != 1:
+            rows, missing = zip(*self._parts, strict=True)
+            self._parts = [(torch.cat(rows, 1), torch.cat(missing, 1))]
+        return self._parts[0]
 
     def _take(self, rows: Tensor, missing: Tensor) -> None:
         ones = rows.new_ones(*rows.shape[:2], int(self.constant))
         self._parts.append((torch.cat([rows, ones], 2), missing))
-        self._known = None
+        self._products = None
 
     def _join(self, one: Self, other: Self) -> None:
         self._parts = [*one._parts, *other._parts]
-        self._known = None
+        self._products = None
 
     def error(self, change: Tensor) -> float:
         return float((self.missing - self.rows @ change).square().sum())
@@ -190,7 +188,9 @@ class Few(Equations):
         return varies
 
     def _system(self) -> tuple[Tensor, Tensor]:
-        return self._whole()[2].clone(), self.rows.square().sum(1).mean(1)
+        if self._products is None:
+            self._products = self.rows @ self.rows.transpose(1, 2)
+        return self._products.clone(), self.rows.square().sum(1).mean(1)
 
     def _solution(self, factor: Tensor) -> Tensor:
         found: Tensor = self.rows.transpose(1, 2) @ torch.cholesky_solve(self.missing, factor)
