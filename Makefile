@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-EXTRAS := train,export,report,lightning,hf,dev
+EXTRAS := train,export,openvino,report,lightning,hf,dev
 
 .PHONY: demo test lint types bench zoo clean
 .DEFAULT_GOAL := test

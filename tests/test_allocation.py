@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.allocation import Allocation, Floats, Item
 from fpgm.budget import Budget
-from fpgm.costs import Costs, Measure
+from fpgm.costs import Costs
 from fpgm.models import resnet
 from fpgm.planning import Planner
 
@@ -24,7 +24,9 @@ def planner_of(model: nn.Module, x: Tensor, **options: Any) -> Planner:
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
 @pytest.mark.parametrize("measure", ["macs", "params"])
-def test_the_formula_counts_as_the_structure_does(residual: Any, measure: Measure) -> None:
+def test_the_formula_counts_as_the_structure_does(
+    residual: Any, measure: Literal["macs", "params"]
+) -> None:
     structure = planner_of(resnet(20), torch.randn(1, 3, 32, 32), residual=residual).structure
     costs = Costs(structure, measure)
     random = np.random.default_rng(0)

@@ -56,7 +56,7 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rate": 0.4, "macs": 0.5}, "Give one budget, not 2: rate, macs."),
     ({"rate": 0.4, "macs": 0.5, "params": 0.1}, "Give one budget, not 3: rate, macs, params."),
-    ({}, "Say how much to remove: rate=, macs=, params= or rates=."),
+    ({}, "Say how much to remove: rate=, macs=, params=, latency= or rates=."),
     (
         {"rates": {"stage1.0.conv3": 0.4}},
         (

@@ -99,8 +99,19 @@ def test_networks_know_nothing_of_pruning(module: str) -> None:
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
     declared = {"torch", "safetensors", "numpy", "rich", "typer"}
-    core = set(FILES) - set(under("fpgm.integrations")) - set(under("fpgm.train"))
+    extra = [under(f"fpgm.{name}") for name in ("export", "integrations", "latency", "train")]
+    core = set(FILES) - set().union(*extra)
     assert set().union(*(outside(module) for module in core)) <= declared
+
+
+@pytest.mark.parametrize("module", [*under("fpgm.export"), *under("fpgm.latency")])
+def test_other_runtimes_are_needed_only_where_they_are_used(module: str) -> None:
+    """Imported inside functions: `import fpgm` works without any of them."""
+    assert outside(module) <= {"torch", "numpy", "onnx", "onnxruntime", "openvino"}
+    top = ast.parse(FILES[module].read_text(encoding="utf-8")).body
+    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+    assert not {name.partition(".")[0] for name in names} & {"onnx", "onnxruntime", "openvino"}
 
 
 def test_training_needs_its_extra_and_only_the_command_line_needs_training() -> None:

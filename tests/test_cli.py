@@ -302,7 +302,7 @@ BAD: list[tuple[list[str], str]] = [
      "residual is 'no': give 'coupled' or 'independent'."),
     (["prune", "digits", "--rate", "0.4"], "Missing option '--out'. See fpgm prune --help."),
     (["prune", "digits", "--out", "DIR"],
-     "Say how much to remove: --rate, --macs, --params or --rates."),
+     "Say how much to remove: --rate, --macs, --params, --latency or --rates."),
     (["prune", "digits", "--rate", "1.5", "--out", "DIR"],
      "rate is 1.5: give a share of at least 0 and below 1."),
     (["prune", "digits", "--rate", "0.4", "--macs", "0.4", "--out", "DIR"],

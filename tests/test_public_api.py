@@ -7,20 +7,36 @@ import inspect
 import fpgm
 
 SIGNATURES = {
+    "bench": (
+        "(models: 'Mapping[str, nn.Module] | Sequence[nn.Module]', example_inputs: 'Any', *, "
+        "backends: 'Sequence[str] | None' = None, batches: 'Sequence[int] | None' = None, "
+        "threads: 'Sequence[int] | None' = None, seconds: 'float' = 2.0, "
+        "progress: 'Progress | None' = None) -> 'Bench'"
+    ),
     "compact": (
         "(model: 'nn.Module', plan: 'Plan', *, "
         "optimizer: 'torch.optim.Optimizer | None' = None) -> 'nn.Module'"
+    ),
+    "export": (
+        "(model: 'nn.Module', example_inputs: 'Any', path: 'str | Path', *, "
+        "to: 'Format' = 'onnx', loader: 'Iterable[Any] | None' = None, images: 'int' = 64, "
+        "any_batch: 'bool' = True, low_rank: 'float | None' = None, int8: 'bool' = False) "
+        "-> 'Exported'"
     ),
     "load": "(path: 'str | Path', factory: 'Callable[[], nn.Module]') -> 'nn.Module'",
     "mask_": "(model: 'nn.Module', plan: 'Plan', *, readers: 'bool' = True) -> 'None'",
     "plan": (
         "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float | None' = None, "
         "macs: 'float | None' = None, params: 'float | None' = None, "
+        "latency: 'float | None' = None, "
         "rates: 'Mapping[str, float] | None' = None, criterion: 'Criterion' = 'fpgm', "
         "distance: 'str' = 'l2', residual: 'Residual' = 'coupled', ignore: 'Sequence[str]' = (), "
-        "align: 'int' = 8, rounding: 'Rounding' = 'nearest', min_channels: 'int' = 1, "
+        "align: \"int | Literal['auto']\" = 8, rounding: 'Rounding' = 'nearest', "
+        "min_channels: 'int' = 1, "
         "approximate: 'bool' = False, keep_outputs: 'bool' = True, seed: 'int' = 0, "
-        "allocate: 'Allocate' = 'uniform', loader: 'Iterable[Any] | None' = None) -> 'Plan'"
+        "allocate: 'Allocate' = 'uniform', loader: 'Iterable[Any] | None' = None, "
+        "backend: 'str' = 'eager', threads: 'int | None' = None, "
+        "progress: 'Progress | None' = None) -> 'Plan'"
     ),
     "prune": "(model: 'nn.Module', example_inputs: 'Any', **options: 'Any') -> 'nn.Module'",
     "recover": (
@@ -31,8 +47,8 @@ SIGNATURES = {
     "sensitivity": (
         "(model: 'nn.Module', example_inputs: 'Any', loader: 'Iterable[Any]', *, "
         "images: 'int' = 512, rates: 'Sequence[float]' = (0.2, 0.4, 0.6, 0.8), "
-        "cache: 'str | Path | None' = None, progress: 'Progress | None' = None, "
-        "**options: 'Any') -> 'Sensitivity'"
+        "cache: 'str | Path | None' = None, trials: 'bool' = True, "
+        "progress: 'Progress | None' = None, **options: 'Any') -> 'Sensitivity'"
     ),
     "save": "(model: 'nn.Module', path: 'str | Path') -> 'None'",
     "verify": (
@@ -54,7 +70,9 @@ def test_the_names() -> None:
         "SoftPruner",
         *ERRORS[5:],
         "__version__",
+        "bench",
         "compact",
+        "export",
         "load",
         "mask_",
         "plan",

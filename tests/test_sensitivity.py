@@ -434,3 +434,16 @@ def test_outputs_kept_for_trials_hold_no_graph() -> None:
     inputs = read_inputs(data, 16)
     trials = Trials(net, None, None, inputs)  # type: ignore[arg-type]
     assert not any(out.requires_grad for kept in trials._wanted for out in kept)
+
+
+def test_without_trials_harm_is_as_foretold(tmp_path: Path, monkeypatch: Any) -> None:
+    """What was foretold only, and what was tried too, are two measurements."""
+    net = Classifier().eval()
+    data = without_labels(labelled(net))
+    tried = fpgm.sensitivity(net, data[0], data, cache=tmp_path / "a.json", align=1)
+    monkeypatch.setattr(Trials, "error_without", None)
+    foretold = fpgm.sensitivity(net, data[0], data, trials=False, align=1)
+    assert foretold.groups[0].harm != tried.groups[0].harm
+    fpgm.plan(net, data[0], macs=0.3, allocate=foretold, align=1)
+    with pytest.raises(fpgm.FileError, match="measured for another way of measuring"):
+        fpgm.sensitivity(net, data[0], data, trials=False, cache=tmp_path / "a.json", align=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -279,19 +280,21 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
 
 
 def rewritten(file: Path, **changes: str) -> Path:
-    """The same file with other metadata."""
+    """The same file with other metadata, and a digest to match."""
     raw = file.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
-    header["__metadata__"] |= changes
+    told = header["__metadata__"]
+    told |= changes
+    told[store.DIGEST] = store.content_sha256(load_file(file), told)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
     return file
 
 
 def test_a_newer_format(file: Path) -> None:
-    assert refused(rewritten(file, fpgm_format="2", fpgm_version="9.1")) == (
-        f"FILE was written by fpgm 9.1 in format 2; fpgm {fpgm.__version__} reads format 1: "
+    assert refused(rewritten(file, fpgm_format="3", fpgm_version="9.1")) == (
+        f"FILE was written by fpgm 9.1 in format 3; fpgm {fpgm.__version__} reads format 2: "
         "update fpgm."
     )
 
@@ -341,3 +344,23 @@ def test_a_factory_that_makes_no_model(file: Path) -> None:
     assert refused(file, meta) == (
         "factory() returned a model on the meta device: give it real tensors."
     )
+
+
+def test_a_file_of_the_first_format_is_still_read(file: Path) -> None:
+    """It had no digest; all else was the same."""
+    tensors = load_file(file)
+    with safe_open(file, "pt") as stream:
+        told = {k: v for k, v in stream.metadata().items() if k != store.DIGEST}
+    save_file(tensors, file, {**told, "fpgm_format": "1"})
+    small = fpgm.load(file, net)
+    assert small[0].out_channels == 4  # type: ignore[index]
+    fpgm.save(small, file)
+    with safe_open(file, "pt") as stream:
+        assert stream.metadata()["fpgm_format"] == "2"
+
+
+def test_one_changed_bit_is_noticed(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    assert refused(file) == "FILE is damaged: what it holds is not what was saved (sha256 differs)."

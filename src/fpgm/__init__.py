@@ -18,7 +18,9 @@ from fpgm.errors import (
     RequestError,
     VerificationError,
 )
+from fpgm.export import export
 from fpgm.harm.result import Sensitivity
+from fpgm.latency.bench import bench
 from fpgm.masking import mask_
 from fpgm.plan import Plan
 from fpgm.planning import plan, prune
@@ -40,7 +42,9 @@ __all__ = [
     "SoftPruner",
     "VerificationError",
     "__version__",
+    "bench",
     "compact",
+    "export",
     "load",
     "mask_",
     "plan",

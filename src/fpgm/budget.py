@@ -11,23 +11,29 @@ from fpgm.errors import RequestError
 
 Rounding = Literal["nearest", "paper"]
 Residual = Literal["coupled", "independent"]
+Measure = Literal["macs", "params", "latency"]
+
+MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
+WAYS = ("rate", *MEASURES)
+"""Of saying how much goes; one is given."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """One way of saying how much goes: a uniform rate, or a share of MACs or parameters."""
+    """One way of saying how much goes: a uniform rate, or a share of MACs, parameters or time."""
 
     rate: float | None = None
     macs: float | None = None
     params: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    latency: float | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("rate", "macs", "params") if getattr(self, name) is not None]
+        given = [name for name in WAYS if getattr(self, name) is not None]
         if len(given) > 1:
             raise RequestError(f"Give one budget, not {len(given)}: {', '.join(given)}.")
         if not given and not self.rates:
-            raise RequestError("Say how much to remove: rate=, macs=, params= or rates=.")
+            raise RequestError("Say how much to remove: rate=, macs=, params=, latency= or rates=.")
         for name in given:
             check_share(name, getattr(self, name))
         for pattern, rate in self.rates.items():
@@ -42,14 +48,23 @@ class Budget:
             return None if amount is None else amount * share
 
         rates = {pattern: rate * share for pattern, rate in self.rates.items()}
-        return Budget(part(self.rate), part(self.macs), part(self.params), rates)
+        return Budget(
+            part(self.rate), part(self.macs), part(self.params), rates, part(self.latency)
+        )
+
+    @property
+    def target(self) -> tuple[Measure, float] | None:
+        """Which cost is to fall by which share, if one is named."""
+        for name in MEASURES:
+            share = getattr(self, name)
+            if share is not None:
+                return name, share
+        return None
 
     def asked(self) -> dict[str, Any]:
         """What was asked, for the plan."""
         chosen: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("rate", "macs", "params")
-            if getattr(self, name) is not None
+            name: getattr(self, name) for name in WAYS if getattr(self, name) is not None
         }
         return {**chosen, **({"rates": dict(self.rates)} if self.rates else {})}
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.adapters import attach_
+from fpgm.denormals import flush_denormals_
 from fpgm.errors import PlanError
 from fpgm.optimizers import move_optimizer_
 from fpgm.plan import Attribute, Cut, Plan
@@ -44,6 +45,7 @@ def compact(
     """
     check_fits(model, plan)
     small = rebuild(model, plan)
+    flush_denormals_(small)
     if optimizer is not None:
         move_optimizer_(optimizer, model, small, plan)
     return small
@@ -59,8 +61,9 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
         elif name in cuts:
             memo[id(original)] = _like(original, _zeros(original, cuts[name]))
     small = clone(model, memo)
+    modules = modules_by_path(small)
     for attribute in plan.attributes:
-        _assign(small.get_submodule(attribute.module), attribute)
+        _assign(modules[attribute.module], attribute)
     for adapter in plan.adapters:
         attach_(small, adapter)
     setattr(small, PLANS, (*getattr(model, PLANS, ()), plan))
@@ -160,9 +163,10 @@ def fingerprint(model: nn.Module) -> str:
 
 def check_fits(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan of another model, naming the first tensor that differs."""
-    if fingerprint(model) == plan.fingerprint:
-        return
     tensors: Mapping[str, Tensor] = named_tensors(model)
+    if fingerprint(model) == plan.fingerprint:
+        _check_places(model, plan, tensors)
+        return
     for c in plan.cuts:
         if c.tensor not in tensors:
             raise PlanError(
@@ -178,3 +182,23 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
         f"The plan was made for another model: its tensors or their shapes differ from this "
         f"{type(model).__name__}'s beyond what the plan cuts."
     )
+
+
+def _check_places(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a plan that has been changed since it was made: it names what the model lacks."""
+    modules = modules_by_path(model)
+    once: set[tuple[str, int]] = set()
+    for c in plan.cuts:
+        shape = list(tensors[c.tensor].shape) if c.tensor in tensors else []
+        fits = c.dim < len(shape) and shape[c.dim] in (1, c.size) and not shape[0] % c.blocks
+        if not fits or (c.tensor, c.dim) in once:
+            raise PlanError(f"The plan is damaged: '{c.tensor}' cannot be cut as it says.")
+        once.add((c.tensor, c.dim))
+    for a in plan.attributes:
+        value = getattr(modules.get(a.module), a.name, None)
+        value = tuple(value) if isinstance(value, list) else value
+        if not isinstance(value, int | tuple) or value != a.before:
+            raise PlanError(f"The plan is damaged: '{a.module}' has no {a.name} of {a.before}.")
+    for adapter in plan.adapters:
+        if adapter.module not in modules:
+            raise PlanError(f"The plan is damaged: there is no module '{adapter.module}'.")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -62,6 +63,28 @@ def as_examples(inputs: Any) -> list[Example]:
         f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
         "a dict of keyword arguments, or a list of these."
     )
+
+
+def resized(example: Example, batch: int) -> Example:
+    """The example with another number of inputs, repeated as often as it takes."""
+    if not isinstance(batch, int) or batch < 1:
+        raise RequestError(f"batches has {batch!r}: give whole numbers from 1 up.")
+    have = batch_of(example)
+
+    def size(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != have:
+            return value
+        times = -(-batch // value.shape[0])
+        return torch.cat([value] * times)[:batch]
+
+    args, kwargs = tree_map(size, (example.args, dict(example.kwargs)))
+    return Example(args, kwargs)
+
+
+def batch_of(example: Example) -> int | None:
+    """Inputs in an example: the first size of its first tensor."""
+    values = (*example.args, *example.kwargs.values())
+    return next((int(v.shape[0]) for v in values if isinstance(v, Tensor) and v.ndim), None)
 
 
 def float_outputs(model: nn.Module, example: Example) -> list[Tensor]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fpgm.errors import PlanError
 from fpgm.wording import shorten
@@ -104,6 +105,21 @@ class Frozen:
 
 
 @dataclass(frozen=True)
+class Latency:
+    """Time of one inference in a runtime, where a share of it was asked to go."""
+
+    backend: str
+    threads: int
+    asked: float
+    predicted: float
+    """Share of the time that goes according to a table of layers' times."""
+    measured: float
+    """Share of the time that goes, original and compact model measured in turns."""
+    seconds_before: float
+    seconds_after: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything needed to mask, compact, verify and explain; see the module docstring."""
 
@@ -121,6 +137,8 @@ class Plan:
     params_before: int = 0
     params_after: int = 0
     notes: tuple[str, ...] = field(default=())
+    latency: Latency | None = None
+    """If a share of the time was asked for: what was predicted and what was measured."""
 
     @property
     def macs_removed(self) -> float:
@@ -173,6 +191,12 @@ class Plan:
             for key, value in raw.items()
         }
         values["notes"] = tuple(values.get("notes", ()))
+        unknown = set(values) - {f.name for f in fields(cls)}
+        if unknown:
+            raise PlanError(f"This is not a plan: it has no {sorted(unknown)[0]!r}.")
+        if values.get("latency") is not None:
+            values["latency"] = _rebuild(Latency, values["latency"])
+        _check_kinds(cls, values)
         return cls(**values)
 
     def __str__(self) -> str:
@@ -185,6 +209,8 @@ class Plan:
             f"MACs   {self.macs_before:,} → {self.macs_after:,}  (−{self.macs_removed:.1%})",
             f"params {self.params_before:,} → {self.params_after:,}  (−{self.params_removed:.1%})",
         ]
+        if self.latency is not None:
+            lines.append(_timed(self.latency))
         lines += [
             f"frozen {shorten(f.layers)} ({f.channels} channels): {f.reason}" for f in self.frozen
         ]
@@ -193,10 +219,71 @@ class Plan:
 
 
 def _rebuild(kind: type, item: Mapping[str, Any]) -> Any:
+    """A value from what JSON holds, if that is of the right kinds and can be meant."""
     known = {f.name for f in fields(kind)}
     if unknown := set(item) - known:
         raise PlanError(f"This is not a plan: {kind.__name__} has no {sorted(unknown)[0]!r}.")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+    _check_kinds(kind, values)
+    made = kind(**values)
+    if isinstance(made, Cut | Adapter) and not _can_be_meant(made):
+        name = made.tensor if isinstance(made, Cut) else made.module
+        raise PlanError(f"This is not a plan: what it says about '{name}' cannot be meant.")
+    return made
+
+
+def _can_be_meant(part: Cut | Adapter) -> bool:
+    """Whether positions are within the size."""
+    if isinstance(part, Adapter):
+        inside = all(0 <= i < part.size for i in part.index)
+        return part.dim >= 0 and part.size > 0 and inside
+    return (
+        part.dim >= 0
+        and (part.blocks == 1 or (part.blocks > 1 and part.dim > 0))
+        and len(part.keep) % part.blocks == 0
+        and bool(part.keep)
+        and all(0 <= i < part.size for i in part.keep)
+    )
+
+
+@cache
+def _kinds(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _check_kinds(kind: type, values: Mapping[str, Any]) -> None:
+    for name, hint in _kinds(kind).items():
+        if name in values and not _is_a(values[name], hint):
+            raise PlanError(f"This is not a plan: '{name}' of a {kind.__name__} is of no use.")
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated kind, for the few kinds a plan is made of.
+
+    >>> _is_a((1, 2), tuple[int, ...]), _is_a((1, "2"), tuple[int, ...]), _is_a(True, int)
+    (True, False, False)
+    """
+    inside = get_args(hint)
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in inside
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, inside[0]) for item in value)
+    if inside and get_origin(hint) is not Mapping:
+        return any(_is_a(value, one) for one in inside)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, get_origin(hint) or hint)
+
+
+def _timed(found: Latency) -> str:
+    before, after = 1000 * found.seconds_before, 1000 * found.seconds_after
+    return (
+        f"time   {before:.3g} ms → {after:.3g} ms  (−{found.measured:.1%}; asked "
+        f"{found.asked:.1%}, predicted {found.predicted:.1%}; {found.backend}, threads: "
+        f"{found.threads})"
+    )
 
 
 def _exactness(group: Group) -> str:

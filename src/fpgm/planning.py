@@ -15,14 +15,20 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.attributes import Attributes
-from fpgm.budget import Budget, Residual, Rounder, Rounding, check_patterns
+from fpgm.budget import Budget, Measure, Residual, Rounder, Rounding, check_patterns
 from fpgm.compact import compact, fingerprint
+from fpgm.costs import Cost, Costs
 from fpgm.coupling import Pool, Structure, couple, frozen_rows
+from fpgm.denormals import count_denormals
 from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import as_examples, beside
 from fpgm.harm.result import Sensitivity
 from fpgm.harm.sense import Sense
+from fpgm.latency.aim import Clocked, Where, reach
+from fpgm.latency.alignment import best_step
+from fpgm.latency.layers import called_layers
+from fpgm.latency.table import Table
 from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import read_inputs
@@ -52,12 +58,13 @@ def plan(
     rate: float | None = None,
     macs: float | None = None,
     params: float | None = None,
+    latency: float | None = None,
     rates: Mapping[str, float] | None = None,
     criterion: Criterion = "fpgm",
     distance: str = "l2",
     residual: Residual = "coupled",
     ignore: Sequence[str] = (),
-    align: int = 8,
+    align: int | Literal["auto"] = 8,
     rounding: Rounding = "nearest",
     min_channels: int = 1,
     approximate: bool = False,
@@ -65,11 +72,16 @@ def plan(
     seed: int = 0,
     allocate: Allocate = "uniform",
     loader: Iterable[Any] | None = None,
+    backend: str = "eager",
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Decide which units to remove; nothing happens to the model.
 
-    How much goes: `rate` (share of every layer's units), or `macs` or `params` (share of the
-    model's multiply-accumulates or parameters), with `rates` by layer pattern beside it.
+    How much goes: `rate` (share of every layer's units), or `macs`, `params` or `latency` (share
+    of the model's multiply-accumulates, parameters, or time), with `rates` by layer pattern beside
+    it. Time is measured on this machine with the first example, in a `backend` (eager,
+    channels-last, compile, onnxruntime, openvino, cuda) with so many `threads`.
     Which: `criterion` (a name in `fpgm.criteria`, or a function [n, d] → n scores, low goes first),
     `distance` for FPGM, `seed` for random.
     Where: `ignore` keeps the widths of layers by pattern; `residual` says whether layers that add
@@ -77,17 +89,20 @@ def plan(
     `approximate` allows norms over fewer channels; `keep_outputs=False` lets outputs shrink.
     `allocate="sensitivity"` gives every group the rate at which all together do the least harm
     for the same cost, measured on batches of a `loader`; or give a measured `Sensitivity`.
-    How widths are rounded: to multiples of `align` (smaller in narrow layers); `rounding="paper"`
-    removes int(n · rate); `min_channels` always stay.
+    How widths are rounded: to multiples of `align` (smaller in narrow layers; "auto" measures
+    which is best in the `backend`); `rounding="paper"` removes int(n · rate); `min_channels` always
+    stay.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
+    if align == "auto":
+        align = measured_align(model, example_inputs, Where.of(backend, threads))
     planner = Planner(
         model,
         example_inputs,
-        budget=Budget(rate, macs, params, dict(rates or {})),
+        budget=Budget(rate, macs, params, dict(rates or {}), latency),
         criterion=criterion,
         distance=distance,
         residual=residual,
@@ -104,10 +119,29 @@ def plan(
     elif allocate == "sensitivity":
         if loader is None:
             raise RequestError("allocate='sensitivity' is measured on data: give loader=.")
-        planner.allocate(planner.sense(loader))
+        planner.allocate(planner.sense(loader, progress=progress))
     elif allocate != "uniform":
         raise RequestError(f"allocate is {allocate!r}: give 'uniform', 'sensitivity' or a result.")
-    return planner.draw().plan
+    if latency is not None:
+        made = planner.timed(Where.of(backend, threads), progress)
+    else:
+        made = planner.draw().plan
+    if count := count_denormals(model):
+        note = f"{count} weights are too small to be normal numbers; compact sets them to zero."
+        made = replace(made, notes=(*made.notes, note))
+    return made
+
+
+def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int:
+    """The multiple of which widths should be for speed there, found by timing the model's layers.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> measured_align(net, torch.zeros(1, 3, 8, 8), Where.of("eager", 1))  # too narrow to matter
+    1
+    """
+    _check_model(model)
+    called = called_layers(model, as_examples(beside(model, example_inputs))[0])
+    return best_step(called, Table(where.backend, where.threads))
 
 
 @dataclass(frozen=True)
@@ -160,6 +194,8 @@ class Planner:
         _ignore(self.structure, ignore)
         self.sensitivity: Sensitivity | None = None
         """If there is one, rates are chosen by it."""
+        self.clocked: Clocked | None = None
+        """If there is one, time can be predicted."""
         self._known = frozenset(self.structure.reasons)
         self.asked = {
             "criterion": _name(criterion),
@@ -220,6 +256,18 @@ class Planner:
             "No plan could be made to fit the model's own code; please report this model."
         )
 
+    def timed(self, where: Where, progress: Progress | None = None) -> Plan:
+        """The plan that takes away as much of the measured time as the budget asks for."""
+        clocked = Clocked(self.model, self.examples[0], where, self.rounder, progress)
+        self.clocked = clocked
+
+        def drawn(budget: Budget) -> tuple[Plan, float]:
+            self.budget = budget
+            found = self.draw()
+            return found.plan, clocked.predictor(self.structure).without(found.removed)
+
+        return reach(clocked, self.budget, drawn)
+
     def sense(
         self,
         loader: Iterable[Any],
@@ -228,6 +276,7 @@ class Planner:
         *,
         rates: Sequence[float] = (),
         cache: Path | None = None,
+        trials: bool = True,
     ) -> Sensitivity:
         """How much harm the removal of each group's units does, in the order they would go."""
         order = self._selector(None).order
@@ -236,7 +285,7 @@ class Planner:
             with undisturbed(self.model):
                 self.model.eval()
                 work = Sense(
-                    self.model, self.structure, order, self._sensed, rates, cache, progress
+                    self.model, self.structure, order, self._sensed, rates, cache, progress, trials
                 )
                 return work.run(inputs)
         finally:
@@ -269,10 +318,18 @@ class Planner:
             self.structure,
             self._scorer_of,
             self.rounder,
+            self._cost,
             uses_scale=self.criterion == "bn",
             first=first,
             harm_of=None if sensed is None else lambda p: self._harm(sensed, p),
         )
+
+    def _cost(self, measure: Measure) -> Cost:
+        if measure != "latency":
+            return Costs(self.structure, measure)
+        if self.clocked is None:
+            raise RequestError("latency= is measured as a plan is made: give it to fpgm.plan.")
+        return self.clocked.predictor(self.structure)
 
     def _harm(self, sensed: Sensitivity, pool: Pool) -> list[float]:
         """A pool's curve; pools written by the same first layer are told apart by their order."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fpgm import criteria
 from fpgm.allocation import Allocation, Item
 from fpgm.balance import Cells, Component, components
-from fpgm.budget import Budget, Rounder
-from fpgm.costs import Costs, Measure
+from fpgm.budget import Budget, Measure, Rounder
+from fpgm.costs import Cost
 from fpgm.coupling import Pool, Structure, Writer
 from fpgm.errors import RequestError
 from fpgm.tensors import modules_by_path, named_tensors
@@ -28,9 +28,12 @@ _MOST_PARTS = 48
 _AIMS = 5
 """Tries at a budget that is missed because costs were only nearly known."""
 
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+
 Scorer = Callable[[Tensor, float], Tensor]
 
 HarmOf = Callable[[Pool], Sequence[float]]
+CostOf = Callable[[Measure], Cost]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Selector:
         structure: Structure,
         scorer_of: Callable[[str], Scorer],
         rounder: Rounder,
+        cost_of: CostOf,
         uses_scale: bool = False,
         first: Tensor | None = None,
         harm_of: HarmOf | None = None,
@@ -66,6 +70,8 @@ class Selector:
         self.structure = structure
         self.scorer_of = scorer_of
         self.rounder = rounder
+        self.cost_of = cost_of
+        """Costs of the structure as it is now: units may have been frozen since."""
         self.uses_scale = uses_scale
         self.first = first
         """Classes that go before all others, whatever their score: they are gone already."""
@@ -80,10 +86,10 @@ class Selector:
         parts = components(pools, self.structure.balances)
         if self.harm_of is not None:
             return self._allocate(budget, fixed, parts, self.harm_of)
-        if budget.macs is None and budget.params is None:
+        if budget.target is None:
             rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
             return self._choice(parts, self._counts(parts, rates))
-        return self._reach(budget, fixed, parts)
+        return self._reach(*budget.target, fixed, parts)
 
     def dearest(self, classes: Tensor) -> Tensor:
         """Of these classes, the unit with the highest score."""
@@ -108,9 +114,14 @@ class Selector:
         harm_of: HarmOf,
     ) -> Choice:
         """The counts that do the least harm for what the budget allows."""
-        name: Measure = "params" if budget.params is not None else "macs"
-        measure = self.structure.macs if name == "macs" else self.structure.params
-        goal = self._allowed(budget, fixed, parts, measure)
+        name, share = budget.target or ("macs", None)
+        cost = self.cost_of(name)
+        whole = cost.without(_NOTHING)
+        if share is None:  # as much as the uniform rate leaves
+            rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
+            goal = cost.without(self._any_choice(parts, self._counts(parts, rates)))
+        else:
+            goal = whole * (1 - share)
         places = {id(pool): i for i, pool in enumerate(self.structure.pools)}
         options = [
             self._options(part, [fixed[places[id(p)]] for p in part.pools]) for part in parts
@@ -128,36 +139,21 @@ class Selector:
             ]
             own = tuple(places[id(p)] for p in part.pools)
             items.append(Item(own, np.array(kept), np.array(harm, dtype=np.float64)))
-        allocation = Allocation(items, Costs(self.structure, name).at, len(places))
+        allocation = Allocation(items, cost.at, len(places))
         aim = goal
         for _ in range(_AIMS):
             chosen = allocation.within(aim)
             if chosen is None:
                 break
             counts = [own[c] for own, c in zip(options, chosen, strict=True)]
-            reached = measure(self.structure.kept_labels(self._any_choice(parts, counts)))
+            reached = cost.without(self._any_choice(parts, counts))
             if reached <= goal * (1 + 1e-9):
                 return self._choice(parts, counts)
             aim *= goal / reached * (1 - 1e-4)
         raise RequestError(
-            f"{name}={1 - goal / measure():.3f} cannot be reached with what is frozen and "
+            f"{name}={1 - goal / whole:.3f} cannot be reached with what is frozen and "
             f"min_channels={self.rounder.min_channels}: ask for less."
         )
-
-    def _allowed(
-        self,
-        budget: Budget,
-        fixed: Sequence[float | None],
-        parts: Sequence[Component],
-        measure: Callable[[Tensor | None], int],
-    ) -> float:
-        """What may be left: the share asked for, or as much as the uniform rate leaves."""
-        share = budget.macs if budget.macs is not None else budget.params
-        if share is not None:
-            return measure(None) * (1 - share)
-        rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
-        uniform = self._any_choice(parts, self._counts(parts, rates))
-        return measure(self.structure.kept_labels(uniform))
 
     def _options(self, part: Component, fixed: Sequence[float | None]) -> list[Cells]:
         """All counts a part may have, from nothing removed up."""
@@ -180,17 +176,15 @@ class Selector:
         return list(found)
 
     def _reach(
-        self, budget: Budget, fixed: Sequence[float | None], parts: Sequence[Component]
+        self,
+        name: Measure,
+        share: float,
+        fixed: Sequence[float | None],
+        parts: Sequence[Component],
     ) -> Choice:
         """The uniform rate whose plan is nearest to a target, then single steps towards it."""
-        name, measure = (
-            ("macs", self.structure.macs)
-            if budget.macs is not None
-            else ("params", self.structure.params)
-        )
-        share = budget.macs if budget.macs is not None else budget.params
-        assert share is not None
-        whole = measure()
+        measure = self.cost_of(name)
+        whole = measure.without(_NOTHING)
         goal = whole * (1 - share)
         pinned = {
             id(pool)
@@ -201,9 +195,8 @@ class Selector:
         def counts(rate: float) -> list[Cells]:
             return self._counts(parts, [rate if own is None else own for own in fixed])
 
-        def cost(cells: Sequence[Cells]) -> int:
-            removed = self._any_choice(parts, cells)
-            return measure(self.structure.kept_labels(removed))
+        def cost(cells: Sequence[Cells]) -> float:
+            return measure.without(self._any_choice(parts, cells))
 
         low, high = 0.0, 1.0
         most = cost(counts(high))
@@ -232,7 +225,7 @@ class Selector:
         cells: list[Cells],
         parts: Sequence[Component],
         places: Sequence[int],
-        cost: Callable[[Sequence[Cells]], int],
+        cost: Callable[[Sequence[Cells]], float],
         goal: float,
     ) -> list[Cells]:
         """Move single parts by one alignment step while that brings the goal nearer.
@@ -241,7 +234,7 @@ class Selector:
         time does not grow with the square of the depth.
         """
         best, total = list(cells), cost(cells)
-        steps: list[tuple[int, int, Cells]] = []
+        steps: list[tuple[float, int, Cells]] = []
         every = max(1, len(places) // _MOST_PARTS)
         for part, place in list(zip(parts, places, strict=True))[::every]:
             for changed in self._one_step(part, cells[place]):
@@ -295,7 +288,7 @@ class Selector:
     def _any_choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Tensor:
         """Some units in the right numbers: costs depend on numbers only."""
         chosen = [part.first(cells) for part, cells in zip(parts, counts, strict=True)]
-        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+        return torch.cat(chosen) if chosen else _NOTHING
 
     def _choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Choice:
         removed = []
@@ -307,7 +300,7 @@ class Selector:
                 units = torch.cat([p.units for p in part.pools])
                 scores = scores.masked_fill(torch.isin(units, self.first), -math.inf)
             removed.append(part.lowest(cells, scores))
-        gone = torch.cat(removed) if removed else torch.zeros(0, dtype=torch.int64)
+        gone = torch.cat(removed) if removed else _NOTHING
         return Choice.of(self.structure, gone)
 
     def _scores(self, pool: Pool, rate: float) -> Tensor:

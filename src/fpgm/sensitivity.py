@@ -29,6 +29,7 @@ def sensitivity(
     images: int = SENSED,
     rates: Sequence[float] = RATES,
     cache: str | Path | None = None,
+    trials: bool = True,
     progress: Progress | None = None,
     **options: Any,
 ) -> Sensitivity:
@@ -38,8 +39,9 @@ def sensitivity(
     layers that read the group are solved anew (`fpgm.recover`). `loader` gives batches of inputs;
     if there is a class for each beside them, accuracy with so much of a group gone is counted as
     well, at these `rates`. What is known is written to a file `cache`, from which a measurement
-    that was interrupted goes on. Takes the options of `plan` that say which units go and where.
-    Give the result to `plan` as `allocate=`.
+    that was interrupted goes on. `trials=False` leaves harm as probes foretell it, without trying
+    it: for models that are trained on afterwards, that leaves more to learn with. Takes the options
+    of `plan` that say which units go and where. Give the result to `plan` as `allocate=`.
 
     >>> import fpgm, torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -53,4 +55,4 @@ def sensitivity(
         if not 0 < rate < 1:
             raise RequestError(f"rates has {rate!r}: give shares between 0 and 1.")
     file = None if cache is None else Path(cache)
-    return planner.sense(loader, images, progress, rates=rates, cache=file)
+    return planner.sense(loader, images, progress, rates=rates, cache=file, trials=trials)

@@ -7,6 +7,7 @@ loaded strictly. Reading other people's checkpoints is left to `models.weights`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -25,11 +26,13 @@ from fpgm.errors import FileError, ModelError, PlanError, RequestError
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
 from fpgm.tensorfile import SHARED, first_bytes, is_safetensors, read_tensors, with_shared
-from fpgm.tensors import unwrapped
+from fpgm.tensors import add_tensors, unwrapped
 from fpgm.wording import reason, size
 
-FORMAT = 1
-"""Version of the file's metadata; raised when an older fpgm would misread it."""
+FORMAT = 2
+"""Version of the file's metadata; raised when an older fpgm would misread it. Since 2 it holds a
+digest of all the rest, so that damage of any kind is noticed."""
+DIGEST = "fpgm_sha256"
 
 Plans = dict[str, tuple[Plan, ...]]
 """Plans by the path of the module they were applied to ("" is the model itself), oldest first."""
@@ -53,6 +56,7 @@ def save(model: nn.Module, path: str | Path) -> None:
             {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
         ),
     }
+    metadata[DIGEST] = content_sha256(tensors, metadata)
     # Through a link, the file it points to is replaced, not the link.
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -151,7 +155,8 @@ def _read(path: str | Path) -> _Stored:
     if not is_safetensors(first_bytes(file)):
         raise FileError(f"{file} is not a safetensors file.")
     tensors, metadata = read_tensors(file)
-    _check_format(file, metadata)
+    if _format_of(file, metadata) > 1 and metadata.get(DIGEST) != content_sha256(tensors, metadata):
+        raise FileError(f"{file} is damaged: what it holds is not what was saved (sha256 differs).")
     try:
         raw = json.loads(metadata["fpgm_plans"])
         plans = {
@@ -163,7 +168,15 @@ def _read(path: str | Path) -> _Stored:
     return _Stored(with_shared(file, tensors, metadata), plans)
 
 
-def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
+def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Digest of all that a file holds, but for the digest itself."""
+    told = {key: value for key, value in metadata.items() if key != DIGEST}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    add_tensors(digest, tensors)
+    return digest.hexdigest()
+
+
+def _format_of(file: Path, metadata: Mapping[str, str]) -> int:
     version = metadata.get("fpgm_format", "")
     if not version.isdecimal():
         raise FileError(
@@ -176,6 +189,7 @@ def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
             f"{file} was written by fpgm {by} in format {version}; fpgm {__version__} reads "
             f"format {FORMAT}: update fpgm."
         )
+    return int(version)
 
 
 def _replay_plans(model: nn.Module, plans: Plans) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def tensors_sha256(model: nn.Module) -> str:
     """Digest of a model's tensors, by which an original is known again."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    add_tensors(digest, model.state_dict())
     return digest.hexdigest()
+
+
+def add_tensors(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:
+    """Let a digest take in tensors: names, kinds, shapes and values."""
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        digest.update(values.data)

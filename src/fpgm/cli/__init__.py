@@ -15,7 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from fpgm._version import __version__
+from fpgm.cli.bench import bench
 from fpgm.cli.data import data
+from fpgm.cli.export import export
 from fpgm.cli.inspect import inspect
 from fpgm.cli.prune import prune
 from fpgm.cli.sensitivity import sensitivity
@@ -59,6 +61,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(bench)
+app.command()(export)
 app.command()(inspect)
 app.command()(prune)
 app.command()(sensitivity)

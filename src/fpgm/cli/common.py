@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fpgm.errors import ForwardError, RequestError
+from fpgm.latency.backends import BACKENDS
 from fpgm.models.spec import default_shape, load_model
 from fpgm.models.weights import load_weights, weights_file
 from fpgm.plan import Frozen
@@ -54,6 +55,13 @@ Weights = Annotated[
 Input = Annotated[
     str | None,
     typer.Option("--input", metavar="1x3x224x224", help="Shape of one input, batch included."),
+]
+Backend = Annotated[
+    str,
+    typer.Option(metavar="RUNTIME", help=f"Where time is measured: {', '.join(BACKENDS)}."),
+]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", help="Threads of that runtime; all cores by default.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 

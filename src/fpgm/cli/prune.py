@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
 import typer
@@ -41,6 +41,11 @@ def prune(
     ] = None,
     macs: Annotated[float | None, typer.Option(help="Share of MACs to remove.")] = None,
     params: Annotated[float | None, typer.Option(help="Share of parameters to remove.")] = None,
+    latency: Annotated[
+        float | None, typer.Option(help="Share of the time to remove, measured in --backend.")
+    ] = None,
+    backend: common.Backend = "eager",
+    threads: common.Threads = None,
     rates: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN=RATE", help="Rate of some layers; may be repeated."),
@@ -54,7 +59,13 @@ def prune(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Layers to leave whole; may be repeated."),
     ] = None,
-    align: Annotated[int, typer.Option(help="Multiple that widths are brought to; 1 is off.")] = 8,
+    align: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Multiple that widths are brought to; 1 is off, auto measures it in --backend.",
+        ),
+    ] = "8",
     rounding: Annotated[
         str, typer.Option(help="nearest, or paper: int(n · rate) units go.")
     ] = "nearest",
@@ -95,12 +106,15 @@ def prune(
 ) -> None:
     """Remove units from a model, prove the result, and write it to a folder."""
     res.check_folder(out, force)
-    if rate is None and macs is None and params is None and not rates:
-        raise RequestError("Say how much to remove: --rate, --macs, --params or --rates.")
+    if all(way is None for way in (rate, macs, params, latency)) and not rates:
+        raise RequestError(
+            "Say how much to remove: --rate, --macs, --params, --latency or --rates."
+        )
     options: dict[str, Any] = {
-        "rate": rate, "macs": macs, "params": params, "rates": read_rates(rates or []),
+        "rate": rate, "macs": macs, "params": params, "latency": latency,
+        "rates": read_rates(rates or []),
         "criterion": criterion, "distance": distance, "residual": residual,
-        "ignore": ignore or [], "align": align, "rounding": rounding,
+        "ignore": ignore or [], "align": read_align(align), "rounding": rounding,
         "min_channels": min_channels, "approximate": approximate,
     }  # fmt: skip
     method = _method(recover, distil)
@@ -126,7 +140,10 @@ def prune(
                 way = measure(net, x, pictures, rates=(), progress=steps.inside, **chosen)
             elif allocate != "uniform":
                 way = sensed.read(Path(allocate))
-            made = plan(net, x, allocate=way, **options)
+            made = plan(
+                net, x, allocate=way, backend=backend, threads=threads, progress=steps.inside,
+                **options,
+            )  # fmt: skip
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
         with steps.step("compact"):
@@ -148,6 +165,8 @@ def prune(
             with steps.step("count accuracy"):
                 told["accuracy"] = _accuracies(pictures, test, net, plain, small)
     asked = options | _looked(allocate, method, data, images, distil)
+    if latency is not None or align == "auto":
+        asked |= {"backend": backend, "threads": threads}
     results = {
         "format": res.FORMAT,
         "model": model,
@@ -208,6 +227,19 @@ def _accuracies(
     return {name: share for name, share in found.items() if share is not None} or None
 
 
+def read_align(text: str) -> int | Literal["auto"]:
+    """`--align`: a whole number or the word.
+
+    >>> read_align("8"), read_align("auto")
+    (8, 'auto')
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise RequestError(f"--align is {text!r}: give a whole number from 1 up, or auto.")
+    return int(text)
+
+
 def read_rates(items: list[str]) -> dict[str, float]:
     """Rates by layer pattern from the command line.
 
@@ -245,6 +277,8 @@ def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any])
              f"{made.params_removed:.1%}"),
         ],
     )  # fmt: skip
+    if made.latency is not None:
+        typer.echo(f"\n{res.latency_line(made.latency)}")
     for note in made.notes:
         typer.echo(f"\nNote: {note}")
     typer.echo(f"\n{res.certificate_line(certificate)}")

@@ -14,8 +14,9 @@ from torch import nn
 
 from fpgm.cli.common import to_json
 from fpgm.errors import FileError
-from fpgm.plan import Plan
-from fpgm.store import save
+from fpgm.models.spec import load_model
+from fpgm.plan import Latency, Plan
+from fpgm.store import load, save
 from fpgm.verify import Certificate
 from fpgm.wording import reason
 
@@ -33,7 +34,18 @@ def achieved(made: Plan) -> dict[str, Any]:
         "params_before": made.params_before,
         "params_after": made.params_after,
         "params_removed": round(made.params_removed, 6),
+        **({} if made.latency is None else {"latency": asdict(made.latency)}),
     }
+
+
+def latency_line(found: Latency) -> str:
+    """Time before and after in one sentence."""
+    return (
+        f"Time of one run in {found.backend}, threads: {found.threads}: "
+        f"{1000 * found.seconds_before:.3g} ms, then {1000 * found.seconds_after:.3g} ms: "
+        f"{found.measured:.1%} less, where {found.asked:.1%} was asked and "
+        f"{found.predicted:.1%} predicted."
+    )
 
 
 def certificate_dict(certificate: Certificate) -> dict[str, Any]:
@@ -106,6 +118,11 @@ def _replace(place: Path, part: Path) -> None:
             if (old / name).exists():
                 (old / name).replace(place / name)
         raise
+
+
+def small_of(folder: Path, results: dict[str, Any]) -> nn.Module:
+    """The small model in a folder: its architecture is that of the model it was made from."""
+    return load(folder / SMALL, lambda: load_model(results["model"]))
 
 
 def read(folder: Path) -> dict[str, Any]:

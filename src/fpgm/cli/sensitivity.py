@@ -40,6 +40,10 @@ def sensitivity(
     accuracy: Annotated[
         bool, typer.Option(help="Also count accuracy on those pictures, group by group.")
     ] = True,
+    trials: Annotated[
+        bool,
+        typer.Option(help="Also try what is foretold; --no-trials if training is to follow."),
+    ] = True,
     json: common.AsJson = False,
 ) -> None:
     """Show what removing a share of each group does to the outputs once the rest is solved anew."""
@@ -53,7 +57,8 @@ def sensitivity(
     with common.supposing(shape, input), common.LayerBar() as bar:
         found = measure(
             net, common.example(shape), pictures,
-            images=images, rates=TRIED if accuracy else (), cache=out, progress=bar.show, **options,
+            images=images, rates=TRIED if accuracy else (), cache=out, trials=trials,
+            progress=bar.show, **options,
         )  # fmt: skip
     if json:
         common.show_json(

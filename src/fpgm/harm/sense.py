@@ -60,6 +60,8 @@ class Sense:
     """Accuracy is counted at these, where inputs have labels."""
     cache: Path | None = None
     progress: Progress | None = None
+    trials: bool = True
+    """Whether foretold harm is compared with what really happens."""
 
     def run(self, inputs: Inputs) -> Sensitivity:
         """Everything, but for what the file holds already."""
@@ -97,7 +99,8 @@ class Sense:
         """What was asked, and which units of which groups would go in which order."""
         orders = [(p.name, self.order(p).tolist()) for p in self.structure.pools]
         digest = hashlib.sha256(json.dumps(orders).encode()).hexdigest()
-        return {**self.asked, "choice of groups and units": digest[:16]}
+        way = "probes and trials" if self.trials else "probes"
+        return {**self.asked, "way of measuring": way, "choice of groups and units": digest[:16]}
 
     def _harms(self, found: Sensitivity, measured: Measured, trials: Trials) -> Sensitivity:
         """With every group's harm, of which those known already stay."""
@@ -111,7 +114,8 @@ class Sense:
             order = self.order(pool)
             curve = harm(self.structure, order, measured)
             if curve is not None:
-                curve = corrected(curve, partial(trials.error_without, order))
+                if self.trials:
+                    curve = corrected(curve, partial(trials.error_without, order))
                 group = GroupHarm(pool.name, len(pool.units), tuple(curve.tolist()), number)
                 found = replace(found, groups=(*found.groups, group))
                 self._keep(found)

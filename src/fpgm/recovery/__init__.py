@@ -132,7 +132,7 @@ def recover(
             steps = 0
             if distil > 0:
                 nets.append(copy.deepcopy(small))
-                steps = distil_(nets[-1], model, loader, inputs, distil, progress)
+                steps = distil_(nets[-1], model, plan, loader, inputs, distil, progress)
             errors = _output_errors(model, nets, inputs)
     finally:
         inputs.close()

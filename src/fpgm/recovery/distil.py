@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fpgm.examples import Example, beside, float_outputs
+from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, as_call
+from fpgm.recovery.midway import find_places, reading
 
 RATE = 1e-3
 """Of AdamW; it falls to zero along a cosine of the time that has passed."""
@@ -23,6 +25,7 @@ WARM_UP = 0.05
 def distil_(
     small: nn.Module,
     model: nn.Module,
+    plan: Plan,
     loader: Iterable[Any],
     inputs: Inputs,
     seconds: float,
@@ -30,31 +33,36 @@ def distil_(
 ) -> int:
     """Train for so many seconds; returns how many steps that were.
 
-    Norms keep their statistics: batches may be small, and what they were told is right already.
+    The compact model is to give the original's answers, and to have on the way what the original
+    has where streams branch off: with that it comes as near in half the time. Norms keep their
+    statistics: batches may be small, and what they were told is right already.
     """
     small.eval()
     parameters = [p for p in small.parameters() if p.requires_grad]
     if not parameters:
         return 0
     optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=0.0)
+    places = find_places(model, small, plan, inputs[0])
     start, steps = time.perf_counter(), 0
-    for example in _endless(model, loader, inputs):
-        share = (time.perf_counter() - start) / seconds
-        if share >= 1:
-            break
-        if progress is not None:
-            progress("distilling", int(share * seconds), math.ceil(seconds))
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, share / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
-        with torch.no_grad():
-            wanted = float_outputs(model, example)
-        with torch.enable_grad():
-            loss = _distance(float_outputs(small, example), wanted)
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        steps += 1
+    with reading(model, places, cut=True) as theirs, reading(small, places, cut=False) as mine:
+        for example in _endless(model, loader, inputs):
+            share = (time.perf_counter() - start) / seconds
+            if share >= 1:
+                break
+            if progress is not None:
+                progress("distilling", int(share * seconds), math.ceil(seconds))
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, share / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+            with torch.no_grad():
+                wanted = float_outputs(model, example)
+            with torch.enable_grad():
+                loss = _distance(float_outputs(small, example), wanted)
+                loss = loss + _distance(list(mine.values()), [theirs[name] for name in mine])
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            steps += 1
     for parameter in parameters:
         parameter.grad = None
     return steps
@@ -73,8 +81,8 @@ def _endless(model: nn.Module, loader: Iterable[Any], inputs: Inputs) -> Iterato
             yield from (inputs[number] for number in range(len(inputs)))
 
 
-def _distance(given: list[Tensor], wanted: list[Tensor]) -> Tensor:
-    """Mean squared error of all outputs, each in units of its own size."""
+def _distance(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """Mean squared error of all these, each in units of its own size."""
     parts = []
     for g, w in zip(given, wanted, strict=True):
         finite = w.isfinite()

@@ -1,0 +1,138 @@
+"""`fpgm bench`: how fast a pruned model is, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import nn
+
+from fpgm.cli import common
+from fpgm.cli import results as res
+from fpgm.errors import RequestError
+from fpgm.latency.backends import BACKENDS
+from fpgm.latency.bench import SECONDS, Bench, Figures
+from fpgm.latency.bench import bench as measure
+from fpgm.latency.breakdown import Spent
+
+_SHOWN = 12
+"""Layers in the table of where the time goes."""
+
+
+def bench(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A [B …]",
+            help="Folders of `fpgm prune`, or models; the others are compared with the first. Of "
+            "one folder alone, the pruned model with its original.",
+        ),
+    ],
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUNTIME", help=f"Some of {', '.join(BACKENDS)}; may be repeated."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Batch size; may be repeated.")
+    ] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Threads; may be repeated.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for each comparison.")] = SECONDS,
+    input: common.Input = None,  # noqa: A002  (the option's name)
+    json: common.AsJson = False,
+) -> None:
+    """Time models against each other in every runtime, in turns, and say whether pruning pays."""
+    nets, shape = _read(models, input)
+    with common.supposing(shape, input), common.LayerBar() as bar:
+        found = measure(
+            nets, common.example(shape),
+            backends=backend, batches=batch, threads=threads, seconds=seconds, progress=bar.show,
+        )  # fmt: skip
+    if json:
+        common.show_json({"models": list(nets), "input": shape, **found.to_dict()})
+    else:
+        _show(found)
+
+
+def _read(names: Sequence[str], given: str | None) -> tuple[dict[str, nn.Module], tuple[int, ...]]:
+    """The models, and an input they all take."""
+    nets: dict[str, nn.Module] = {}
+    shape: tuple[int, ...] | None = None
+    for name in names:
+        folder = Path(name)
+        if folder.is_dir():
+            told = res.read(folder)
+            shape = shape or tuple(told["input"])
+            if len(names) == 1:
+                nets["original"] = common.build(told["model"], None)
+            nets[name] = res.small_of(folder, told).eval()
+        else:
+            shape = shape or common.input_shape(given, name)
+            nets[name] = common.build(name, None)
+    if len(nets) < len(names):
+        raise RequestError(f"{names[-1]} is named twice: give different models.")
+    assert shape is not None
+    return nets, shape if given is None else common.input_shape(given, names[0])
+
+
+def _show(found: Bench) -> None:
+    common.show_table(
+        ("runtime", "model", "batch", "threads", "ms", "±", "inputs/s", "faster", "memory", "file"),
+        [
+            (
+                row.backend if place == 0 else "", f.model, str(row.batch), str(row.threads),
+                f"{1000 * f.seconds:.3g}", f"{f.spread:.0%}", f"{f.per_second:.3g}",
+                "" if place == 0 else f"{f.faster:.2f}×", *_sizes(f),
+            )
+            for row in found.rows
+            for place, f in enumerate(row.figures)
+        ],
+        left=2,
+    )  # fmt: skip
+    if len(found.rows[0].figures) > 1:
+        typer.echo("")
+        for row in found.rows:
+            typer.echo(f"{row.backend}, batch {row.batch}, threads {row.threads}: {row.verdict}.")
+    if found.layers:
+        typer.echo("\nWhere the time goes (PyTorch):\n")
+        _show_layers(found.layers)
+    for name, why in found.skipped.items():
+        typer.echo(f"\nNot measured: {name} ({why})")
+
+
+def _sizes(figures: Figures) -> tuple[str, str]:
+    peak = figures.peak_bytes
+    return "–" if peak is None else _megabytes(peak), _megabytes(figures.file_bytes)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.3g} MB"
+
+
+def _show_layers(layers: Sequence[Spent]) -> None:
+    """The dearest layers, and what is left in one line."""
+    whole = sum(layer.seconds[0] for layer in layers)
+    dearest = sorted(layers, key=lambda layer: -max(layer.seconds))
+    shown, rest = dearest[:_SHOWN], dearest[_SHOWN:]
+    rows = [
+        (s.path or "(model)", s.kind, _widths(s), *_times(s.seconds), f"{s.seconds[0] / whole:.1%}")
+        for s in shown
+    ]
+    if rest:
+        sums = [sum(s.seconds[i] for s in rest) for i in range(len(rest[0].seconds))]
+        rows.append((f"{len(rest)} more", "", "", *_times(sums), f"{sums[0] / whole:.1%}"))
+    count = len(layers[0].seconds)
+    names = ["ms"] if count == 1 else ["ms before", *["ms after"] * (count - 1)]
+    common.show_table(("layer", "kind", "channels", *names, "share"), rows, left=3)
+
+
+def _times(seconds: Sequence[float]) -> list[str]:
+    return [f"{1000 * value:.3g}" for value in seconds]
+
+
+def _widths(layer: Spent) -> str:
+    texts = [f"{w[0]} → {w[1]}" for w in dict.fromkeys(layer.widths) if w is not None]
+    return ", ".join(texts)

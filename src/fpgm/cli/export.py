@@ -1,0 +1,102 @@
+"""`fpgm export`: hand a pruned model over to another runtime, checked, with figures beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+from torch import nn
+
+from fpgm.cli import common
+from fpgm.cli import pictures as pic
+from fpgm.cli import results as res
+from fpgm.errors import RequestError
+from fpgm.export import Exported, Format
+from fpgm.export import export as write
+from fpgm.export.onnx import OnnxModule
+
+ENDINGS = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fpgm prune` wrote.")],
+    to: Annotated[str, typer.Option(help=f"One of {', '.join(get_args(Format))}.")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="By default small.onnx in the folder.")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Eight-bit weights and activations; needs --data.")
+    ] = False,
+    low_rank: Annotated[
+        float | None,
+        typer.Option(metavar="ERROR", help="Split layers in two within this error; 0.05 is 5 %."),
+    ] = None,
+    fixed_batch: Annotated[
+        bool, typer.Option("--fixed-batch", help="Only of the batch size in --input.")
+    ] = False,
+    data: pic.Data = None,
+    images: pic.Images = 256,
+    test: pic.Test = 2000,
+    mean: pic.Mean = None,
+    std: pic.Std = None,
+    input: common.Input = None,  # noqa: A002  (the option's name)
+    json: common.AsJson = False,
+) -> None:
+    """Write a pruned model for another runtime; it is tried before it is left there."""
+    if to not in ENDINGS:
+        raise RequestError(f"--to is {to!r}: give one of {', '.join(ENDINGS)}.")
+    if int8 and (to != "onnx" or data is None):
+        raise RequestError("--int8 goes with --to onnx and looks at pictures: give --data.")
+    told = res.read(folder)
+    shape = tuple(told["input"]) if input is None else common.input_shape(input, told["model"])
+    with common.Steps(2 + (data is not None)) as steps:
+        with steps.step("load"):
+            small = res.small_of(folder, told).eval()
+            pictures = None if data is None else pic.open_pictures(data, mean, std, shape[-1])
+            if pictures is not None and data is not None:
+                pictures.check(small, data, str(folder))
+        with steps.step("export and compare"):
+            done = write(
+                small, common.example(shape), out or folder / f"small{ENDINGS[to]}",
+                to=cast(Format, to), loader=pictures, images=images, any_batch=not fixed_batch,
+                low_rank=low_rank, int8=int8,
+            )  # fmt: skip
+        shares: dict[str, Any] = {}
+        if pictures is not None and to == "onnx" and test:
+            with steps.step("count accuracy"):
+                shares = _accuracies(pictures, test, small, done)
+    if json:
+        common.show_json({**done.to_dict(), "accuracy": shares or None})
+    else:
+        _show(done, shares)
+
+
+def _accuracies(
+    pictures: pic.Pictures, count: int, small: nn.Module, done: Exported
+) -> dict[str, float]:
+    """Of the model in PyTorch and of the file in ONNX Runtime."""
+    nets = {"PyTorch": small, done.path.name: OnnxModule(done.path.read_bytes())}
+    found = {name: pictures.accuracy(net, count) for name, net in nets.items()}
+    return {name: share for name, share in found.items() if share is not None}
+
+
+def _show(done: Exported, shares: dict[str, float]) -> None:
+    typer.echo(
+        f"Written to {done.path}: {done.format}, {done.bytes / 1e6:.3g} MB. Its outputs differ "
+        f"from PyTorch's by {done.error:.1e} of the largest at most, over {done.inputs} inputs."
+    )
+    for name, own in (
+        (f"{len(done.splits)} layers in two", done.low_rank),
+        ("Eight bits", done.int8),
+    ):
+        if own is not None:
+            typer.echo(
+                f"{name}: {own.bytes_before / 1e6:.3g} MB before; the outputs' squared error is "
+                f"{own.error:.2%} of their squares; {1000 * own.seconds_before:.3g} ms before, "
+                f"{1000 * own.seconds:.3g} ms now ({own.faster:.2f}× as fast, ONNX Runtime, "
+                f"threads: {own.threads})."
+            )
+    if shares:
+        texts = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+        typer.echo(f"Accuracy on test pictures: {texts}.")

@@ -1,0 +1,51 @@
+"""Two ONNX models beside each other: what the second loses, and what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fpgm.examples import Example, resized, squared, tensors_in
+from fpgm.export.onnx import OnnxModule, input_arrays, session_of
+from fpgm.latency.timing import ratio, side_by_side
+
+_SECONDS = 2.0
+"""Time given to the comparison."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A model beside the one it was made from, in ONNX Runtime, one input at a time."""
+
+    bytes_before: int
+    error: float
+    """Squared difference of the outputs, as a share of their squares."""
+    seconds_before: float
+    seconds: float
+    faster: float
+    """How many times as fast, measured in turns."""
+    threads: int
+
+
+def compared(before: bytes, after: bytes, examples: Sequence[Example]) -> Beside:
+    """Outputs on the examples, and time on the first of them."""
+    threads = torch.get_num_threads()
+    missed = size = 0.0
+    nets = OnnxModule(before), OnnxModule(after)
+    for example in examples:
+        wanted, given = (tensors_in(example.call(net)) for net in nets)
+        for w, g in zip(wanted, given, strict=True):
+            missed += squared(g, w)
+            size += squared(torch.zeros_like(w), w)
+    one = resized(examples[0], 1)
+    slow, fast = side_by_side([_timed(data, one, threads) for data in (before, after)], _SECONDS)
+    error = missed / (size or 1.0)
+    return Beside(len(before), error, slow.median, fast.median, ratio(slow, fast), threads)
+
+
+def _timed(data: bytes, example: Example, threads: int) -> Callable[[], Any]:
+    session, feed = session_of(data, threads), input_arrays(data, example)
+    return lambda: session.run(None, feed)

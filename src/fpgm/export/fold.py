@@ -1,0 +1,72 @@
+"""Batch norms folded into the layers before them: the same function with fewer steps."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from fpgm.examples import Example
+from fpgm.recovery.sites import find_sites
+
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+
+
+@torch.no_grad()
+def folded(model: nn.Module, example: Example) -> nn.Module:
+    """A copy in eval mode whose batch norms are part of the layers whose outputs they alone read.
+
+    One pass shows which those are. A norm that hands its output on through a hook (channels placed
+    in a stream) leaves that hook where it was.
+    """
+    copied = copy.deepcopy(model).eval()
+    for site in find_sites(copied, example).sites:
+        if site.norm is None or site.calls != 1:
+            continue
+        layer, norm = copied.get_submodule(site.layer), copied.get_submodule(site.norm)
+        if _can_fold(layer, norm):
+            _replace_(copied, site.layer, _fused(layer, norm))
+            _replace_(copied, site.norm, _passing(norm))
+    return copied
+
+
+def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:
+    """Whether the norm is fixed, and nothing but it looks at what the layer gives out."""
+    return (
+        isinstance(norm, _BatchNorm)
+        and norm.running_mean is not None
+        and not norm._forward_pre_hooks
+        and not layer._forward_hooks
+    )
+
+
+def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    assert isinstance(norm, _BatchNorm)
+    if isinstance(layer, nn.Linear):
+        return fuse_linear_bn_eval(layer, norm)
+    assert isinstance(layer, _ConvNd)
+    return fuse_conv_bn_eval(layer, norm, transpose=isinstance(layer, _ConvTransposeNd))
+
+
+def _passing(norm: nn.Module) -> nn.Module:
+    """Nothing, in the place of a norm, with the hooks on its output and what they look up."""
+    empty = nn.Identity().eval()
+    for table in _HOOKS:
+        getattr(empty, table).update(getattr(norm, table))
+    for name, buffer in norm.named_buffers(recurse=False):
+        if name.startswith("fpgm_"):
+            empty.register_buffer(name, buffer, persistent=False)
+    return empty
+
+
+def _replace_(model: nn.Module, path: str, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever the model holds that one."""
+    old = model.get_submodule(path)
+    for parent in model.modules():
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, new)

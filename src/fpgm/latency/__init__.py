@@ -1,0 +1,1 @@
+"""Latency: measured on this machine, in the runtime that will run the model, never inferred."""

@@ -1,0 +1,287 @@
+"""Runtimes a model can be timed in, each behind the same two questions.
+
+How is a model brought to run there, and how long does one layer take there by itself? What a
+machine lacks is told as a reason, never as an empty column.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fpgm.errors import RequestError
+from fpgm.examples import Example
+from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx
+from fpgm.latency.layers import Layer
+from fpgm.latency.timing import side_by_side
+
+LAYER_SECONDS = 0.02
+"""Time given to one layer of one size."""
+_LAYER_RUNS = 12
+"""Runs of a layer under a runtime's own profiler."""
+_MOVES = ("Reorder", "ReorderInput", "ReorderOutput", "Parameter", "Result", "Constant", "Input",
+          "Output", "Const")  # fmt: skip
+"""What runtimes do around a layer that is alone: within a model its neighbours spare them that."""
+
+
+class Backend(Protocol):
+    """A runtime."""
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Why it cannot be used here, or None."""
+
+    def version(self) -> str:
+        """What its times depend on, besides the machine."""
+
+    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
+        """Make a model ready to run on an example."""
+
+    def layer_seconds(self, layer: Layer, threads: int) -> float:
+        """How long one layer takes."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run."""
+
+    run: Callable[[], Any]
+    size: int | None = None
+    """Bytes of the file the runtime reads, if it reads one."""
+    pieces: Callable[[], list[Piece]] | None = None
+    """Where the runtime itself says the time goes, if it tells."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A node of a runtime's own graph and its seconds in one run."""
+
+    name: str
+    kind: str
+    seconds: float
+
+
+class Torch:
+    """PyTorch itself: as it is, in channels-last order, compiled, or on a CUDA device."""
+
+    def __init__(
+        self, name: str, *, last: bool = False, compiled: bool = False, cuda: bool = False
+    ):
+        self.name, self.last, self.compiled, self.cuda = name, last, compiled, cuda
+
+    def missing(self) -> str | None:
+        if self.cuda and not torch.cuda.is_available():
+            return "no CUDA device"
+        if self.compiled and not self.cuda and not _compiler():
+            return "torch.compile needs a C++ compiler (g++ or clang++)"
+        return None
+
+    def version(self) -> str:
+        device = torch.cuda.get_device_name() if self.cuda else _processor()
+        return f"torch {torch.__version__} {device}"
+
+    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
+        args, kwargs = self._placed((example.args, dict(example.kwargs)))
+        net = self._brought(model)
+        if self.compiled:
+            torch._dynamo.reset()
+            net = torch.compile(net)  # type: ignore[assignment]
+
+        def run() -> None:
+            with torch.inference_mode(), torch_threads(threads):
+                net(*args, **kwargs)
+                if self.cuda:
+                    torch.cuda.synchronize()
+
+        return Loaded(run)
+
+    def layer_seconds(self, layer: Layer, threads: int) -> float:
+        run = self.load(layer.module(), Example((layer.input(),), {}), threads).run
+        return side_by_side([run], LAYER_SECONDS)[0].median
+
+    def _brought(self, model: nn.Module) -> nn.Module:
+        """A copy on the device and in the order it is timed in; as it is, the model itself."""
+        if not self.last and not self.cuda:
+            return model
+        import copy
+
+        net = copy.deepcopy(model)
+        net = net.cuda() if self.cuda else net
+        if self.last:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net
+
+    def _placed(self, values: Any) -> Any:
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            value = value.cuda() if self.cuda else value
+            image = self.last and value.ndim == 4
+            return value.contiguous(memory_format=torch.channels_last) if image else value
+
+        return tree_map(place, values)
+
+
+class OnnxRuntime:
+    """ONNX Runtime on the processor, all graph optimisations on."""
+
+    name = "onnxruntime"
+
+    def missing(self) -> str | None:
+        return _uninstalled("onnx", "onnxscript", "onnxruntime")
+
+    def version(self) -> str:
+        return f"onnxruntime {metadata.version('onnxruntime')} {_processor()}"
+
+    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
+        data = to_onnx(model, example)
+        feed = input_arrays(data, example)
+        session = session_of(data, threads)
+        return Loaded(
+            lambda: session.run(None, feed),
+            len(data),
+            lambda: self._pieces(data, feed, threads),
+        )
+
+    def layer_seconds(self, layer: Layer, threads: int) -> float:
+        pieces = self._pieces(layer_to_onnx(layer), {"x": layer.input().numpy()}, threads)
+        return sum(piece.seconds for piece in pieces if piece.kind not in _MOVES)
+
+    def _pieces(self, data: bytes, feed: Mapping[str, Any], threads: int) -> list[Piece]:
+        with tempfile.TemporaryDirectory() as folder:
+            session = session_of(data, threads, os.path.join(folder, "times"))  # noqa: PTH118
+            for _ in range(_LAYER_RUNS):
+                session.run(None, feed)
+            events = json.loads(Path(session.end_profiling()).read_text())
+        found: dict[tuple[str, str], list[float]] = {}
+        for event in events:
+            name = str(event.get("name", ""))
+            if event.get("cat") == "Node" and name.endswith("_kernel_time"):
+                kind = str(event["args"]["op_name"])
+                place = (name.removesuffix("_kernel_time"), kind)
+                found.setdefault(place, []).append(event["dur"] / 1e6)
+        return [Piece(*place, _middle(times)) for place, times in found.items()]
+
+
+class OpenVino:
+    """OpenVINO on the processor, in float32."""
+
+    name = "openvino"
+
+    def missing(self) -> str | None:
+        return _uninstalled("onnx", "onnxscript", "openvino")
+
+    def version(self) -> str:
+        return f"openvino {metadata.version('openvino')} {_processor()}"
+
+    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
+        data = to_onnx(model, example)
+        feed = input_arrays(data, example)
+        request = self._request(data, threads)
+        return Loaded(
+            lambda: request.infer(feed),
+            len(data),
+            lambda: self._pieces(data, feed, threads),
+        )
+
+    def layer_seconds(self, layer: Layer, threads: int) -> float:
+        pieces = self._pieces(layer_to_onnx(layer), {"x": layer.input().numpy()}, threads)
+        return sum(piece.seconds for piece in pieces if piece.kind not in _MOVES)
+
+    def _request(self, data: bytes, threads: int, profile: bool = False) -> Any:
+        import openvino
+
+        core = openvino.Core()
+        options = {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "PERF_COUNT": profile,
+        }
+        model = core.read_model(data)
+        return core.compile_model(model, "CPU", options).create_infer_request()
+
+    def _pieces(self, data: bytes, feed: Mapping[str, Any], threads: int) -> list[Piece]:
+        request = self._request(data, threads, profile=True)
+        found: dict[tuple[str, str], list[float]] = {}
+        for _ in range(_LAYER_RUNS):
+            request.infer(feed)
+            for node in request.profiling_info:
+                place = (node.node_name, node.node_type)
+                found.setdefault(place, []).append(node.real_time.total_seconds())
+        return [Piece(*place, _middle(times)) for place, times in found.items()]
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Torch("eager"),
+        Torch("channels-last", last=True),
+        Torch("compile", compiled=True),
+        OnnxRuntime(),
+        OpenVino(),
+        Torch("cuda", cuda=True),
+        Torch("cuda-compile", cuda=True, compiled=True),
+    )
+}
+
+
+def backend_of(name: str) -> Backend:
+    """The runtime of a name, if it can be used here."""
+    if name not in BACKENDS:
+        raise RequestError(f"backend is {name!r}: give one of {', '.join(BACKENDS)}.")
+    if (why := BACKENDS[name].missing()) is not None:
+        raise RequestError(f"backend {name!r} cannot be used here: {why}.")
+    return BACKENDS[name]
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """So many threads for torch in here."""
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _uninstalled(*packages: str) -> str | None:
+    missing = [name for name in packages if util.find_spec(name) is None]
+    return f"pip install {' '.join(missing)}" if missing else None
+
+
+def _compiler() -> bool:
+    import shutil
+
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def _processor() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,76 @@
+"""A table of how long layers take at their possible widths, measured here and kept on disk.
+
+Times are kept by runtime, its version, the processor, threads and the layer's sizes, so a second
+plan for the same machine costs no measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from fpgm.errors import FileError
+from fpgm.files import write_text
+from fpgm.latency.backends import Backend
+from fpgm.latency.layers import Layer
+from fpgm.wording import reason
+
+FORMAT = 1
+
+
+def default_cache() -> Path:
+    """Where times are kept: the folder that FPGM_CACHE names, or ~/.cache/fpgm."""
+    return Path(os.environ.get("FPGM_CACHE") or "~/.cache/fpgm").expanduser() / "latency"
+
+
+class Table:
+    """Seconds of layers in one runtime with so many threads."""
+
+    def __init__(self, backend: Backend, threads: int, cache: Path | None = None) -> None:
+        self.backend, self.threads = backend, threads
+        self.about = {
+            "format": FORMAT,
+            "backend": backend.name,
+            "version": backend.version(),
+            "threads": threads,
+        }
+        name = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:12]
+        folder = default_cache() if cache is None else cache
+        self.file = folder / f"{backend.name}-{name}.json"
+        self._seconds = self._read()
+        self._unsaved = 0
+
+    def seconds(self, layer: Layer) -> float:
+        """How long a layer takes, measured if it is not known."""
+        key = layer.key()
+        if key not in self._seconds:
+            self._seconds[key] = self.backend.layer_seconds(layer, self.threads)
+            self._unsaved += 1
+        return self._seconds[key]
+
+    def save(self) -> None:
+        """Keep what was measured; a disk that refuses only costs the next plan its time."""
+        if not self._unsaved:
+            return
+        known = {**self._read(), **self._seconds}
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.file, json.dumps({**self.about, "seconds": known}, indent=1) + "\n")
+        except OSError:
+            return
+        self._unsaved = 0
+
+    def _read(self) -> dict[str, float]:
+        try:
+            found = json.loads(self.file.read_text(encoding="utf-8"))
+            if {key: found[key] for key in self.about} != self.about:
+                raise ValueError("it is about something else")
+            return {str(key): float(value) for key, value in found["seconds"].items()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(
+                f"{self.file} holds no times of layers ({reason(error)}): delete it."
+            ) from error

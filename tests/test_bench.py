@@ -1,0 +1,126 @@
+"""Models timed against each other, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.shell import refused, run
+from torch import nn
+
+import fpgm
+from fpgm.examples import Example
+from fpgm.latency.bench import bench
+from fpgm.latency.breakdown import Spent, breakdown
+from fpgm.latency.verdict import verdict
+
+X = torch.randn(1, 3, 32, 32)
+
+
+def wide(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 8, 3)
+    )
+
+
+class TestBench:
+    def test_a_smaller_model_is_faster_in_every_runtime(self) -> None:
+        found = bench(
+            {"big": wide(256), "small": wide(16)}, X,
+            backends=["eager", "channels-last", "onnxruntime"], threads=[1], seconds=0.1,
+        )  # fmt: skip
+        assert [row.backend for row in found.rows] == ["eager", "channels-last", "onnxruntime"]
+        for row in found.rows:
+            big, small = row.figures
+            assert small.faster > 2, row
+            assert big.faster == 1
+            assert small.file_bytes < big.file_bytes
+            assert big.per_second == pytest.approx(1 / big.seconds)
+            assert row.theory == pytest.approx(16, rel=0.1)
+            assert "× faster; theory" in row.verdict
+
+    def test_batches_and_threads_are_all_combined(self) -> None:
+        found = bench(
+            [wide(8), wide(4)], X, backends=["eager"], batches=[1, 3], threads=[1, 2], seconds=0.0
+        )
+        assert [(r.threads, r.batch) for r in found.rows] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+
+    def test_models_stay_as_they_were(self) -> None:
+        model = wide(8).train()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        threads = torch.get_num_threads()
+        bench([model], X, backends=["eager", "channels-last"], threads=[1], seconds=0.0)
+        assert model.training
+        assert torch.get_num_threads() == threads
+        assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+    def test_what_cannot_be_used_is_named(self) -> None:
+        found = bench([wide(8)], X, backends=["eager", "cuda"], seconds=0.0)
+        if not torch.cuda.is_available():
+            assert found.skipped == {"cuda": "no CUDA device"}
+            with pytest.raises(fpgm.RequestError, match="cuda: no CUDA device"):
+                bench([wide(8)], X, backends=["cuda"])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"backends": ["abacus"]}, "backends has 'abacus'"),
+            ({"batches": [0]}, "batches has 0"),
+            ({"threads": [0]}, "threads is 0"),
+        ],
+    )
+    def test_bad_requests(self, options: dict[str, list[object]], message: str) -> None:
+        with pytest.raises(fpgm.RequestError, match=message):
+            bench([wide(8)], X, **options)  # type: ignore[arg-type]
+        with pytest.raises(fpgm.RequestError, match="models is one module"):
+            bench(wide(8), X)  # type: ignore[arg-type]
+
+
+def test_where_the_time_goes() -> None:
+    found = {s.path: s for s in breakdown([wide(256), wide(8)], Example((X,), {}), 1)}
+    assert list(found) == ["0", "1", "2", "3"]
+    assert found["0"].widths == ((3, 256), (3, 8))
+    assert found["1"].widths == (None, None)
+    assert found["3"].saved > 0
+    assert found["3"].seconds[0] > found["2"].seconds[1]
+
+
+def spent(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> Spent:
+    known = kind == "Conv2d"
+    return Spent("x", kind, ((64, 64), widths) if known else (None, None), (1.0, seconds))
+
+
+class TestVerdict:
+    def test_near_enough(self) -> None:
+        assert verdict(1.9, 2.0, 0.02, [spent((39, 39), 1.0)]) == "1.9× faster; theory 2.0×"
+
+    def test_odd_widths_are_named(self) -> None:
+        said = verdict(1.1, 2.0, 0.02, [spent((39, 40), 1.0), spent((40, 40), 1.0)])
+        assert "1 layers (50% of the time) have widths that are no multiple of 8" in said
+
+    def test_memory_is_named(self) -> None:
+        said = verdict(1.1, 2.0, 0.02, [spent((40, 40), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
+        assert "75% of the time goes into BatchNorm2d, which wait for memory" in said
+
+    def test_a_busy_machine_is_named(self) -> None:
+        assert "the machine is busy" in verdict(1.1, 2.0, 0.7, [])
+
+    def test_slower(self) -> None:
+        assert verdict(0.8, 1.5, 0.02, []).startswith("1.2× slower; theory 1.5×. Less than MACs")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    run("prune", "resnet20", "--rate", 0.4, "--out", folder)
+    options = ("--backend", "eager", "--threads", 1, "--seconds", 0.1)
+    out, _ = run("bench", folder, *options, "--json")
+    told = json.loads(out)
+    assert told["models"] == ["original", str(folder)]
+    assert told["rows"][0]["theory"] > 1.5
+    text, _ = run("bench", "resnet20", folder, *options)
+    assert "eager, batch 1, threads 1: " in text
+    assert "Where the time goes" in text
+    assert "named twice" in refused("bench", folder, folder, *options)

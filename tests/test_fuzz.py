@@ -1,0 +1,29 @@
+"""Damaged files: a clear error or the model that was saved, never anything in between."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.fuzzing import _watched, damage
+
+COUNT = 1000
+PARTS = 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damaged_files(tmp_path: Path, part: int) -> None:
+    found = Counter(damage(tmp_path, seed) for seed in range(part, COUNT, PARTS))
+    assert found["refused"] > COUNT / PARTS / 2
+    assert found["loaded"] > 0
+
+
+def test_this_file_can_tell(tmp_path: Path) -> None:
+    """A pickle that runs something is heard."""
+    file = tmp_path / "evil"
+    file.write_bytes(b"cposix\ngetcwd\n(tR.")
+    with _watched() as calls:
+        pickle.loads(file.read_bytes())
+    assert [event for event, _ in calls if event == "pickle.find_class"]
