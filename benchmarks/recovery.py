@@ -11,7 +11,6 @@ result is kept in --runs as soon as it is there, so nothing is measured twice.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import platform
@@ -32,6 +31,7 @@ from fpgm.data import cifar10
 from fpgm.files import write_text
 from fpgm.models import resnet
 from fpgm.models.weights import load_weights
+from peer import peer_pruned
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -56,6 +56,8 @@ METHODS = {
 CRITERIA = ("fpgm", "l1", "l2", "random")
 PEER = "Torch-Pruning"
 TABLE_IMAGES, HEADLINE_IMAGES = 512, 2048
+MINUTES = 300
+"""Seconds of distillation from which on rates are chosen without trials."""
 
 Method = Literal["none", "norms", "weights", "solve", "allocated", "distilled"]
 
@@ -71,6 +73,11 @@ class Row:
     method: str
     images: int = TABLE_IMAGES
     distil: int = 0
+
+    @property
+    def trials(self) -> bool:
+        """Whether rates are chosen for what follows at once, or for a training of minutes."""
+        return self.distil < MINUTES
 
     @property
     def file(self) -> str:
@@ -102,6 +109,27 @@ HEADLINES = tuple(
     for policy in POLICIES
     for setting, distil in (("52.6 % of MACs", 0), ("30 % of units", 0), ("52.6 % of MACs", 600))
 )
+
+
+class Clock:
+    """Seconds on the wall and of the processor since it was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._processor = time.perf_counter(), time.process_time()
+
+    def spent(self) -> dict[str, float]:
+        return {
+            "seconds": time.perf_counter() - self._wall,
+            "processor_seconds": time.process_time() - self._processor,
+        }
+
+
+@dataclass(frozen=True)
+class Sensed:
+    """Sensitivity, and what it took to measure."""
+
+    result: fpgm.Sensitivity
+    spent: dict[str, float]
 
 
 class Bench:
@@ -147,31 +175,51 @@ class Bench:
 
     def _measure(self, row: Row) -> dict[str, Any]:
         model = self.model(row.depth)
-        wall, start = time.perf_counter(), time.process_time()
+        allocate = row.method in ("allocated", "distilled")
+        sensed = self._sensed(row.depth, row.policy, row.trials) if allocate else None
+        clock = Clock()
         if row.criterion == PEER:
             small, macs = self._peer(row)
         else:
-            plan = self._plan(row, model)
+            plan = self._plan(row, model, sensed.result if sensed else None)
             small, macs = self._recovered(row, model, plan), plan.macs_removed
-        seconds, processor = time.perf_counter() - wall, time.process_time() - start
+        spent = clock.spent()
+        if sensed is not None:
+            spent = {name: seconds + sensed.spent[name] for name, seconds in spent.items()}
         return {
             "macs_removed": macs,
             "accuracy": self.accuracy(small),
-            "seconds": seconds,
-            "processor_seconds": processor,
+            **spent,
             "threads": torch.get_num_threads(),
         }
 
-    def _plan(self, row: Row, model: nn.Module) -> fpgm.Plan:
-        allocate = row.method in ("allocated", "distilled")
+    def _sensed(self, depth: int, policy: str, trials: bool) -> Sensed:
+        """Sensitivity, measured once for all rows it is used in; each of them is charged for it."""
+        way = "" if trials else "-probes"
+        name = f"sensitivity-{depth}-{policy}-{torch.get_num_threads()}{way}"
+        cache, times = self.runs / f"{name}.json", self.runs / f"{name}-spent.json"
+        clock = Clock()
+        result = fpgm.sensitivity(
+            self.model(depth),
+            shown(self.data.train_images[:1]),
+            self.batches(TABLE_IMAGES),
+            residual=policy,
+            align=1,
+            cache=cache,
+            trials=trials,
+        )
+        if not times.exists():
+            write_text(times, json.dumps(clock.spent()))
+        return Sensed(result, json.loads(times.read_text()))
+
+    def _plan(self, row: Row, model: nn.Module, sensitivity: fpgm.Sensitivity | None) -> fpgm.Plan:
         return fpgm.plan(
             model,
             shown(self.data.train_images[:1]),
             residual=row.policy,  # type: ignore[arg-type]
             criterion=row.criterion,
             align=1,
-            allocate="sensitivity" if allocate else "uniform",
-            loader=self.batches(TABLE_IMAGES) if allocate else None,
+            allocate=sensitivity or "uniform",
             **SETTINGS[row.setting],  # type: ignore[arg-type]
         )
 
@@ -220,37 +268,6 @@ class Distilling:
             right, down = torch.randint(0, 9, (2,), generator=random).tolist()
             padded = nn.functional.pad(x, (4, 4, 4, 4))
             yield padded[:, :, down : down + 32, right : right + 32]
-
-
-def peer_pruned(model: nn.Module, x: Tensor, wanted: float) -> tuple[nn.Module, float]:
-    """Torch-Pruning's result whose share of MACs removed is nearest to what is wanted."""
-    import torch_pruning as tp
-
-    whole = macs_of(model, x)
-    found: list[tuple[float, nn.Module, float]] = []
-    low, high = 0.0, 1.0
-    for _ in range(7):
-        rate = (low + high) / 2
-        net = copy.deepcopy(model)
-        tp.pruner.BasePruner(
-            net, x,
-            importance=tp.importance.FPGMImportance(p=2),
-            pruning_ratio=rate,
-            ignored_layers=[m for m in net.modules() if isinstance(m, nn.Linear)],
-        ).step()  # fmt: skip
-        removed = 1 - macs_of(net, x) / whole
-        found.append((abs(removed - wanted), net, removed))
-        low, high = (rate, high) if removed < wanted else (low, rate)
-    _, net, removed = min(found, key=lambda trial: trial[0])
-    return net, removed
-
-
-def macs_of(model: nn.Module, x: Tensor) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x)
-    return int(counter.get_total_flops()) // 2
 
 
 def shown(images: Tensor) -> Tensor:

@@ -1,0 +1,291 @@
+"""Saving in theory and in time: the paper's Table 5 networks, budgets in time, and eight bits.
+
+    python benchmarks/latency.py            # resumes; run it on an idle machine: about an hour
+
+ResNets and MobileNetV2 at the paper's rates, in every runtime, with one and two threads, beside
+Torch-Pruning at equal MACs; three models asked to be twice as fast; a CIFAR-10 ResNet-56 all the
+way (trained weights from FPGM_WEIGHTS, CIFAR-10 from where `fpgm data cifar10` put it). Original
+and pruned model take turns in one run. What was measured is kept in --runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fpgm
+from fpgm.data import cifar10
+from fpgm.export.onnx import OnnxModule
+from fpgm.files import write_text
+from fpgm.latency.backends import BACKENDS
+from fpgm.models import resnet
+from fpgm.models.spec import load_model
+from fpgm.models.weights import load_weights
+from peer import peer_pruned
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RATES = {"resnet18": 0.3, "resnet34": 0.3, "resnet50": 0.4, "resnet101": 0.3, "mobilenet_v2": 0.3}
+TABLE5 = {
+    "resnet18": (27.7, 41.8),
+    "resnet34": (29.2, 41.1),
+    "resnet50": (38.2, 53.5),
+    "resnet101": (32.9, 42.2),
+}
+"""Realised and theoretical saving in the paper, in percent, on a GPU."""
+RUNTIMES = ("eager", "channels-last", "compile", "onnxruntime", "openvino")
+WAYS = ("coupled", "independent", "Torch-Pruning")
+TARGETS = (
+    ("resnet18", "onnxruntime"),
+    ("resnet50", "onnxruntime"),
+    ("mobilenet_v2", "onnxruntime"),
+    ("resnet18", "eager"),
+)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network pruned one way in one runtime."""
+
+    model: str
+    way: str
+    backend: str
+    threads: int
+
+    @property
+    def file(self) -> str:
+        return "-".join(map(str, asdict(self).values())) + ".json"
+
+
+def rows() -> Iterator[Row]:
+    for model in RATES:
+        for way in WAYS:
+            for backend in RUNTIMES:
+                for threads in (1, 2):
+                    yield Row(model, way, backend, threads)
+
+
+class Bench:
+    """Models, and where results are kept."""
+
+    def __init__(self, runs: Path, seconds: float, batch: int) -> None:
+        self.runs, self.seconds = runs, seconds
+        self.x = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+        self._last: tuple[str, str] | None = None
+        self._pair: tuple[nn.Module, nn.Module]
+        runs.mkdir(parents=True, exist_ok=True)
+
+    def kept(self, name: str, measure: Any) -> dict[str, Any]:
+        """What is known under a name, measured now if nothing is."""
+        file = self.runs / name
+        if not file.exists():
+            write_text(file, json.dumps(measure()) + "\n")
+            print(name, flush=True)
+        return dict(json.loads(file.read_text()))
+
+    def row(self, row: Row) -> dict[str, Any]:
+        original, small = self._models(row.model, row.way)
+        found = fpgm.bench(
+            [original, small], self.x,
+            backends=[row.backend], threads=[row.threads], seconds=self.seconds,
+        ).rows[0]  # fmt: skip
+        return {
+            **asdict(row),
+            "theory": 1 - 1 / found.theory,
+            "realised": 1 - 1 / found.figures[1].faster,
+            "milliseconds": [1000 * f.seconds for f in found.figures],
+            "spread": [f.spread for f in found.figures],
+            "verdict": found.verdict,
+        }
+
+    def _models(self, name: str, way: str) -> tuple[nn.Module, nn.Module]:
+        if self._last != (name, way):
+            torch.manual_seed(0)
+            original = load_model(f"torchvision:{name}").eval()
+            x = self.x[:1]
+            if way == "Torch-Pruning":
+                wanted = fpgm.plan(original, x, rate=RATES[name]).macs_removed
+                small, _ = peer_pruned(original, x, wanted)
+            else:
+                small = fpgm.prune(original, x, rate=RATES[name], residual=way)
+            self._last, self._pair = (name, way), (original, small.eval())
+            gc.collect()
+        return self._pair
+
+    def target(self, name: str, backend: str, threads: int) -> dict[str, Any]:
+        """A plan for half the time."""
+        torch.manual_seed(0)
+        model = load_model(f"torchvision:{name}").eval()
+        plan = fpgm.plan(model, self.x, latency=0.5, backend=backend, threads=threads)
+        assert plan.latency is not None
+        return {"model": name, "macs_removed": plan.macs_removed, **asdict(plan.latency)}
+
+
+def cifar(weights: Path, data: Path) -> dict[str, Any]:
+    """ResNet-56: float, pruned and recovered, and that in eight bits."""
+    known = cifar10.read(data)
+    model = load_weights(resnet(56), weights / "cifar10_resnet56.safetensors").eval()
+    order = torch.randperm(50_000, generator=torch.Generator().manual_seed(0))
+    batches = [shown(known.train_images[part]) for part in order[:2048].split(128)]
+    x = shown(known.train_images[:1])
+    plan = fpgm.plan(model, x, macs=0.526, allocate="sensitivity", loader=batches[:4])
+    small = fpgm.recover(model, plan, batches, images=2048).eval()
+    found: dict[str, Any] = {"macs_removed": plan.macs_removed}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, net in (("original", model), ("pruned and recovered", small)):
+            for int8 in (False, True):
+                file = Path(folder) / "model.onnx"
+                done = fpgm.export(net, x, file, loader=batches, images=512, int8=int8)
+                title = name + (", eight bits" if int8 else "")
+                runs = OnnxModule(file.read_bytes())
+                found[title] = {"bytes": done.bytes, "accuracy": accuracy(runs, known)}
+                if done.int8 is not None:
+                    found[title] |= asdict(done.int8)
+    times = fpgm.bench([model, small], x, backends=["onnxruntime", "eager"], threads=[1, 2])
+    found["times"] = [asdict(row) for row in times.rows]
+    return found
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, data: cifar10.Cifar10) -> float:
+    parts = zip(data.test_images.split(100), data.test_labels.split(100), strict=True)
+    right = sum(int((net(shown(x)).argmax(1) == y).sum()) for x, y in parts)
+    return right / len(data.test_labels)
+
+
+def shown(images: Tensor) -> Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
+
+
+def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
+    yield "# Saving in theory and in time"
+    yield ""
+    yield f"    {command}"
+    yield ""
+    yield (
+        f"Batch {result['batch']}, 224×224, fresh weights (time does not depend on them), original "
+        "and pruned model in turns in one run; saving of MACs, of time, and their quotient. "
+        f"torch {torch.__version__}, {result['processor']}."
+    )
+    for threads in (1, 2):
+        yield ""
+        yield f"## {threads} thread{'s' * (threads > 1)}"
+        yield ""
+        yield f"| network | pruned | MACs | {' | '.join(RUNTIMES)} | paper: MACs → time |"
+        yield "|---|---|--:|" + "--:|" * (len(RUNTIMES) + 1)
+        for model in RATES:
+            for way in WAYS:
+                yield _line(model, way, threads, result["rows"])
+    yield from _targets(result["targets"])
+    if result["cifar"]:
+        yield from _cifar(result["cifar"])
+
+
+def _line(model: str, way: str, threads: int, known: list[dict[str, Any]]) -> str:
+    own = {
+        r["backend"]: r
+        for r in known
+        if (r["model"], r["way"], r["threads"]) == (model, way, threads)
+    }
+    theory = next((f"{r['theory']:.1%}" for r in own.values()), "")
+    cells = [
+        f"{own[b]['realised']:.1%} ({own[b]['realised'] / own[b]['theory']:.2f})"
+        if b in own
+        else ""
+        for b in RUNTIMES
+    ]
+    paper = "" if model not in TABLE5 else "{1} → {0} ({2:.2f})".format(
+        *TABLE5[model], TABLE5[model][0] / TABLE5[model][1]
+    )  # fmt: skip
+    return f"| {model} {RATES[model]:.0%} | {way} | {theory} | {' | '.join(cells)} | {paper} |"
+
+
+def _targets(found: list[dict[str, Any]]) -> Iterator[str]:
+    yield ""
+    yield "## Half the time asked"
+    yield ""
+    yield "| network | runtime | threads | asked | predicted | measured | MACs removed |"
+    yield "|---|---|--:|--:|--:|--:|--:|"
+    for r in found:
+        yield (
+            f"| {r['model']} | {r['backend']} | {r['threads']} | {r['asked']:.1%} "
+            f"| {r['predicted']:.1%} | {r['measured']:.1%} | {r['macs_removed']:.1%} |"
+        )
+
+
+def _cifar(found: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "## CIFAR-10, ResNet-56"
+    yield ""
+    yield f"{found['macs_removed']:.1%} of MACs removed, 10,000 test pictures, ONNX Runtime."
+    yield ""
+    yield "| | accuracy | kB | ms (float, eight bits), batch 1 |"
+    yield "|---|--:|--:|--:|"
+    for name, told in found.items():
+        if name not in ("times", "macs_removed"):
+            times = (
+                f"{1000 * told['seconds_before']:.2f}, {1000 * told['seconds']:.2f}"
+                if "seconds" in told
+                else ""
+            )
+            yield f"| {name} | {told['accuracy']:.2%} | {told['bytes'] / 1e3:,.0f} | {times} |"
+    yield ""
+    for row in found["times"]:
+        yield f"- {row['backend']}, threads {row['threads']}: {row['verdict']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
+    parser.add_argument("--weights", type=Path, default=Path(default))
+    parser.add_argument("--data", type=Path, default=cifar10.default_root())
+    parser.add_argument("--runs", type=Path, default=Path("runs/latency"))
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each comparison")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--only-table", action="store_true", help="measure nothing more")
+    options = parser.parse_args()
+    bench = Bench(options.runs, options.seconds, options.batch)
+
+    def known(name: str, measure: Any) -> dict[str, Any] | None:
+        if options.only_table and not (options.runs / name).exists():
+            return None
+        return bench.kept(name, measure)
+
+    found = [known(row.file, lambda row=row: bench.row(row)) for row in rows()]
+    targets = [
+        known(f"target-{m}-{b}-{t}.json", lambda m=m, b=b, t=t: bench.target(m, b, t))
+        for m, b in TARGETS
+        for t in (1, 2)
+    ]
+    command = shlex.join(["python", "benchmarks/latency.py"])
+    result = {
+        "command": command,
+        "batch": options.batch,
+        "processor": BACKENDS["eager"].version().partition(" ")[2] or platform.machine(),
+        "rows": [r for r in found if r],
+        "targets": [t for t in targets if t],
+        "cifar": known("cifar.json", lambda: cifar(options.weights, options.data)),
+    }
+    (HERE / "latency.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = "\n".join(markdown(command, result)) + "\n"
+    (HERE / "latency.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
