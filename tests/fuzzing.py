@@ -80,8 +80,10 @@ def damage(folder: Path, seed: int) -> Outcome:
         return "refused"
     if forgery:  # of a file that lies about itself only this can be asked: it did no harm
         return "loaded"
-    shapes = {key: value.shape for key, value in found.state_dict().items()}
-    assert shapes == {key: value.shape for key, value in _whole(name).items()}, "half-loaded"
+    whole = _whole(name)
+    assert list(found.state_dict()) == list(whole), "half-loaded"
+    same = (torch.equal(value, whole[key]) for key, value in found.state_dict().items())
+    assert all(same), "other values"
     with torch.no_grad():
         found.eval()(x)
     return "loaded"

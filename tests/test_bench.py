@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from torch import nn
 
 import fpgm
 from fpgm.examples import Example
+from fpgm.latency.backends import Piece
 from fpgm.latency.bench import bench
 from fpgm.latency.breakdown import Spent, breakdown
-from fpgm.latency.verdict import verdict
+from fpgm.latency.verdict import reasons, verdict
 
 X = torch.randn(1, 3, 32, 32)
 
@@ -47,6 +49,26 @@ class TestBench:
         )
         assert [(r.threads, r.batch) for r in found.rows] == [(1, 1), (1, 3), (2, 1), (2, 3)]
 
+    def test_a_runtime_that_fails_costs_only_its_own_rows(self) -> None:
+        found = bench(
+            [wide(8).double()], X.double(), backends=["eager", "onnxruntime"], seconds=0.0
+        )
+        assert [row.backend for row in found.rows] == ["eager"]
+        assert list(found.skipped) == ["onnxruntime"]
+
+    def test_an_input_the_model_cannot_take(self) -> None:
+        with pytest.raises(fpgm.ModelError, match="Model 'original' fails on the example"):
+            bench([wide(8)], torch.zeros(1, 5, 8, 8), backends=["eager"])
+
+    def test_inputs_are_not_written_to(self) -> None:
+        class Greedy(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x.mul_(0.5)
+
+        x = torch.ones(1, 3)
+        bench([Greedy()], x, backends=["eager"], seconds=0.0)
+        assert (x == 1).all()
+
     def test_models_stay_as_they_were(self) -> None:
         model = wide(8).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -70,6 +92,8 @@ class TestBench:
             ({"backends": ["abacus"]}, "backends has 'abacus'"),
             ({"batches": [0]}, "batches has 0"),
             ({"threads": [0]}, "threads is 0"),
+            ({"threads": 2}, "threads is 2: give a list"),
+            ({"backends": "eager"}, "backends is 'eager': give a list"),
         ],
     )
     def test_bad_requests(self, options: dict[str, list[object]], message: str) -> None:
@@ -77,6 +101,8 @@ class TestBench:
             bench([wide(8)], X, **options)  # type: ignore[arg-type]
         with pytest.raises(fpgm.RequestError, match="models is one module"):
             bench(wide(8), X)  # type: ignore[arg-type]
+        with pytest.raises(fpgm.RequestError, match="models is empty"):
+            bench([], X)
 
 
 def test_where_the_time_goes() -> None:
@@ -90,26 +116,44 @@ def test_where_the_time_goes() -> None:
 
 def spent(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> Spent:
     known = kind == "Conv2d"
-    return Spent("x", kind, ((64, 64), widths) if known else (None, None), (1.0, seconds))
+    both = ((64, 64), widths) if known else (None, None)
+    return Spent("x", kind, both, (1.0, seconds), known)
+
+
+def said(
+    faster: float, layers: list[Spent], pieces: Callable[[], list[Piece]] | None = None
+) -> str:
+    return verdict(faster, 2.0, 0.02, reasons(layers, pieces))
 
 
 class TestVerdict:
     def test_near_enough(self) -> None:
-        assert verdict(1.9, 2.0, 0.02, [spent((39, 39), 1.0)]) == "1.9× faster; theory 2.0×"
+        assert said(1.9, [spent((39, 39), 1.0)]) == "1.9× faster; theory 2.0×"
 
     def test_odd_widths_are_named(self) -> None:
-        said = verdict(1.1, 2.0, 0.02, [spent((39, 40), 1.0), spent((40, 40), 1.0)])
-        assert "1 layers (50% of the time) have widths that are no multiple of 8" in said
+        found = said(1.1, [spent((39, 40), 1.0), spent((40, 40), 1.0)])
+        assert "1 layers (50% of the time in PyTorch) have widths that are no multiple" in found
+
+    def test_narrow_layers_cannot_be_wider(self) -> None:
+        narrow = Spent("x", "Conv2d", ((16, 16), (10, 10)), (1.0, 1.0))
+        assert "multiple" not in said(1.1, [narrow])
 
     def test_memory_is_named(self) -> None:
-        said = verdict(1.1, 2.0, 0.02, [spent((40, 40), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
-        assert "75% of the time goes into BatchNorm2d, which wait for memory" in said
+        found = said(1.1, [spent((40, 40), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
+        assert "75% of the time goes into BatchNorm2d, which wait for memory" in found
+
+    def test_a_runtime_speaks_for_itself(self) -> None:
+        pieces = [Piece("a", "FusedConv", 1.0), Piece("b", "Add", 1.0), Piece("c", "Gemm", 2.0)]
+        layers = [spent((40, 40), 1.0), spent((0, 0), 3.0, "BatchNorm2d")]
+        found = said(1.1, layers, lambda: pieces)
+        assert "25% of the time goes into Add, which" in found
+        assert "BatchNorm" not in found
 
     def test_a_busy_machine_is_named(self) -> None:
-        assert "the machine is busy" in verdict(1.1, 2.0, 0.7, [])
+        assert "the machine is busy" in verdict(1.1, 2.0, 0.7, list)
 
     def test_slower(self) -> None:
-        assert verdict(0.8, 1.5, 0.02, []).startswith("1.2× slower; theory 1.5×. Less than MACs")
+        assert verdict(0.8, 1.5, 0.02, list).startswith("1.2× slower; theory 1.5×. Less than MACs")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -287,7 +287,15 @@ def test_a_model_from_a_file(tmp_path: Path) -> None:
     )
     spec = f"{tmp_path}/net.py:make"
     run("prune", spec, "--rate", 0.5, "--input", "1x3x8x8", "--out", tmp_path / "out")
-    run("verify", tmp_path / "out")
+    for command in ("verify", "bench", "export"):
+        assert refused(command, tmp_path / "out") == (
+            f"{tmp_path}/out was made from {spec}, which is code that would be run: if you trust "
+            f"it, give --model {spec}."
+        )
+    run("verify", tmp_path / "out", "--model", spec)
+    run("export", tmp_path / "out", "--model", spec, "--to", "pt2")
+    run("prune", spec, "--rate", 0.5, "--input", "1x3x8x8", "--out", tmp_path / "out", "--force")
+    assert not (tmp_path / "out" / "small.pt2").exists()  # it was the old model's
 
 
 BAD: list[tuple[list[str], str]] = [
@@ -399,7 +407,7 @@ def test_an_approximate_model_is_certified_as_approximate(tmp_path: Path) -> Non
     assert line in _without_numbers(out)
     told = json.loads((tmp_path / "out" / "results.json").read_text())["certificate"]
     assert (told["ok"], told["exact"]) == (True, False)
-    out, err = run("verify", tmp_path / "out")
+    out, err = run("verify", tmp_path / "out", "--model", given[1])
     assert err == ""
     assert _without_numbers(out).endswith(line)
 
@@ -473,4 +481,4 @@ def test_fresh_weights_are_the_same_whatever_they_are_drawn_from(tmp_path: Path)
     )
     spec = f"{tmp_path}/drawn.py:make"
     run("prune", spec, "--rate", "0.5", "--input", "1x3x8x8", "--out", tmp_path / "out")
-    assert "Certified" in run("verify", tmp_path / "out")[0]
+    assert "Certified" in run("verify", tmp_path / "out", "--model", spec)[0]

@@ -11,6 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.shell import refused, run
 
+from fpgm.store import DIGEST, content_sha256
+
 LOOK = ("--data", "synthetic", "--images", 128)
 NET = """
 from torch import nn
@@ -43,7 +45,7 @@ def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) 
     assert told["recovery"]["after"] < told["recovery"]["before"]
     assert [layer["layer"] for layer in told["recovery"]["layers"]] == ["0", "3", "8"]
     assert set(told["accuracy"]) == {"original", "compact", "recovered"}
-    assert "Certified" in run("verify", out)[0]
+    assert "Certified" in run("verify", out, "--model", model[0])[0]
 
 
 def test_a_changed_file_is_not_the_recovered_one(model: tuple[Any, ...], tmp_path: Path) -> None:
@@ -54,8 +56,9 @@ def test_a_changed_file_is_not_the_recovered_one(model: tuple[Any, ...], tmp_pat
     with safe_open(file, "pt") as held:
         metadata = held.metadata()
     tensors["0.weight"] += 1
+    metadata[DIGEST] = content_sha256(tensors, metadata)
     save_file(tensors, file, metadata)
-    message = refused("verify", out, code=1)
+    message = refused("verify", out, "--model", model[0], code=1)
     assert "is not the model that was recovered" in message
 
 

@@ -119,9 +119,12 @@ class TestExport:
 
     def test_norms_are_folded_in_onnx(self, tmp_path: Path) -> None:
         onnx = pytest.importorskip("onnx")
-        fpgm.export(shaken(Mixed()), X, tmp_path / "a.onnx")
+        model = shaken(Mixed())
+        fpgm.export(model, X, tmp_path / "a.onnx")
         kinds = [node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node]
-        assert kinds.count("BatchNormalization") <= 2
+        assert kinds.count("BatchNormalization") == 2
+        exporting = importlib.import_module("fpgm.export")
+        assert not exporting.difference([folded(model, Example((X,), {}))(X)], [model(X)]) > 1e-5
 
     def test_real_inputs_are_compared_too(self, tmp_path: Path) -> None:
         batches = [(torch.randn(4, 3, 16, 16), torch.zeros(4)) for _ in range(3)]
@@ -134,12 +137,64 @@ class TestExport:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         exporting = importlib.import_module("fpgm.export")
-        monkeypatch.setattr(exporting, "folded", lambda model, example: shaken(Mixed()))
-        model = shaken(Mixed())
-        nn.init.normal_(model.a.weight)
+        right = exporting._WRITERS["onnx"]
+        model, other = shaken(Mixed()), shaken(Mixed())
+        nn.init.normal_(other.a.weight)  # type: ignore[arg-type]
+        wrong = {"onnx": lambda _, *rest: right(other, *rest)}
+        monkeypatch.setattr(exporting, "_WRITERS", wrong)
         with pytest.raises(fpgm.VerificationError, match="nothing was written"):
             fpgm.export(model, X, tmp_path / "a.onnx")
         assert list(tmp_path.iterdir()) == []
+
+    def test_nothing_passes_for_nothing(self) -> None:
+        exporting = importlib.import_module("fpgm.export")
+        nan, inf = torch.tensor([float("nan"), 1.0]), torch.tensor([float("-inf"), 1.0])
+        assert exporting.difference([nan], [torch.ones(2)]) == float("inf")
+        assert exporting.difference([torch.ones(2)], [inf]) == float("inf")
+        assert exporting.difference([-inf], [inf]) == float("inf")
+        assert exporting.difference([inf], [inf]) == 0
+        assert exporting.difference([torch.ones(1)], [torch.ones(2)]) == float("inf")
+
+    def test_a_layers_output_that_is_also_the_models(self, tmp_path: Path) -> None:
+        class Both(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                y = self.conv(x)
+                return self.norm(y), y
+
+        assert fpgm.export(shaken(Both()), X, tmp_path / "a.onnx").error < 1e-5
+
+    def test_arguments_by_name_and_of_other_kinds(self, tmp_path: Path) -> None:
+        class Named(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x: Tensor, scale: Tensor, twice: bool = False) -> Tensor:
+                y: Tensor = self.conv(x) * scale[:, None, None]
+                return 2 * y if twice else y
+
+        call = {"twice": True, "scale": torch.rand(4), "x": X}
+        assert fpgm.export(Named(), call, tmp_path / "a.onnx").error < 1e-5
+
+    def test_one_batch_size_only(self, tmp_path: Path) -> None:
+        class One(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.conv(x).reshape(1, -1)
+                assert y.shape[1] == 784
+                return y
+
+        with pytest.raises(fpgm.ModelError, match="any_batch=False"):
+            fpgm.export(One(), X[:1], tmp_path / "a.onnx")
+        done = fpgm.export(One(), X[:1], tmp_path / "a.onnx", any_batch=False)
+        assert done.inputs == 1
 
     def test_a_model_that_depends_on_its_data(self, tmp_path: Path) -> None:
         class Moody(nn.Module):
@@ -180,7 +235,7 @@ class TestLowRank:
 
     def test_a_dependent_layer_is_split_without_loss(self) -> None:
         model = self.net()
-        small, splits = split_layers(model, error=1e-6)
+        small, splits = split_layers(model, Example((X,), {}), error=1e-6)
         assert [(s.layer, s.rank) for s in splits] == [("1", 6)]
         assert torch.allclose(small(X), model(X), atol=1e-4)
 
@@ -188,15 +243,28 @@ class TestLowRank:
         model = self.net()
         ranks = []
         for error in (1e-6, 0.05, 0.3):
-            _, splits = split_layers(model, error=error)
+            _, splits = split_layers(model, Example((X,), {}), error=error)
             assert all(s.error <= error for s in splits)
             ranks.append(next(s.rank for s in splits if s.layer == "1"))
         assert ranks == sorted(ranks, reverse=True)
         assert ranks[0] > ranks[-1]
 
     def test_where_it_does_not_pay_that_is_said(self) -> None:
-        with pytest.raises(fpgm.RequestError, match="No layer is cheaper in two"):
-            split_layers(nn.Sequential(nn.Conv2d(3, 4, 1)), error=0.01)
+        with pytest.raises(fpgm.RequestError, match=r"low_rank is 0\.01: no layer is cheaper"):
+            split_layers(nn.Sequential(nn.Conv2d(3, 4, 1)), Example((X,), {}), error=0.01)
+
+    def test_layers_with_hooks_and_layers_that_are_only_read_stay(self) -> None:
+        model = self.net()
+        model[1].register_forward_hook(lambda *_: None)
+        with pytest.raises(fpgm.RequestError, match="no layer is cheaper"):
+            split_layers(model, Example((X,), {}), error=1e-6)
+
+    def test_a_pruned_network_with_adapters(self, tmp_path: Path) -> None:
+        small = fpgm.prune(shaken(resnet(20)), X, rate=0.4, residual="independent")
+        done = fpgm.export(small, X, tmp_path / "a.onnx", low_rank=0.4)
+        assert done.splits
+        assert done.low_rank is not None
+        assert 0 < done.low_rank.error < 1
 
     def test_in_a_file(self, tmp_path: Path) -> None:
         done = fpgm.export(self.net(), X, tmp_path / "a.onnx", low_rank=1e-6)

@@ -288,10 +288,14 @@ class TestBudget:
         assert plan.latency.measured == pytest.approx(0.4, abs=0.06)
         assert len({group.rate for group in plan.groups}) > 1
 
-    def test_the_model_stays_as_it_was(self, ideal: Ideal) -> None:
-        model = net().train()
+    def test_the_model_stays_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In PyTorch itself, with what training would change."""
+        monkeypatch.setattr(aim, "SECONDS", 0.1)
+        model = nn.Sequential(
+            nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Dropout(0.5), nn.Conv2d(64, 64, 3)
+        ).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        fpgm.plan(model, X, latency=0.3, backend="ideal")
+        fpgm.plan(model, torch.randn(1, 3, 32, 32), latency=0.1, backend="eager", threads=1)
         assert model.training
         assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
 
@@ -299,6 +303,46 @@ class TestBudget:
         plan = fpgm.plan(net(), X, latency=0.3, backend="ideal", threads=1)
         assert fpgm.Plan.from_json(plan.to_json()) == plan
         assert "ideal, threads: 1" in str(plan)
+
+    def test_what_was_found_is_kept_if_no_more_can_go(self, ideal: Ideal) -> None:
+        """The first plan is too slow, and what would be needed is out of reach."""
+        model = net()
+        made = fpgm.plan(model, X, macs=0.3)
+
+        def draw(budget: Budget) -> tuple[fpgm.Plan, float]:
+            if budget.latency != 0.5:
+                raise fpgm.RequestError("out of reach")
+            return made, 0.5 * NET_SECONDS
+
+        where = aim.Where.of("ideal", 1)
+        clocked = aim.Clocked(model, Example((X,), {}), where, Rounder())
+        found = aim.reach(clocked, Budget(latency=0.5), draw)
+        assert found.cuts == made.cuts
+        assert found.latency is not None
+        assert found.latency.measured == pytest.approx(0.3, abs=0.05)
+        assert "% less time, not 50.0%" in found.notes[-1]
+
+    def test_normed_weights_shrink_too(self, ideal: Ideal) -> None:
+        model = net()
+        for place in (0, 2):
+            nn.utils.parametrizations.weight_norm(model[place])  # type: ignore[index]
+        plan = fpgm.plan(model, X, latency=0.3, backend="ideal", threads=1)
+        assert plan.latency is not None
+        assert plan.latency.measured == pytest.approx(0.3, abs=0.05)
+
+    def test_work_that_is_no_layers_follows_its_macs(self, ideal: Ideal) -> None:
+        class Bare(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a = nn.Parameter(torch.randn(64, 3, 3, 3))
+                self.b = nn.Parameter(torch.randn(16, 64, 3, 3))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return nn.functional.conv2d(nn.functional.conv2d(x, self.a).relu(), self.b)
+
+        x = torch.randn(1, 3, 24, 24)
+        plan = fpgm.plan(Bare(), x, latency=0.3, backend="ideal", threads=1, align=1)
+        assert plan.macs_removed == pytest.approx(0.3, abs=0.05)
 
     def test_more_than_can_go(self, ideal: Ideal) -> None:
         with pytest.raises(fpgm.RequestError, match=r"latency=0\.99 cannot be reached"):
@@ -318,13 +362,21 @@ class TestBudget:
             fpgm.plan(net(), X, **options)
 
     def test_a_runtime_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backends, "_uninstalled", lambda *names: "pip install onnxruntime")
+        monkeypatch.setattr(backends, "uninstalled", lambda *names: "pip install onnxruntime")
         with pytest.raises(fpgm.RequestError, match="cannot be used here: pip install onnx"):
             backend_of("onnxruntime")
 
     def test_during_training_time_is_no_budget(self) -> None:
         with pytest.raises(TypeError, match="latency"):
             fpgm.SoftPruner(net(), X, rate=0.4, latency=0.5)
+
+
+def test_measuring_draws_no_random_numbers(ideal: Ideal) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    CONV.module()
+    assert torch.equal(torch.rand(3), expected)
 
 
 class Stepwise(Ideal):
@@ -338,6 +390,10 @@ class Stepwise(Ideal):
 class TestAlignment:
     def test_blocks_are_noticed(self) -> None:
         assert best_step([Called("0", CONV, 1)], Table(Stepwise(), 1)) == 8
+
+    @pytest.mark.parametrize("writes", [64, 128, 200])
+    def test_layers_of_any_width(self, writes: int) -> None:
+        assert best_step([Called("0", CONV.sized(64, writes), 1)], Table(Stepwise(), 1)) == 8
 
     def test_where_nothing_is_lost_widths_are_free(self, ideal: Ideal) -> None:
         assert best_step([Called("0", CONV, 1)], Table(ideal, 1)) == 1

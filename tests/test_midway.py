@@ -69,6 +69,22 @@ def test_a_network_without_branches_is_matched_everywhere() -> None:
     assert [p.layer for p in places] == ["0", "2"]
 
 
+def test_a_layer_that_does_not_always_run() -> None:
+    class Sometimes(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.stem(x)
+            if x.shape[0] > 2:
+                y = torch.relu(y + self.b(self.act(self.a(y))))
+            y = torch.relu(y + self.d(self.act(self.c(y))))
+            return self.head(y.mean((2, 3)))
+
+    model = Sometimes().eval()
+    batches = [torch.randn(4, 3, 8, 8), torch.randn(2, 3, 8, 8)]
+    plan = fpgm.plan(model, batches[0], rate=0.5, align=1)
+    small = fpgm.recover(model, plan, batches, distil=0.5)
+    assert small.fpgm_recovery.after <= small.fpgm_recovery.before
+
+
 def twice() -> nn.Module:
     conv = nn.Conv2d(8, 8, 3, padding=1)
     return nn.Sequential(nn.Conv2d(3, 8, 3), conv, nn.ReLU(), conv, nn.Conv2d(8, 4, 1))

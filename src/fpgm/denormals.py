@@ -14,15 +14,19 @@ _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 @torch.no_grad()
 def count_denormals(model: nn.Module) -> int:
     """How many weights there are of the kind."""
-    return sum(int(_tiny(t).sum()) for t in named_tensors(model).values() if t.dtype in _WIDE)
+    return sum(int(_tiny(t).sum()) for t in _wide(model))
 
 
 @torch.no_grad()
 def flush_denormals_(model: nn.Module) -> None:
     """Set them to zero."""
-    for tensor in named_tensors(model).values():
-        if tensor.dtype in _WIDE and bool((found := _tiny(tensor)).any()):
+    for tensor in _wide(model):
+        if bool((found := _tiny(tensor)).any()):
             tensor.masked_fill_(found, 0.0)
+
+
+def _wide(model: nn.Module) -> list[Tensor]:
+    return [t for t in named_tensors(model).values() if t.dtype in _WIDE and not t.is_meta]
 
 
 def _tiny(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ A tensor, a tuple of arguments or a dict of keyword arguments is one example; a 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,15 @@ def batch_of(example: Example) -> int | None:
     """Inputs in an example: the first size of its first tensor."""
     values = (*example.args, *example.kwargs.values())
     return next((int(v.shape[0]) for v in values if isinstance(v, Tensor) and v.ndim), None)
+
+
+def positional(model: nn.Module, example: Example) -> Example:
+    """The same call with arguments in the order of the signature, as far as they have a place."""
+    try:
+        bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+    except (TypeError, ValueError):
+        return example
+    return Example(bound.args, bound.kwargs)
 
 
 def float_outputs(model: nn.Module, example: Example) -> list[Tensor]:

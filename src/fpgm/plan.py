@@ -167,7 +167,7 @@ class Plan:
         """Read what `to_json` wrote; anything else is a `PlanError`."""
         try:
             return cls._from_dict(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, PlanError):
                 raise
             raise PlanError(f"This is not a plan: {error}.") from error
@@ -193,7 +193,7 @@ class Plan:
         values["notes"] = tuple(values.get("notes", ()))
         unknown = set(values) - {f.name for f in fields(cls)}
         if unknown:
-            raise PlanError(f"This is not a plan: it has no {sorted(unknown)[0]!r}.")
+            raise PlanError(f"This is not a plan: no plan has {sorted(unknown)[0]!r}.")
         if values.get("latency") is not None:
             values["latency"] = _rebuild(Latency, values["latency"])
         _check_kinds(cls, values)
@@ -243,6 +243,10 @@ def _can_be_meant(part: Cut | Adapter) -> bool:
         and len(part.keep) % part.blocks == 0
         and bool(part.keep)
         and all(0 <= i < part.size for i in part.keep)
+        and all(
+            len(set(part.keep[b * part.kept : (b + 1) * part.kept])) == part.kept
+            for b in range(part.blocks)
+        )
     )
 
 

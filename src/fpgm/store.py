@@ -163,7 +163,7 @@ def _read(path: str | Path) -> _Stored:
             name: tuple(Plan.from_json(json.dumps(plan)) for plan in own)
             for name, own in raw.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} holds plans that cannot be read: {reason(error)}.") from error
     return _Stored(with_shared(file, tensors, metadata), plans)
 
@@ -178,7 +178,7 @@ def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 def _format_of(file: Path, metadata: Mapping[str, str]) -> int:
     version = metadata.get("fpgm_format", "")
-    if not version.isdecimal():
+    if not version.isdecimal() or len(version) > 9 or int(version) < 1:
         raise FileError(
             f"{file} was not written by fpgm.save: read plain weights with "
             "fpgm.models.weights.load_weights."

@@ -54,7 +54,7 @@ def with_shared(
     try:
         shared = json.loads(metadata.get(SHARED, "{}"))
         return {**tensors, **{name: tensors[same] for name, same in shared.items()}}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(
             f"{path} names shared tensors that cannot be found: {reason(error)}."
         ) from error

@@ -13,7 +13,7 @@ from fpgm.cli import common
 from fpgm.cli import results as res
 from fpgm.errors import RequestError
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.bench import SECONDS, Bench, Figures
+from fpgm.latency.bench import SECONDS, Bench
 from fpgm.latency.bench import bench as measure
 from fpgm.latency.breakdown import Spent
 
@@ -42,10 +42,11 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time for each comparison.")] = SECONDS,
     input: common.Input = None,  # noqa: A002  (the option's name)
+    trusted: common.Trusted = None,
     json: common.AsJson = False,
 ) -> None:
     """Time models against each other in every runtime, in turns, and say whether pruning pays."""
-    nets, shape = _read(models, input)
+    nets, shape = _read(models, input, trusted or ())
     with common.supposing(shape, input), common.LayerBar() as bar:
         found = measure(
             nets, common.example(shape),
@@ -57,14 +58,16 @@ def bench(
         _show(found)
 
 
-def _read(names: Sequence[str], given: str | None) -> tuple[dict[str, nn.Module], tuple[int, ...]]:
+def _read(
+    names: Sequence[str], given: str | None, trusted: Sequence[str]
+) -> tuple[dict[str, nn.Module], tuple[int, ...]]:
     """The models, and an input they all take."""
     nets: dict[str, nn.Module] = {}
     shape: tuple[int, ...] | None = None
     for name in names:
         folder = Path(name)
         if folder.is_dir():
-            told = res.read(folder)
+            told = res.read(folder, trusted)
             shape = shape or tuple(told["input"])
             if len(names) == 1:
                 nets["original"] = common.build(told["model"], None)
@@ -80,12 +83,13 @@ def _read(names: Sequence[str], given: str | None) -> tuple[dict[str, nn.Module]
 
 def _show(found: Bench) -> None:
     common.show_table(
-        ("runtime", "model", "batch", "threads", "ms", "±", "inputs/s", "faster", "memory", "file"),
+        ("runtime", "model", "batch", "threads", "ms", "±", "inputs/s", "faster", "file"),
         [
             (
                 row.backend if place == 0 else "", f.model, str(row.batch), str(row.threads),
                 f"{1000 * f.seconds:.3g}", f"{f.spread:.0%}", f"{f.per_second:.3g}",
-                "" if place == 0 else f"{f.faster:.2f}×", *_sizes(f),
+                "" if place == 0 else f"{f.faster:.2f}×",
+                f"{f.file_bytes / 1e6:.3g} MB",
             )
             for row in found.rows
             for place, f in enumerate(row.figures)
@@ -101,15 +105,6 @@ def _show(found: Bench) -> None:
         _show_layers(found.layers)
     for name, why in found.skipped.items():
         typer.echo(f"\nNot measured: {name} ({why})")
-
-
-def _sizes(figures: Figures) -> tuple[str, str]:
-    peak = figures.peak_bytes
-    return "–" if peak is None else _megabytes(peak), _megabytes(figures.file_bytes)
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.3g} MB"
 
 
 def _show_layers(layers: Sequence[Spent]) -> None:

@@ -61,7 +61,14 @@ Backend = Annotated[
     typer.Option(metavar="RUNTIME", help=f"Where time is measured: {', '.join(BACKENDS)}."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(metavar="N", help="Threads of that runtime; all cores by default.")
+    int | None,
+    typer.Option(metavar="N", help="Threads of that runtime; by default as PyTorch has."),
+]
+Trusted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", metavar="FILE.py:NAME", help="Code to run, if the folder was made from any."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 

@@ -41,6 +41,7 @@ def export(
     mean: pic.Mean = None,
     std: pic.Std = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
+    trusted: common.Trusted = None,
     json: common.AsJson = False,
 ) -> None:
     """Write a pruned model for another runtime; it is tried before it is left there."""
@@ -48,7 +49,8 @@ def export(
         raise RequestError(f"--to is {to!r}: give one of {', '.join(ENDINGS)}.")
     if int8 and (to != "onnx" or data is None):
         raise RequestError("--int8 goes with --to onnx and looks at pictures: give --data.")
-    told = res.read(folder)
+    told = res.read(folder, trusted or ())
+    name = f"small{'.low-rank' * (low_rank is not None)}{'.int8' * int8}{ENDINGS[to]}"
     shape = tuple(told["input"]) if input is None else common.input_shape(input, told["model"])
     with common.Steps(2 + (data is not None)) as steps:
         with steps.step("load"):
@@ -58,7 +60,7 @@ def export(
                 pictures.check(small, data, str(folder))
         with steps.step("export and compare"):
             done = write(
-                small, common.example(shape), out or folder / f"small{ENDINGS[to]}",
+                small, common.example(shape), out or folder / name,
                 to=cast(Format, to), loader=pictures, images=images, any_batch=not fixed_batch,
                 low_rank=low_rank, int8=int8,
             )  # fmt: skip
@@ -82,9 +84,11 @@ def _accuracies(
 
 
 def _show(done: Exported, shares: dict[str, float]) -> None:
+    plain = done.low_rank is None and done.int8 is None
     typer.echo(
-        f"Written to {done.path}: {done.format}, {done.bytes / 1e6:.3g} MB. Its outputs differ "
-        f"from PyTorch's by {done.error:.1e} of the largest at most, over {done.inputs} inputs."
+        f"Written to {done.path}: {done.format}, {done.bytes / 1e6:.3g} MB. "
+        f"{'Its outputs' if plain else 'Before that its outputs'} differ from PyTorch's by "
+        f"{done.error:.1e} of the largest at most, over {done.inputs} inputs."
     )
     for name, own in (
         (f"{len(done.splits)} layers in two", done.low_rank),

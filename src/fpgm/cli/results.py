@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from fpgm.verify import Certificate
 from fpgm.wording import reason
 
 SMALL, PLAN, RESULTS = "small.safetensors", "plan.json", "results.json"
+EXPORTED = (
+    "small.onnx", "small.int8.onnx", "small.low-rank.onnx", "small.low-rank.int8.onnx",
+    "small.pt2", "small.pt",
+)  # fmt: skip
+"""Where `fpgm export` writes if it is not told."""
 FORMAT = 1
 """Version of results.json."""
 
@@ -65,6 +71,11 @@ def certificate_line(certificate: Certificate) -> str:
     )
 
 
+def _ours(name: str) -> bool:
+    """Whether a file's name is one that prune or export gives."""
+    return name in (SMALL, PLAN, RESULTS, *EXPORTED)
+
+
 def check_folder(out: Path, force: bool) -> None:
     """Refuse early, before anything is computed, to overwrite what is there."""
     if not out.exists():
@@ -73,7 +84,7 @@ def check_folder(out: Path, force: bool) -> None:
         raise FileError(f"{out} is a file: --out names a folder.")
     left = set(out.glob(".*.part"))  # by a process that was killed
     inside = sorted(file.name for file in out.iterdir() if file not in left)
-    others = [name for name in inside if name not in (SMALL, PLAN, RESULTS)]
+    others = [name for name in inside if not _ours(name)]
     if others and force:
         raise FileError(f"{out} holds {others[0]!r} too: --force replaces only results of prune.")
     if inside and not force:
@@ -108,13 +119,13 @@ def _replace(place: Path, part: Path) -> None:
     old.mkdir()
     names = (SMALL, PLAN, RESULTS)
     try:
-        for name in names:
+        for name in (*names, *EXPORTED):  # what was exported from the old model goes with it
             if (place / name).exists():
                 (place / name).rename(old / name)
         for name in names:
             (part / name).rename(place / name)
     except OSError:
-        for name in names:
+        for name in (*names, *EXPORTED):
             if (old / name).exists():
                 (old / name).replace(place / name)
         raise
@@ -125,8 +136,11 @@ def small_of(folder: Path, results: dict[str, Any]) -> nn.Module:
     return load(folder / SMALL, lambda: load_model(results["model"]))
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """What `fpgm prune` wrote about its own run."""
+def read(folder: Path, allowed: Sequence[str] = ()) -> dict[str, Any]:
+    """What `fpgm prune` wrote about its own run.
+
+    If its model is made by a Python file, that file would be run: only if the user names it.
+    """
     file = folder / RESULTS
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
@@ -139,4 +153,13 @@ def read(folder: Path) -> dict[str, Any]:
         raise FileError(f"{file} was not written by fpgm prune.")
     if results.get("format") != FORMAT:
         raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
+    model, shape = results["model"], results["input"]
+    sized = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
+    if not isinstance(model, str) or not sized:
+        raise FileError(f"{file} was not written by fpgm prune.")
+    if ".py:" in model and model not in allowed:
+        raise FileError(
+            f"{folder} was made from {model}, which is code that would be run: if you trust it, "
+            f"give --model {model}."
+        )
     return results

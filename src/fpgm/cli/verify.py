@@ -26,10 +26,11 @@ from fpgm.wording import reason
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fpgm prune` wrote.")],
     weights: common.Weights = None,
+    trusted: common.Trusted = None,
     json: common.AsJson = False,
 ) -> None:
     """Prove again that the small model in a folder is the original without the removed units."""
-    results = res.read(folder)
+    results = res.read(folder, trusted or ())
     with common.Steps(3) as steps:
         with steps.step("build"):
             weights = _checked_weights(folder, results, weights)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,14 +20,23 @@ import torch
 from torch import Tensor, nn
 
 from fpgm._version import __version__
+from fpgm.budget import check_share
 from fpgm.compact import PLANS
-from fpgm.errors import ModelError, RequestError, VerificationError
-from fpgm.examples import Example, as_examples, batch_of, beside, resized, tensors_in
+from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
+from fpgm.examples import (
+    Example,
+    as_examples,
+    batch_of,
+    beside,
+    positional,
+    resized,
+    tensors_in,
+)
 from fpgm.export.comparison import Beside, compared
 from fpgm.export.fold import folded
 from fpgm.export.int8 import to_int8
 from fpgm.export.low_rank import Split, split_layers
-from fpgm.export.onnx import OnnxModule, batch_dims, to_onnx
+from fpgm.export.onnx import OnnxModule, batch_dims, to_onnx, uninstalled
 from fpgm.files import write_whole, writing
 from fpgm.recovery.batches import read_inputs
 from fpgm.wording import reason
@@ -43,13 +53,14 @@ _BATCHES = (1, 2, 5)
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how near it is to the model it was made from."""
+    """What was written, and how near the runtime comes to PyTorch."""
 
     path: Path
     format: Format
     bytes: int
     error: float
-    """Largest difference of an output to PyTorch's, as a share of its largest number."""
+    """Largest difference of an output to PyTorch's, as a share of its largest number; of the model
+    before layers were split or bits taken, which have figures of their own."""
     inputs: int
     """How many inputs it was compared on."""
     splits: tuple[Split, ...] = ()
@@ -89,32 +100,37 @@ def export(
         raise RequestError(f"to is {to!r}: give {', '.join(map(repr, get_args(Format)))}.")
     if int8 and (to != "onnx" or loader is None):
         raise RequestError("int8=True is for to='onnx' and looks at inputs: give loader=.")
-    if low_rank is not None and to != "onnx":
-        raise RequestError("low_rank= is for to='onnx'.")
-    example = as_examples(beside(model, example_inputs))[0]
+    if low_rank is not None:
+        check_share("low_rank", low_rank)
+        if to != "onnx":
+            raise RequestError("low_rank= is for to='onnx'.")
+    if to == "onnx" and (missing := uninstalled("onnx", "onnxscript", "onnxruntime")):
+        raise RequestError(f"Export to ONNX needs more packages: {missing}.")
+    plain = copy.deepcopy(model).eval()
+    example = positional(plain, as_examples(beside(model, example_inputs))[0])
     if any_batch:  # of one alone the exporter would think that it is always one
         example = resized(example, max(2, batch_of(example) or 2))
-    plain = copy.deepcopy(model).eval()
-    small = folded(plain, example)
-    for parameter in small.parameters():
-        parameter.requires_grad_(False)
-    real = _read(model, loader, images, None if any_batch else batch_of(example))
+    fixed = None if any_batch else batch_of(example)
+    real = [positional(plain, own) for own in _read(model, loader, images, fixed)]
     tried = [*_noise(example, any_batch), *real]
+    wanted = [_answers(plain, own, any_batch) for own in tried]
+    small = _folded(plain, example, wanted[0])
 
-    def written(net: nn.Module, wanted: nn.Module) -> tuple[bytes, float]:
+    def written(net: nn.Module, answers: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
         data, run = _WRITERS[to](net, example, any_batch, about(model))
-        return data, _checked(wanted, run, tried)
+        return data, _checked(run, tried, answers)
 
-    data, error = written(small, plain)
+    data, error = written(small, wanted)
+    first = data
     splits: list[Split] = []
     thin = eight = None
     if low_rank is not None:
-        small, splits = split_layers(small, error=low_rank)
-        before, (data, error) = data, written(small, small)
-        thin = compared(before, data, real or [example])
+        small, splits = split_layers(small, example, error=low_rank)
+        data, _ = written(small, [_answers(small, own, any_batch) for own in tried])
+        thin = compared(first, data, real or [example], fixed or 1)
     if int8:
-        before, data = data, to_int8(data, real)
-        eight = compared(before, data, real)
+        data = to_int8(data, real)
+        eight = compared(first, data, real, fixed or 1)
     target = Path(path)
     with writing(target):
         write_whole(target, lambda stream: stream.write(data))
@@ -122,15 +138,40 @@ def export(
     return Exported(target, to, len(data), error, count, tuple(splits), thin, eight)
 
 
-def _checked(model: nn.Module, run: Run, tried: Iterable[Example]) -> float:
-    """How far what was exported is from the model, if that is no more than rounding."""
-    error = max(_difference(model, run, own) for own in tried)
-    if not error <= TOLERANCE:
+@torch.no_grad()
+def _answers(model: nn.Module, example: Example, any_batch: bool) -> list[Tensor]:
+    """What the model itself says."""
+    try:
+        return tensors_in(example.call(model))
+    except Exception as error:
+        hint = "; if it takes one batch size only, any_batch=False" if any_batch else ""
+        size = batch_of(example)
+        raise ForwardError(
+            f"The model's own forward fails on {size} inputs: {reason(error)}{hint}."
+        ) from error
+
+
+def _folded(plain: nn.Module, example: Example, wanted: Sequence[Tensor]) -> nn.Module:
+    """With norms folded, if that is the same model: not if a layer's output is one of its own."""
+    small = folded(plain, example)
+    if not difference(_answers(small, example, False), wanted) <= TOLERANCE:
+        small = copy.deepcopy(plain)
+    return small.requires_grad_(False)
+
+
+def _checked(run: Run, tried: Sequence[Example], wanted: Sequence[Sequence[Tensor]]) -> float:
+    """How far what was exported is from what is wanted, if that is no more than rounding."""
+    try:
+        given = [run(own) for own in tried]
+    except Exception as error:  # runtimes have errors of their own kinds
+        raise ModelError(f"The exported model does not run: {reason(error)}.") from error
+    off = max(difference(g, w) for g, w in zip(given, wanted, strict=True))
+    if not off <= TOLERANCE:
         raise VerificationError(
-            f"The exported model differs from PyTorch's by {error:.1e} of its largest output (at "
+            f"The exported model differs from PyTorch's by {off:.1e} of its largest output (at "
             f"most {TOLERANCE:.0e} is rounding): nothing was written."
         )
-    return error
+    return off
 
 
 def _read(
@@ -139,6 +180,8 @@ def _read(
     """Real inputs, in batches as they come, or of the one size there is."""
     if loader is None:
         return []
+    if not isinstance(images, int) or images < 1:
+        raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
     read = read_inputs((beside(model, own) for own in loader), images)
     try:
         found = [read[number] for number in range(len(read))]
@@ -229,16 +272,25 @@ def _noise(example: Example, any_batch: bool) -> Iterable[Example]:
             )
 
 
-@torch.no_grad()
-def _difference(model: nn.Module, run: Run, example: Example) -> float:
-    """Largest difference of an output, as a share of its largest number."""
-    wanted = tensors_in(example.call(model))
-    given = run(example)
-    if [tuple(t.shape) for t in given] != [tuple(t.shape) for t in wanted]:
-        return float("inf")
+def difference(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Largest difference of an output, as a share of its largest number; inf if not comparable.
+
+    >>> difference([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 4.0])])
+    0.5
+    >>> difference([torch.tensor([torch.nan, 2.0])], [torch.tensor([1.0, 2.0])])
+    inf
+    """
+    if [t.shape for t in given] != [t.shape for t in wanted]:
+        return math.inf
     worst = 0.0
-    for g, w in zip(given, wanted, strict=True):
-        if w.numel():
-            size = float(w.double().abs().max()) or 1.0
-            worst = max(worst, float((g.double() - w.double()).abs().max()) / size)
+    for g, w in zip((t.detach() for t in given), (t.detach() for t in wanted), strict=True):
+        finite = w.isfinite()
+        if not torch.equal(g.isfinite(), finite) or not torch.equal(
+            g[~finite].nan_to_num().cpu().float(), w[~finite].nan_to_num().cpu().float()
+        ):
+            return math.inf
+        if bool(finite.any()):
+            mine, theirs = g[finite].double().cpu(), w[finite].double().cpu()
+            size = float(theirs.abs().max()) or 1.0
+            worst = max(worst, float((mine - theirs).abs().max()) / size)
     return worst

@@ -18,7 +18,7 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Beside:
-    """A model beside the one it was made from, in ONNX Runtime, one input at a time."""
+    """A model beside the one it was made from, in ONNX Runtime; one input, if it may be one."""
 
     bytes_before: int
     error: float
@@ -30,8 +30,8 @@ class Beside:
     threads: int
 
 
-def compared(before: bytes, after: bytes, examples: Sequence[Example]) -> Beside:
-    """Outputs on the examples, and time on the first of them."""
+def compared(before: bytes, after: bytes, examples: Sequence[Example], batch: int) -> Beside:
+    """Outputs on the examples, and time on so many inputs."""
     threads = torch.get_num_threads()
     missed = size = 0.0
     nets = OnnxModule(before), OnnxModule(after)
@@ -40,7 +40,7 @@ def compared(before: bytes, after: bytes, examples: Sequence[Example]) -> Beside
         for w, g in zip(wanted, given, strict=True):
             missed += squared(g, w)
             size += squared(torch.zeros_like(w), w)
-    one = resized(examples[0], 1)
+    one = resized(examples[0], batch)
     slow, fast = side_by_side([_timed(data, one, threads) for data in (before, after)], _SECONDS)
     error = missed / (size or 1.0)
     return Beside(len(before), error, slow.median, fast.median, ratio(slow, fast), threads)

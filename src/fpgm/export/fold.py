@@ -29,8 +29,8 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
             continue
         layer, norm = copied.get_submodule(site.layer), copied.get_submodule(site.norm)
         if _can_fold(layer, norm):
-            _replace_(copied, site.layer, _fused(layer, norm))
-            _replace_(copied, site.norm, _passing(norm))
+            replace_(copied, site.layer, _fused(layer, norm))
+            replace_(copied, site.norm, _passing(norm))
     return copied
 
 
@@ -63,7 +63,7 @@ def _passing(norm: nn.Module) -> nn.Module:
     return empty
 
 
-def _replace_(model: nn.Module, path: str, new: nn.Module) -> None:
+def replace_(model: nn.Module, path: str, new: nn.Module) -> None:
     """Put a module in the place of another, wherever the model holds that one."""
     old = model.get_submodule(path)
     for parent in model.modules():

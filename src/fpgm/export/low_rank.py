@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 
-from fpgm.budget import check_share
 from fpgm.errors import RequestError
+from fpgm.examples import Example
+from fpgm.export.fold import replace_
+from fpgm.latency.layers import called_layers
 from fpgm.recovery.sites import solvable
 from fpgm.tensors import modules_by_path
+
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 WORTH = 0.9
 """A pair is taken if it needs less than this share of the layer's weights."""
@@ -37,38 +41,47 @@ class Split:
 
 
 @torch.no_grad()
-def split_layers(model: nn.Module, *, error: float) -> tuple[nn.Module, list[Split]]:
+def split_layers(
+    model: nn.Module, example: Example, *, error: float
+) -> tuple[nn.Module, list[Split]]:
     """A copy whose layers are split in two wherever the weights' error stays below `error`.
 
-    The model is untouched. The rank of every layer is the smallest with which the squared error of
-    its weights is at most that share of their squares.
+    The model is untouched. Layers that the example does not run through, that hooks look at or that
+    are subclasses stay whole. The rank of every layer is the smallest with which the squared error
+    of its weights is at most that share of their squares.
 
     >>> net = nn.Sequential(nn.Conv2d(8, 32, 3))
     >>> net[0].weight.data[4:] = net[0].weight.data[:4].repeat(7, 1, 1, 1)   # rank 4
-    >>> small, (split,) = split_layers(net, error=0.001)
+    >>> small, (split,) = split_layers(net, Example((torch.zeros(1, 8, 8, 8),), {}), error=0.001)
     >>> split.rank, split.full
     (4, 32)
     """
-    check_share("error", error)
     small = copy.deepcopy(model)
+    modules = modules_by_path(small)
     splits = []
-    for path, module in list(modules_by_path(small).items()):
-        if not path or not solvable(module) or isinstance(module, _ConvTransposeNd):
-            continue
-        if isinstance(module, _ConvNd) and (module.groups > 1 or module._forward_hooks):
-            continue
-        found = _split(module, error)
-        if found is None:
-            continue
-        pair, rank, lost, left = found
-        parent, _, name = path.rpartition(".")
-        setattr(small.get_submodule(parent), name, pair.train(module.training))
-        splits.append(Split(path, rank, min(_matrix(module).shape), lost, left))
+    for path in dict.fromkeys(call.path for call in called_layers(small, example)):
+        module = modules[path]
+        found = _split(module, error) if path and _can_split(module) else None
+        if found is not None:
+            pair, rank, lost, left = found
+            replace_(small, path, pair.train(module.training))
+            splits.append(Split(path, rank, min(_matrix(module).shape), lost, left))
     if not splits:
         raise RequestError(
-            f"No layer is cheaper in two with an error of {error:g}: ask for less exactness."
+            f"low_rank is {error:g}: no layer is cheaper in two with so small an error."
         )
     return small, splits
+
+
+def _can_split(module: nn.Module) -> bool:
+    """Whether a layer does what its weights say, and nothing else happens at it."""
+    return (
+        type(module) in _KINDS
+        and getattr(module, "groups", 1) == 1
+        and solvable(module)
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )
 
 
 def _split(module: nn.Module, error: float) -> tuple[nn.Sequential, int, float, float] | None:

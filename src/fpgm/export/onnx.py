@@ -6,14 +6,15 @@ import contextlib
 import io
 import warnings
 from collections.abc import Mapping
+from importlib import util
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import ModelError
-from fpgm.examples import Example
+from fpgm.examples import Example, batch_of
 from fpgm.wording import reason
 
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 OPSET = 18
 """What runtimes of the last years read, and the exporter writes without a conversion."""
+
+
+def uninstalled(*packages: str) -> str | None:
+    """What to do for packages that are not there, if any."""
+    missing = [name for name in packages if util.find_spec(name) is None]
+    return f"pip install {' '.join(missing)}" if missing else None
 
 
 def to_onnx(
@@ -77,14 +84,13 @@ class OnnxModule(nn.Module):
 
 def batch_dims(example: Example) -> Any:
     """The first size of every tensor, which may change, as the exporters want to be told."""
-    batch = torch.export.Dim("batch")
+    batch, size = torch.export.Dim("batch"), batch_of(example)
 
     def dims(value: Any) -> Any:
-        return {0: batch} if isinstance(value, Tensor) and value.ndim else None
+        counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == size
+        return {0: batch} if counts else None
 
-    positional = tuple(dims(value) for value in example.args)
-    named = {name: dims(value) for name, value in example.kwargs.items()}
-    return (*positional, *named.values())
+    return tuple(tree_map(dims, value) for value in (*example.args, *example.kwargs.values()))
 
 
 def _exported(model: nn.Module, example: Example, any_batch: bool) -> Any:

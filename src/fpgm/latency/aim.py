@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from fpgm.compact import compact
 from fpgm.coupling import Structure
 from fpgm.errors import RequestError
 from fpgm.examples import Example
-from fpgm.latency.backends import Backend, Loaded, backend_of
+from fpgm.latency.backends import Backend, backend_of
 from fpgm.latency.layers import called_layers
 from fpgm.latency.predict import Predictor
 from fpgm.latency.table import Table
@@ -42,7 +43,7 @@ class Where:
         """A runtime by name and its threads, by default as many as torch uses."""
         if threads is None:
             threads = torch.get_num_threads()
-        if not isinstance(threads, int) or threads < 1:
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise RequestError(f"threads is {threads!r}: give a whole number from 1 up.")
         return cls(backend_of(backend), threads)
 
@@ -60,7 +61,8 @@ class Clocked:
     ) -> None:
         self.model, self.example, self.where, self.rounder = model, example, where, rounder
         self.progress = progress
-        self.loaded = self._load(model)
+        self._original = copy.deepcopy(model).eval()  # timing is not to be noticed
+        self.loaded = where.backend.load(self._original, example, where.threads)
         self.seconds = side_by_side([self.loaded.run], SECONDS)[0].median
         self._called = called_layers(model, example)
         self._table = Table(where.backend, where.threads)
@@ -73,17 +75,9 @@ class Clocked:
 
     def share_saved(self, small: nn.Module) -> tuple[float, float, float]:
         """By which share a smaller model is faster, measured in turns; and seconds of both."""
-        mine, other = side_by_side([self.loaded.run, self._load(small).run], SECONDS)
+        loaded = self.where.backend.load(small.eval(), self.example, self.where.threads)
+        mine, other = side_by_side([self.loaded.run, loaded.run], SECONDS)
         return 1 - 1 / ratio(mine, other), mine.median, other.median
-
-    def _load(self, model: nn.Module) -> Loaded:
-        modes = [module.training for module in model.modules()]
-        model.eval()
-        try:
-            return self.where.backend.load(model, self.example, self.where.threads)
-        finally:
-            for module, mode in zip(model.modules(), modes, strict=True):
-                module.training = mode
 
 
 def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], tuple[Plan, float]]) -> Plan:
@@ -100,7 +94,12 @@ def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], tuple[Plan,
     for number in range(AIMS):
         if clocked.progress is not None:
             clocked.progress("measuring a plan", number, AIMS)
-        made, predicted = draw(replace(budget, latency=aim))
+        try:
+            made, predicted = draw(replace(budget, latency=aim))
+        except RequestError:  # what would be needed cannot be reached
+            if best is None:
+                raise
+            break
         saved, before, after = clocked.share_saved(compact(clocked.model, made))
         found = Latency(
             backend=clocked.where.backend.name,
@@ -119,6 +118,13 @@ def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], tuple[Plan,
         seen[1 - saved] = 1 - aim
         aim = 1 - _between(seen, 1 - asked)
     assert best is not None
+    assert best.latency is not None
+    if _off(best) > NEAR:
+        note = (
+            f"The nearest plan that was found takes {best.latency.measured:.1%} less time, not "
+            f"{asked:.1%}."
+        )
+        best = replace(best, notes=(*best.notes, note))
     return best
 
 

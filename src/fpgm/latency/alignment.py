@@ -46,7 +46,7 @@ def _speed(layers: Sequence[Layer], step: int, table: Table) -> float:
     """Mean work per second at widths that are multiples of a step and of no larger one."""
     found = []
     for layer in layers:
-        for reads, writes in zip(_odd(layer.reads, step), _odd(layer.writes, step), strict=True):
+        for reads, writes in zip(_odd(layer.reads, step), _odd(layer.writes, step), strict=False):
             whole = layer.reads * layer.writes / table.seconds(layer)
             found.append(reads * writes / table.seconds(layer.sized(reads, writes)) / whole)
     return sum(found) / len(found)

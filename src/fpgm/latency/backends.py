@@ -6,14 +6,16 @@ machine lacks is told as a reason, never as an empty column.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
 from fpgm.examples import Example
-from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx
+from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
 from fpgm.latency.layers import Layer
 from fpgm.latency.timing import side_by_side
 
@@ -96,14 +98,15 @@ class Torch:
     def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
         args, kwargs = self._placed((example.args, dict(example.kwargs)))
         net = self._brought(model)
+        waits = any(p.is_cuda for p in net.parameters())
         if self.compiled:
             torch._dynamo.reset()
             net = torch.compile(net)  # type: ignore[assignment]
 
         def run() -> None:
-            with torch.inference_mode(), torch_threads(threads):
+            with torch.no_grad(), torch_threads(threads):
                 net(*args, **kwargs)
-                if self.cuda:
+                if waits:
                     torch.cuda.synchronize()
 
         return Loaded(run)
@@ -116,8 +119,6 @@ class Torch:
         """A copy on the device and in the order it is timed in; as it is, the model itself."""
         if not self.last and not self.cuda:
             return model
-        import copy
-
         net = copy.deepcopy(model)
         net = net.cuda() if self.cuda else net
         if self.last:
@@ -128,7 +129,7 @@ class Torch:
         def place(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            value = value.cuda() if self.cuda else value
+            value = value.cuda() if self.cuda else value.clone()
             image = self.last and value.ndim == 4
             return value.contiguous(memory_format=torch.channels_last) if image else value
 
@@ -141,7 +142,7 @@ class OnnxRuntime:
     name = "onnxruntime"
 
     def missing(self) -> str | None:
-        return _uninstalled("onnx", "onnxscript", "onnxruntime")
+        return uninstalled("onnx", "onnxscript", "onnxruntime")
 
     def version(self) -> str:
         return f"onnxruntime {metadata.version('onnxruntime')} {_processor()}"
@@ -182,7 +183,7 @@ class OpenVino:
     name = "openvino"
 
     def missing(self) -> str | None:
-        return _uninstalled("onnx", "onnxscript", "openvino")
+        return uninstalled("onnx", "onnxscript", "openvino")
 
     def version(self) -> str:
         return f"openvino {metadata.version('openvino')} {_processor()}"
@@ -266,14 +267,7 @@ def _middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _uninstalled(*packages: str) -> str | None:
-    missing = [name for name in packages if util.find_spec(name) is None]
-    return f"pip install {' '.join(missing)}" if missing else None
-
-
 def _compiler() -> bool:
-    import shutil
-
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 

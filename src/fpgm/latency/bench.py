@@ -6,24 +6,26 @@ with its spread, and what the smaller model should save by its MACs stands besid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fpgm.errors import FpgmError, RequestError
+from fpgm.errors import ForwardError, ModelError, RequestError
 from fpgm.examples import Example, as_examples, batch_of, beside, resized
 from fpgm.latency.aim import Where
-from fpgm.latency.backends import BACKENDS, Backend, Loaded
+from fpgm.latency.backends import BACKENDS, Backend
 from fpgm.latency.breakdown import Spent, breakdown
-from fpgm.latency.memory import peak_of
 from fpgm.latency.timing import ratio, side_by_side
-from fpgm.latency.verdict import verdict
+from fpgm.latency.verdict import reasons, verdict
 from fpgm.progress import Progress
+from fpgm.tensors import named_tensors
+from fpgm.wording import reason
 
 SECONDS = 2.0
 """Time given to each comparison."""
@@ -41,8 +43,6 @@ class Figures:
     """Inputs, of whole batches."""
     faster: float
     """How many times as fast as the first model, in the median of turns."""
-    peak_bytes: int | None
-    """Memory a run takes besides the weights, if the system tells."""
     file_bytes: int
     """Of what is handed to the runtime."""
 
@@ -100,37 +100,37 @@ def bench(
     >>> row.backend, round(row.theory, 1), len(row.figures)
     ('eager', 2.0, 2)
     """
-    named = _named(models)
-    first = next(iter(named.values()))
-    example = as_examples(beside(first, example_inputs))[0]
-    wanted = tuple(BACKENDS) if backends is None else tuple(backends)
-    counts = [torch.get_num_threads()] if threads is None else list(threads)
+    named = {name: copy.deepcopy(model).eval() for name, model in _named(models).items()}
+    example = as_examples(beside(next(iter(named.values())), example_inputs))[0]
+    wanted = tuple(BACKENDS) if backends is None else _several("backends", backends)
+    counts = [torch.get_num_threads()] if threads is None else _several("threads", threads)
     for name in wanted:
         if name not in BACKENDS:
             raise RequestError(f"backends has {name!r}: give some of {', '.join(BACKENDS)}.")
     for count in counts:
         Where.of("eager", count)
-    sized = [resized(example, batch) for batch in batches] if batches else [example]
+    sizes = () if batches is None else _several("batches", batches)
+    sized = [resized(example, batch) for batch in sizes] or [example]
     skipped = {name: why for name in wanted if (why := BACKENDS[name].missing()) is not None}
     usable = [BACKENDS[name] for name in wanted if name not in skipped]
     if not usable:
         told = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise RequestError(f"None of these runtimes can be used here: {told}.")
     rows: list[Row] = []
-    with evaluated(list(named.values())):
-        layers = breakdown(list(named.values()), sized[0], counts[0])
-        total = len(usable) * len(sized) * len(counts)
-        for backend in usable:
-            for number in counts:
-                for own in sized:
-                    if progress is not None:
-                        progress(backend.name, len(rows), total)
-                    try:
-                        rows.append(_row(named, own, backend, number, seconds, layers))
-                    except FpgmError as error:
-                        skipped[backend.name] = str(error)
+    macs = [[_macs(name, model, own) for name, model in named.items()] for own in sized]
+    layers = breakdown(list(named.values()), sized[0], counts[0])
+    jobs = list(itertools.product(usable, counts, zip(sized, macs, strict=True)))
+    for number, (backend, count, (own, work)) in enumerate(jobs):
+        if progress is not None:
+            progress(backend.name, number, len(jobs))
+        if backend.name in skipped:
+            continue
+        try:
+            rows.append(_row(named, own, work, backend, count, seconds, layers))
+        except Exception as error:  # runtimes have errors of their own kinds
+            skipped[backend.name] = reason(error)
     if not rows:
-        raise RequestError(f"No runtime ran these models: {'; '.join(skipped.values())}")
+        raise ModelError(f"No runtime ran these models: {'; '.join(skipped.values())}.")
     versions = {backend.name: backend.version() for backend in usable}
     return Bench(tuple(rows), tuple(layers), skipped, versions)
 
@@ -141,29 +141,33 @@ def _named(models: Mapping[str, nn.Module] | Sequence[nn.Module]) -> dict[str, n
     if isinstance(models, Mapping):
         named = dict(models)
     else:
-        rest = len(models) - 1
+        rest = max(0, len(models) - 1)
         names = ["original", *(f"small {i + 1}" if rest > 1 else "small" for i in range(rest))]
-        named = dict(zip(names, models, strict=True))
+        named = dict(zip(names, models, strict=False))
     if not named or not all(isinstance(model, nn.Module) for model in named.values()):
-        raise RequestError("models has something else than modules: give torch.nn.Modules.")
+        raise RequestError("models is empty or has other things: give torch.nn.Modules.")
     return named
+
+
+T = TypeVar("T")
+
+
+def _several(name: str, values: Sequence[T]) -> list[T]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise RequestError(f"{name} is {values!r}: give a list.")
+    return list(values)
 
 
 def _row(
     named: Mapping[str, nn.Module],
     example: Example,
+    macs: Sequence[int],
     backend: Backend,
     threads: int,
     seconds: float,
     layers: Sequence[Spent],
 ) -> Row:
-    loaded: list[Loaded] = []
-    peaks: list[int | None] = []
-    for model in named.values():
-        found = backend.load(model, example, threads)
-        _, peak = peak_of(found.run, cuda=backend.name.startswith("cuda"))
-        loaded.append(found)
-        peaks.append(peak)
+    loaded = [backend.load(model, example, threads) for model in named.values()]
     timings = side_by_side([own.run for own in loaded], seconds)
     batch = batch_of(example) or 1
     figures = tuple(
@@ -173,40 +177,31 @@ def _row(
             timing.spread,
             batch / timing.median,
             ratio(timings[0], timing),
-            peak,
             own.size or _weight_bytes(model),
         )
-        for (name, model), timing, peak, own in zip(
-            named.items(), timings, peaks, loaded, strict=True
-        )
+        for (name, model), timing, own in zip(named.items(), timings, loaded, strict=True)
     )
-    macs = [_macs(model, example) for model in named.values()]
-    theory = macs[0] / max(macs[-1], 1)
+    theory = macs[0] / macs[-1] if macs[-1] and macs[0] else 1.0
+    spread = max(f.spread for f in figures)
+    pieces = loaded[-1].pieces
+    why = reasons(layers, None if pieces is None else pieces)
     return Row(
         backend.name, batch, threads, figures, theory,
-        verdict(figures[-1].faster, theory, max(f.spread for f in figures), layers),
+        verdict(figures[-1].faster, theory, spread, why),
     )  # fmt: skip
 
 
-@contextmanager
-def evaluated(models: Sequence[nn.Module]) -> Iterator[None]:
-    """All in eval mode, and afterwards as they were."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
+@torch.no_grad()
+def _macs(name: str, model: nn.Module, example: Example) -> int:
+    """Multiply-accumulates of one run, the first in which anything can go wrong."""
     try:
-        for model in models:
-            model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def _macs(model: nn.Module, example: Example) -> int:
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        example.call(model)
+        with FlopCounterMode(display=False) as counter:
+            example.call(model)
+    except Exception as error:
+        raise ForwardError(f"Model '{name}' fails on the example: {reason(error)}.") from error
     return int(counter.get_total_flops()) // 2
 
 
 def _weight_bytes(model: nn.Module) -> int:
     """Size of a file of its tensors."""
-    return sum(t.nbytes for t in {id(t): t for t in model.state_dict().values()}.values())
+    return sum(t.nbytes for t in named_tensors(model).values())

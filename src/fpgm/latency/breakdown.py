@@ -30,6 +30,8 @@ class Spent:
     widths: tuple[tuple[int, int] | None, ...]
     """Channels read and written, where it is a convolution or linear layer, by model."""
     seconds: tuple[float, ...]
+    multiplies: bool = True
+    """Whether it has a matrix of weights; what has none waits for memory."""
 
     @property
     def saved(self) -> float:
@@ -37,7 +39,7 @@ class Spent:
         return self.seconds[0] - self.seconds[-1]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> list[Spent]:
     """Seconds of every innermost module, in the order they first run; models take turns."""
     rounds: list[list[dict[str, float]]] = [[] for _ in models]
@@ -52,16 +54,16 @@ def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> li
         {c.path: (c.layer.reads, c.layer.writes) for c in called_layers(model, example)}
         for model in models
     ]
-    kinds = {path: type(m).__name__ for path, m in modules_by_path(models[0]).items()}
+    modules = modules_by_path(models[0])
     return [
         Spent(
             path,
-            kinds[path],
+            type(modules[path]).__name__,
             tuple(own.get(path) for own in widths),
             tuple(statistics.median(r.get(path, 0.0) for r in own) for own in rounds),
+            any(p.ndim > 1 for p in modules[path].parameters()),
         )
         for path in rounds[0][0]
-        if path in kinds
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,15 +41,25 @@ class Layer:
         """Whether every channel is filtered by itself."""
         return self.groups > 1 and self.groups == self.reads == self.writes
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates for each number it reads (transposed) or gives out (others)."""
+        across = self.writes if self.kind == "transposed" else self.reads
+        return across // self.groups * math.prod(self.kernel)
+
     def sized(self, reads: int, writes: int) -> Layer:
         """The same with other widths; a depthwise one has as many groups as channels."""
         groups = writes if self.depthwise else self.groups
         return replace(self, reads=reads, writes=writes, groups=groups)
 
     def module(self) -> nn.Module:
-        """As torch has it, with random weights."""
+        """As torch has it, with random weights; the caller's random numbers stay as they are."""
+        with torch.random.fork_rng(devices=[]):
+            return self._module().eval()
+
+    def _module(self) -> nn.Module:
         if self.kind == "linear":
-            return nn.Linear(self.reads, self.writes, self.bias).eval()
+            return nn.Linear(self.reads, self.writes, self.bias)
         options: dict[str, Any] = {
             "stride": self.stride,
             "padding": self.padding,
@@ -62,7 +73,7 @@ class Layer:
         made: nn.Module = table[len(self.space) - 1](
             self.reads, self.writes, self.kernel, **options
         )
-        return made.eval()
+        return made
 
     def input(self) -> Tensor:
         """Noise of the right shape."""
@@ -86,6 +97,13 @@ class Called:
     layer: Layer
     given: int
     """Numbers in its output."""
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the call."""
+        layer = self.layer
+        read = layer.batch * layer.reads * math.prod(layer.space)
+        return layer.macs * (read if layer.kind == "transposed" else self.given)
 
 
 @torch.no_grad()

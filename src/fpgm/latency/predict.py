@@ -2,7 +2,7 @@
 
 Every layer's time is known at a few widths of what it reads and what it writes, and interpolated
 between them. What the whole model takes beyond its layers (norms, activations, additions) is
-laid on the layers by how much they give out.
+laid on the layers by how much they give out, and on work that is no layer's by its MACs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from fpgm.budget import Rounder
-from fpgm.costs import Floats, Shares
-from fpgm.coupling import Structure
-from fpgm.findings import Slot
+from fpgm.costs import Costs, Floats, Shares
+from fpgm.coupling import FILTERS, Structure
 from fpgm.latency.layers import Called, Layer
 from fpgm.latency.table import Table
 from fpgm.progress import Progress
@@ -51,14 +50,13 @@ class Predictor:
     ) -> None:
         self._shares = Shares(structure)
         self._units = [pool.units for pool in structure.pools]
-        slots = {slot.name: slot for slot in structure.seen.slots.values()}
-        entries = [self._entry(slots.get(f"{call.path}.weight"), call) for call in called]
+        entries = [self._entry(structure, call) for call in called]
         grids = []
         for number, entry in enumerate(entries):
             if progress is not None:
                 progress(f"timing {entry.called.path}", number, len(entries))
             grids.append(_grid(entry.called.layer, table, rounder))
-        table.save()
+            table.save()
         self._grids = np.stack(grids) if grids else np.zeros((0, _GRID + 1, _GRID + 1))
         self._reads = np.array([entry.reads for entry in entries], dtype=np.int64)
         self._writes = np.array([entry.writes for entry in entries], dtype=np.int64)
@@ -66,8 +64,12 @@ class Predictor:
         self._scale = min(1.0, whole / layers) if layers else 1.0
         given = np.array([float(entry.called.given) for entry in entries])
         rest = max(0.0, whole - layers)
-        self._rest = rest * given / given.sum() if len(given) else given
-        self._left = whole if not len(given) else 0.0
+        self._work = Costs(structure, "macs")
+        self._all_work = max(1, structure.macs())
+        known = sum(call.macs for call in called) / self._all_work
+        self._other = rest * max(0.0, 1 - known)
+        """Seconds of work that is done outside of layers."""
+        self._rest = (rest - self._other) * given / given.sum() if len(given) else given
 
     def at(self, kept: Floats) -> Floats:
         """Seconds where these shares of each pool stay: [pools] or [many, pools]."""
@@ -78,19 +80,23 @@ class Predictor:
         for low_r, weight_r in _corners(reads):
             for low_w, weight_w in _corners(writes):
                 total += weight_r * weight_w * self._grids[rows, low_r, low_w]
-        return np.asarray(self._left + (total * self._scale + self._rest * writes).sum(axis=-1))
+        other = self._other * self._work.at(kept) / self._all_work
+        return np.asarray(other + (total * self._scale + self._rest * writes).sum(axis=-1))
 
     def without(self, removed: Tensor) -> float:
         """Seconds once these classes are gone."""
         kept = [1 - float(torch.isin(units, removed).double().mean()) for units in self._units]
         return float(self.at(np.array(kept)))
 
-    def _entry(self, slot: Slot | None, call: Called) -> _Entry:
+    def _entry(self, structure: Structure, call: Called) -> _Entry:
+        """By what is known of the layer's own tensors: its weight, or what that is made of."""
         sides = {"reads": 0, "writes": 0}
-        if slot is not None:
-            for field, role in zip(slot.fields, slot.roles, strict=True):
-                side = "reads" if role == "reads" else "writes"
-                sides[side] = self._shares.number(field)
+        for slot in structure.seen.slots.values():
+            if slot.name.startswith(f"{call.path}." if call.path else "") and len(slot.shape) > 1:
+                for field, role in zip(slot.fields, slot.roles, strict=True):
+                    if role == "reads" or role in FILTERS:
+                        side = "reads" if role == "reads" else "writes"
+                        sides[side] = self._shares.number(field)
         if call.layer.depthwise:
             sides["reads"] = sides["writes"]
         return _Entry(call, sides["reads"], sides["writes"])

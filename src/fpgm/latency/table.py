@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 
@@ -67,10 +68,13 @@ class Table:
             found = json.loads(self.file.read_text(encoding="utf-8"))
             if {key: found[key] for key in self.about} != self.about:
                 raise ValueError("it is about something else")
-            return {str(key): float(value) for key, value in found["seconds"].items()}
-        except (FileNotFoundError, NotADirectoryError):
+            known = {str(key): float(value) for key, value in found["seconds"].items()}
+            if not all(0 < seconds < math.inf for seconds in known.values()):
+                raise ValueError("some are no times")
+            return known
+        except OSError:  # nothing there, or nothing that may be read
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise FileError(
                 f"{self.file} holds no times of layers ({reason(error)}): delete it."
             ) from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fpgm.latency.backends import Piece
 from fpgm.latency.breakdown import Spent
 
 PAYS = 0.8
@@ -12,14 +13,18 @@ _STEP = 8
 """Channels that vector units take at once."""
 _MATTERS = 0.1
 """Share of the time from which on something is worth a word."""
+_MULTIPLY = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
+"""In names of the nodes in which runtimes multiply, or prepare for it."""
+
+Reasons = Callable[[], list[str]]
 
 
-def verdict(faster: float, theory: float, spread: float, layers: Sequence[Spent]) -> str:
+def verdict(faster: float, theory: float, spread: float, reasons: Reasons) -> str:
     """`2.1× faster; theory 2.2×`, and the reasons if that is far apart.
 
-    >>> verdict(2.1, 2.2, 0.02, [])
+    >>> verdict(2.1, 2.2, 0.02, list)
     '2.1× faster; theory 2.2×'
-    >>> verdict(0.5, 1.0, 0.02, [])
+    >>> verdict(0.5, 1.0, 0.02, list)
     '2.0× slower; theory 1.0×'
     """
     said = f"{faster:.1f}× faster" if faster >= 1 else f"{1 / faster:.1f}× slower"
@@ -27,15 +32,32 @@ def verdict(faster: float, theory: float, spread: float, layers: Sequence[Spent]
     asked, got = 1 - 1 / theory, 1 - 1 / faster
     if theory <= 1.02 or got >= PAYS * asked:
         return said
-    reasons = [*_misaligned(layers), *_elsewhere(layers)]
+    found = reasons()
     if spread > max(0.1, asked):
-        reasons.append(f"the machine is busy (times vary by {spread:.0%})")
-    why = "; ".join(reasons) or "no single layer explains it: see where the time goes"
+        found.append(f"the machine is busy (times vary by {spread:.0%})")
+    why = "; ".join(found) or "no single layer explains it: see where the time goes"
     return f"{said}. Less than MACs promise: {why}"
 
 
+def reasons(layers: Sequence[Spent], pieces: Callable[[], list[Piece]] | None) -> Reasons:
+    """Why a model may be slow: its widths, and where the runtime itself spends its time."""
+
+    def found() -> list[str]:
+        if pieces is not None:
+            spent = {(p.name, p.kind): (p.seconds, _multiplies(p.kind)) for p in pieces()}
+        else:
+            spent = {(s.path, s.kind): (s.seconds[-1], s.multiplies) for s in layers}
+        return [*_misaligned(layers), *_elsewhere(spent)]
+
+    return found
+
+
+def _multiplies(kind: str) -> bool:
+    return any(word in kind.lower() for word in _MULTIPLY)
+
+
 def _misaligned(layers: Sequence[Spent]) -> list[str]:
-    """Widths that are no multiple of eight, though the original's were."""
+    """Widths that are no multiple of eight, though the original's were and could have stayed so."""
     odd = [
         layer
         for layer in layers
@@ -43,7 +65,7 @@ def _misaligned(layers: Sequence[Spent]) -> list[str]:
         and layer.widths[0] is not None
         and layer.widths[-1] is not None
         and any(
-            before % _STEP == 0 and after % _STEP
+            before % _STEP == 0 and before >= _STEP**2 and after % _STEP
             for before, after in zip(layer.widths[0], layer.widths[-1], strict=True)
         )
     ]
@@ -51,19 +73,19 @@ def _misaligned(layers: Sequence[Spent]) -> list[str]:
     share = sum(layer.seconds[-1] for layer in odd) / whole if whole else 0.0
     if share < _MATTERS:
         return []
-    many = f"{len(odd)} layers ({share:.0%} of the time)"
+    many = f"{len(odd)} layers ({share:.0%} of the time in PyTorch)"
     return [f"{many} have widths that are no multiple of {_STEP}: prune with align={_STEP}"]
 
 
-def _elsewhere(layers: Sequence[Spent]) -> list[str]:
-    """Time in modules without weights to multiply: memory is what they wait for."""
-    idle = [layer for layer in layers if layer.widths[0] is None]
-    whole = sum(layer.seconds[-1] for layer in layers)
-    share = sum(layer.seconds[-1] for layer in idle) / whole if whole else 0.0
+def _elsewhere(spent: dict[tuple[str, str], tuple[float, bool]]) -> list[str]:
+    """Time in what has no weights to multiply with: memory is what it waits for."""
+    whole = sum(seconds for seconds, _ in spent.values())
+    kinds: dict[str, float] = {}
+    for (_, kind), (seconds, multiplies) in spent.items():
+        if not multiplies:
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+    share = sum(kinds.values()) / whole if whole else 0.0
     if share < 2 * _MATTERS:
         return []
-    kinds: dict[str, float] = {}
-    for layer in idle:
-        kinds[layer.kind] = kinds.get(layer.kind, 0.0) + layer.seconds[-1]
     names = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
     return [f"{share:.0%} of the time goes into {' and '.join(names)}, which wait for memory"]

@@ -34,7 +34,7 @@ def distil_(
     """Train for so many seconds; returns how many steps that were.
 
     The compact model is to give the original's answers, and to have on the way what the original
-    has where streams branch off: with that it comes as near in half the time. Norms keep their
+    has where streams branch off. Norms keep their
     statistics: batches may be small, and what they were told is right already.
     """
     small.eval()
@@ -53,11 +53,14 @@ def distil_(
                 progress("distilling", int(share * seconds), math.ceil(seconds))
             for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1.0, share / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+            theirs.clear()
+            mine.clear()
             with torch.no_grad():
                 wanted = float_outputs(model, example)
             with torch.enable_grad():
                 loss = _distance(float_outputs(small, example), wanted)
-                loss = loss + _distance(list(mine.values()), [theirs[name] for name in mine])
+                both = [name for name in mine if name in theirs]
+                loss = loss + _distance([mine[n] for n in both], [theirs[n] for n in both])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

@@ -60,7 +60,7 @@ def find_places(model: nn.Module, small: nn.Module, plan: Plan, example: Example
 
 @contextmanager
 def reading(net: nn.Module, places: list[Place], cut: bool) -> Iterator[dict[str, Tensor]]:
-    """What is read at the places, by layer, filled anew in every pass; the kept part if `cut`."""
+    """What was read at the places, by layer: clear it before a pass. The kept part if `cut`."""
     read: dict[str, Tensor] = {}
     handles = []
     for place in places:
