@@ -38,9 +38,11 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/soft_cifar.py        # needs both
 	$(PIP) --no-deps torch-pruning
 	$(BIN)/python benchmarks/recovery.py          # needs both
+	$(BIN)/python benchmarks/latency.py           # needs both
 
 zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
 	$(PIP) --no-deps torch-pruning
+	$(BIN)/python benchmarks/fuzz.py --files 100000
 	$(BIN)/python benchmarks/property_sweep.py --examples 20000 --seconds 7200
 	$(BIN)/python benchmarks/zoo.py --jobs 2
 

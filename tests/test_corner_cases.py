@@ -357,3 +357,19 @@ def test_a_convolution_that_reads_again_in_training_still_trains() -> None:
     assert plan.cuts
     small = fpgm.compact(net, plan).train()
     assert [t.shape for t in small(X)] == [t.shape for t in net.train()(X)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_channels_that_are_written_over_stay(in_place: bool) -> None:
+    places = torch.tensor([1, 3, 5, 7])
+
+    def forward(net: Any, x: Tensor) -> Any:
+        y = net.a(x)
+        write = y.index_copy_ if in_place else y.index_copy
+        return net.head(net.c(write(1, places, net.b(x)).relu()).relu())
+
+    layers = {"a": conv(3, 8), "b": conv(3, 4), "c": conv(8, 8), "head": conv(8, 4)}
+    net = Net(forward, **layers).eval()
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert [group.layers for group in plan.groups] == [("c",)]
+    assert fpgm.verify(net, plan, X).ok

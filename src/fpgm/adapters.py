@@ -25,7 +25,7 @@ def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
     """Place channels among zeros."""
     shape = list(x.shape)
     shape[dim] = size
-    return x.new_zeros(shape).index_copy(dim, index, x)
+    return x.new_zeros(shape).index_copy_(dim, index, x)  # out of place, the zeros were copied too
 
 
 class _Hook:

@@ -211,7 +211,7 @@ class _Follow(TorchDispatchMode):
                     self._into.setdefault(branch.layer, (total, branch))
             self._events.append(self.sums)
             self.sums += 1
-        elif func._schema.name == "aten::index_copy":
+        elif func._schema.name in ("aten::index_copy", "aten::index_copy_"):
             branch = self._branches.get(args[3])
             if branch is not None:
                 places = tuple(args[2].tolist())

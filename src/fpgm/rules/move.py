@@ -323,6 +323,7 @@ def _index_select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Te
 
 def _index_copy(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     base, dim, index, source = args[0], args[1] % args[0].ndim, args[2], args[3]
+    tracer.freeze(tracer.fields(base), "some of its channels are written over")
     fields = []
     for f in tracer.fields(source):
         if f.shape[dim] > 1 and tracer.trusts_positions:
