@@ -132,7 +132,7 @@ class TestVerdict:
 
     def test_odd_widths_are_named(self) -> None:
         found = said(1.1, [spent((39, 40), 1.0), spent((40, 40), 1.0)])
-        assert "1 layers (50% of the time in PyTorch) have widths that are no multiple" in found
+        assert "1 wide layers (50% of the time in PyTorch) have widths that are no mult" in found
 
     def test_narrow_layers_cannot_be_wider(self) -> None:
         narrow = Spent("x", "Conv2d", ((16, 16), (10, 10)), (1.0, 1.0))

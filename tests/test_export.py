@@ -287,5 +287,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert (folder / "small.onnx").stat().st_size == told["bytes"]
     text, _ = run("export", folder, "--to", "pt2", "--out", tmp_path / "a.pt2")
     assert "Its outputs differ from PyTorch's by" in text
+    assert "go with --to onnx" in refused("export", folder, "--to", "pt2", "--low-rank", 0.1)
     assert "--to is 'tflite'" in refused("export", folder, "--to", "tflite")
     assert "give --data" in refused("export", folder, "--int8")

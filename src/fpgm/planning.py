@@ -97,8 +97,10 @@ def plan(
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
+    notes: list[str] = []
     if align == "auto":
         align = measured_align(model, example_inputs, Where.of(backend, threads))
+        notes.append(f"Widths are multiples of {align} where layers are wide enough, as measured.")
     planner = Planner(
         model,
         example_inputs,
@@ -127,9 +129,10 @@ def plan(
     else:
         made = planner.draw().plan
     if count := count_denormals(model):
-        note = f"{count} weights are too small to be normal numbers; compact sets them to zero."
-        made = replace(made, notes=(*made.notes, note))
-    return made
+        notes.append(
+            f"{count} weights are too small to be normal numbers; compact sets them to zero."
+        )
+    return replace(made, notes=(*made.notes, *notes)) if notes else made
 
 
 def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int:

@@ -47,8 +47,10 @@ def export(
     """Write a pruned model for another runtime; it is tried before it is left there."""
     if to not in ENDINGS:
         raise RequestError(f"--to is {to!r}: give one of {', '.join(ENDINGS)}.")
-    if int8 and (to != "onnx" or data is None):
-        raise RequestError("--int8 goes with --to onnx and looks at pictures: give --data.")
+    if int8 and data is None:
+        raise RequestError("--int8 looks at pictures: give --data.")
+    if to != "onnx" and (int8 or low_rank is not None):
+        raise RequestError("--int8 and --low-rank go with --to onnx.")
     told = res.read(folder, trusted or ())
     name = f"small{'.low-rank' * (low_rank is not None)}{'.int8' * int8}{ENDINGS[to]}"
     shape = tuple(told["input"]) if input is None else common.input_shape(input, told["model"])
@@ -87,8 +89,9 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
     plain = done.low_rank is None and done.int8 is None
     typer.echo(
         f"Written to {done.path}: {done.format}, {done.bytes / 1e6:.3g} MB. "
-        f"{'Its outputs' if plain else 'Before that its outputs'} differ from PyTorch's by "
-        f"{done.error:.1e} of the largest at most, over {done.inputs} inputs."
+        f"{'Its outputs' if plain else 'Outputs of the model it was made from'} differ from "
+        f"PyTorch's by {done.error:.1e} of the largest at most, over {done.inputs} inputs (noise "
+        "and pictures)."
     )
     for name, own in (
         (f"{len(done.splits)} layers in two", done.low_rank),

@@ -49,8 +49,8 @@ def latency_line(found: Latency) -> str:
     return (
         f"Time of one run in {found.backend}, threads: {found.threads}: "
         f"{1000 * found.seconds_before:.3g} ms, then {1000 * found.seconds_after:.3g} ms: "
-        f"{found.measured:.1%} less, where {found.asked:.1%} was asked and "
-        f"{found.predicted:.1%} predicted."
+        f"{found.measured:.1%} less, where {found.asked:.1%} was asked. The times of its layers "
+        f"had foretold {found.predicted:.1%}."
     )
 
 

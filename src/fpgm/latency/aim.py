@@ -74,10 +74,11 @@ class Clocked:
         )
 
     def share_saved(self, small: nn.Module) -> tuple[float, float, float]:
-        """By which share a smaller model is faster, measured in turns; and seconds of both."""
+        """By which share a smaller model is faster, turn by turn; and seconds of both by that."""
         loaded = self.where.backend.load(small.eval(), self.example, self.where.threads)
         mine, other = side_by_side([self.loaded.run, loaded.run], SECONDS)
-        return 1 - 1 / ratio(mine, other), mine.median, other.median
+        left = 1 / ratio(mine, other)
+        return 1 - left, mine.median, mine.median * left
 
 
 def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], tuple[Plan, float]]) -> Plan:
@@ -111,13 +112,17 @@ def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], tuple[Plan,
             seconds_after=after,
         )
         timed = replace(made, asked={**made.asked, "latency": asked}, latency=found)
-        if best is None or _off(timed) < _off(best):
+        if made.cuts and (best is None or _off(timed) < _off(best)):
             best = timed
-        if _off(timed) <= NEAR:
+        if best is timed and _off(timed) <= NEAR:
             break
         seen[1 - saved] = 1 - aim
         aim = 1 - _between(seen, 1 - asked)
-    assert best is not None
+    if best is None:
+        raise RequestError(
+            f"latency={asked:g}: no plan that removes anything could be told from the original by "
+            "its time. Ask for more, or try again on a machine with less to do."
+        )
     assert best.latency is not None
     if _off(best) > NEAR:
         note = (

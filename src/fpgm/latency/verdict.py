@@ -73,8 +73,8 @@ def _misaligned(layers: Sequence[Spent]) -> list[str]:
     share = sum(layer.seconds[-1] for layer in odd) / whole if whole else 0.0
     if share < _MATTERS:
         return []
-    many = f"{len(odd)} layers ({share:.0%} of the time in PyTorch)"
-    return [f"{many} have widths that are no multiple of {_STEP}: prune with align={_STEP}"]
+    many = f"{len(odd)} wide layers ({share:.0%} of the time in PyTorch)"
+    return [f"{many} have widths that are no multiple of {_STEP}, as the original's were"]
 
 
 def _elsewhere(spent: dict[tuple[str, str], tuple[float, bool]]) -> list[str]:

@@ -45,6 +45,8 @@ UNTOLD = 8 * 2**30
 """Bytes of memory where the system does not tell."""
 MOST_WAITING = 64
 """Batches whose passes may wait: each is two threads."""
+FEW_STEPS = 50
+"""Of distillation, from which nothing is to be expected."""
 HELD_PER_LAYER = 4
 """A waiting pass holds about so many times what its largest layer reads and writes."""
 
@@ -156,6 +158,8 @@ def _best(errors: Sequence[float] | None, distil: float, steps: int) -> tuple[in
     notes = []
     if distil > 0:
         kept = "" if best == 2 else "; that did not help and was taken back"
+        if best != 2 and steps < FEW_STEPS:
+            kept += ": give it more time"
         notes.append(f"{steps} steps of distillation in {distil:g} s{kept}.")
     if best == 0:
         notes.append(
