@@ -305,6 +305,11 @@ def markdown(
                 f"| {title} | {row.policy} | {r['macs_removed']:.1%} | **{r['accuracy']:.2%}** "
                 f"| {r['seconds']:.0f} |"
             )
+    yield ""
+    yield (
+        "For minutes of distillation rates are chosen without trials. Accuracy after them varies by "
+        "about 0.1 from run to run: [what was tried](../docs/recovery.md) has the others."
+    )
     for depth in DEPTHS:
         lines = list(_of_depth(depth, found))
         if lines:
