@@ -307,8 +307,8 @@ def markdown(
             )
     yield ""
     yield (
-        "For minutes of distillation rates are chosen without trials. Accuracy after them varies by "
-        "about 0.1 from run to run: [what was tried](../docs/recovery.md) has the others."
+        "For minutes of distillation rates are chosen without trials. Accuracy after them varies "
+        "by about 0.1 from run to run: [what was tried](../docs/recovery.md) has the others."
     )
     for depth in DEPTHS:
         lines = list(_of_depth(depth, found))
