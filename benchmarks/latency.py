@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fpgm
 from fpgm.data import cifar10
@@ -35,6 +35,7 @@ from fpgm.models import resnet
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
 from peer import peer_pruned
+from recovery import accuracy, shown
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -54,7 +55,6 @@ TARGETS = (
     ("mobilenet_v2", "onnxruntime"),
     ("resnet18", "eager"),
 )
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,6 @@ def cifar(weights: Path, data: Path) -> dict[str, Any]:
     times = fpgm.bench([model, small], x, backends=["onnxruntime", "eager"], threads=[1, 2])
     found["times"] = [asdict(row) for row in times.rows]
     return found
-
-
-@torch.no_grad()
-def accuracy(net: nn.Module, data: cifar10.Cifar10) -> float:
-    parts = zip(data.test_images.split(100), data.test_labels.split(100), strict=True)
-    right = sum(int((net(shown(x)).argmax(1) == y).sum()) for x, y in parts)
-    return right / len(data.test_labels)
-
-
-def shown(images: Tensor) -> Tensor:
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-    return (images.float() / 255 - mean) / std
 
 
 def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:

@@ -152,13 +152,6 @@ class Bench:
         """Training images without labels."""
         return [shown(self.data.train_images[part]) for part in self.order[:count].split(128)]
 
-    @torch.no_grad()
-    def accuracy(self, net: nn.Module) -> float:
-        net.eval()
-        parts = zip(self.data.test_images.split(100), self.data.test_labels.split(100), strict=True)
-        right = sum(int((net(shown(x)).argmax(1) == y).sum()) for x, y in parts)
-        return right / len(self.data.test_labels)
-
     def measured(self, row: Row) -> dict[str, Any]:
         """What is known of a row, measured now if it is not."""
         file = self.runs / row.file
@@ -170,7 +163,7 @@ class Bench:
     def original(self, depth: int) -> float:
         file = self.runs / f"original-{depth}.json"
         if not file.exists():
-            write_text(file, json.dumps(self.accuracy(self.model(depth))))
+            write_text(file, json.dumps(accuracy(self.model(depth), self.data)))
         return float(json.loads(file.read_text()))
 
     def _measure(self, row: Row) -> dict[str, Any]:
@@ -188,7 +181,7 @@ class Bench:
             spent = {name: seconds + sensed.spent[name] for name, seconds in spent.items()}
         return {
             "macs_removed": macs,
-            "accuracy": self.accuracy(small),
+            "accuracy": accuracy(small, self.data),
             **spent,
             "threads": torch.get_num_threads(),
         }
@@ -268,6 +261,14 @@ class Distilling:
             right, down = torch.randint(0, 9, (2,), generator=random).tolist()
             padded = nn.functional.pad(x, (4, 4, 4, 4))
             yield padded[:, :, down : down + 32, right : right + 32]
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, data: cifar10.Cifar10) -> float:
+    net.eval()
+    parts = zip(data.test_images.split(100), data.test_labels.split(100), strict=True)
+    right = sum(int((net(shown(x)).argmax(1) == y).sum()) for x, y in parts)
+    return right / len(data.test_labels)
 
 
 def shown(images: Tensor) -> Tensor:

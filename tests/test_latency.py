@@ -200,9 +200,12 @@ class TestTable:
         with pytest.raises(fpgm.FileError, match=r"ideal-.*\.json holds no times of layers"):
             Table(ideal, 1)
 
-    def test_a_disk_that_refuses_stops_nothing(self, ideal: Ideal, tmp_path: Path) -> None:
+    def test_a_disk_that_refuses_stops_nothing(
+        self, ideal: Ideal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").write_text("")
-        table = Table(ideal, 1, tmp_path / "file" / "folder")
+        monkeypatch.setenv("FPGM_CACHE", str(tmp_path / "file" / "folder"))
+        table = Table(ideal, 1)
         assert table.seconds(CONV) > 0
         table.save()
 

@@ -26,7 +26,7 @@ from fpgm.errors import FileError, ModelError, PlanError, RequestError
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
 from fpgm.tensorfile import SHARED, first_bytes, is_safetensors, read_tensors, with_shared
-from fpgm.tensors import add_tensors, unwrapped
+from fpgm.tensors import add_tensors, replace_module_, unwrapped
 from fpgm.wording import reason, size
 
 FORMAT = 2
@@ -215,7 +215,10 @@ def _replay_plans(model: nn.Module, plans: Plans) -> nn.Module:
         small = compact(part, waiting[name].pop(0))
         if not waiting[name]:
             del waiting[name]
-        model = _replaced(model, part, small)
+        if model is part:
+            model = small
+        else:
+            replace_module_(model, part, small)
     return model
 
 
@@ -224,16 +227,6 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
         return model.get_submodule(name)
     except AttributeError:
         return None
-
-
-def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    if model is old:
-        return new
-    for parent in model.modules():
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                setattr(parent, name, new)
-    return model
 
 
 def _original_shapes(stored: _Stored) -> dict[str, tuple[int, ...]]:

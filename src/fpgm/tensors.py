@@ -40,6 +40,14 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return named
 
 
+def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever the model holds that one."""
+    for parent in model.modules():
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, new)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's module inside DataParallel, DDP and torch.compile, whose names carry a prefix."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):

@@ -12,6 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from fpgm.examples import Example
 from fpgm.recovery.sites import find_sites
+from fpgm.tensors import replace_module_
 
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
@@ -29,8 +30,8 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
             continue
         layer, norm = copied.get_submodule(site.layer), copied.get_submodule(site.norm)
         if _can_fold(layer, norm):
-            replace_(copied, site.layer, _fused(layer, norm))
-            replace_(copied, site.norm, _passing(norm))
+            replace_module_(copied, layer, _fused(layer, norm))
+            replace_module_(copied, norm, _passing(norm))
     return copied
 
 
@@ -61,12 +62,3 @@ def _passing(norm: nn.Module) -> nn.Module:
         if name.startswith("fpgm_"):
             empty.register_buffer(name, buffer, persistent=False)
     return empty
-
-
-def replace_(model: nn.Module, path: str, new: nn.Module) -> None:
-    """Put a module in the place of another, wherever the model holds that one."""
-    old = model.get_submodule(path)
-    for parent in model.modules():
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                setattr(parent, name, new)

@@ -16,10 +16,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from fpgm.errors import RequestError
 from fpgm.examples import Example
-from fpgm.export.fold import replace_
 from fpgm.latency.layers import called_layers
 from fpgm.recovery.sites import solvable
-from fpgm.tensors import modules_by_path
+from fpgm.tensors import modules_by_path, replace_module_
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -64,7 +63,7 @@ def split_layers(
         found = _split(module, error) if path and _can_split(module) else None
         if found is not None:
             pair, rank, lost, left = found
-            replace_(small, path, pair.train(module.training))
+            replace_module_(small, module, pair.train(module.training))
             splits.append(Split(path, rank, min(_matrix(module).shape), lost, left))
     if not splits:
         raise RequestError(

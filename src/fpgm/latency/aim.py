@@ -61,8 +61,8 @@ class Clocked:
     ) -> None:
         self.model, self.example, self.where, self.rounder = model, example, where, rounder
         self.progress = progress
-        self._original = copy.deepcopy(model).eval()  # timing is not to be noticed
-        self.loaded = where.backend.load(self._original, example, where.threads)
+        original = copy.deepcopy(model).eval()  # timing is not to be noticed
+        self.loaded = where.backend.load(original, example, where.threads)
         self.seconds = side_by_side([self.loaded.run], SECONDS)[0].median
         self._called = called_layers(model, example)
         self._table = Table(where.backend, where.threads)

@@ -38,6 +38,10 @@ _MOVES = ("Reorder", "ReorderInput", "ReorderOutput", "Parameter", "Result", "Co
 """What runtimes do around a layer that is alone: within a model its neighbours spare them that."""
 
 
+Feed = Mapping[str, Any]
+"""Arrays by the names of a model's inputs."""
+
+
 class Backend(Protocol):
     """A runtime."""
 
@@ -136,71 +140,76 @@ class Torch:
         return tree_map(place, values)
 
 
-class OnnxRuntime:
-    """ONNX Runtime on the processor, all graph optimisations on."""
+class _ReadsOnnx:
+    """A runtime that reads ONNX and tells the time of every node."""
 
-    name = "onnxruntime"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def missing(self) -> str | None:
-        return uninstalled("onnx", "onnxscript", "onnxruntime")
+        return uninstalled("onnx", "onnxscript", self.name)
 
     def version(self) -> str:
-        return f"onnxruntime {metadata.version('onnxruntime')} {_processor()}"
+        return f"{self.name} {metadata.version(self.name)} {_processor()}"
 
     def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
         data = to_onnx(model, example)
         feed = input_arrays(data, example)
-        session = session_of(data, threads)
-        return Loaded(
-            lambda: session.run(None, feed),
-            len(data),
-            lambda: self._pieces(data, feed, threads),
-        )
+        run = self.start(data, threads)
+        return Loaded(lambda: run(feed), len(data), lambda: self._pieces(data, feed, threads))
 
     def layer_seconds(self, layer: Layer, threads: int) -> float:
         pieces = self._pieces(layer_to_onnx(layer), {"x": layer.input().numpy()}, threads)
         return sum(piece.seconds for piece in pieces if piece.kind not in _MOVES)
 
-    def _pieces(self, data: bytes, feed: Mapping[str, Any], threads: int) -> list[Piece]:
+    def _pieces(self, data: bytes, feed: Feed, threads: int) -> list[Piece]:
+        found: dict[tuple[str, str], list[float]] = {}
+        for piece in self.profile(data, feed, threads):
+            found.setdefault((piece.name, piece.kind), []).append(piece.seconds)
+        return [Piece(*place, _middle(times)) for place, times in found.items()]
+
+    def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
+        """A function that runs the model."""
+        raise NotImplementedError
+
+    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[Piece]:
+        """Every node of several runs."""
+        raise NotImplementedError
+
+
+class OnnxRuntime(_ReadsOnnx):
+    """ONNX Runtime on the processor, all graph optimisations on."""
+
+    def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
+        session = session_of(data, threads)
+        return lambda feed: session.run(None, feed)
+
+    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[Piece]:
         with tempfile.TemporaryDirectory() as folder:
-            session = session_of(data, threads, os.path.join(folder, "times"))  # noqa: PTH118
+            session = session_of(data, threads, str(Path(folder) / "times"))
             for _ in range(_LAYER_RUNS):
                 session.run(None, feed)
             events = json.loads(Path(session.end_profiling()).read_text())
-        found: dict[tuple[str, str], list[float]] = {}
         for event in events:
             name = str(event.get("name", ""))
             if event.get("cat") == "Node" and name.endswith("_kernel_time"):
                 kind = str(event["args"]["op_name"])
-                place = (name.removesuffix("_kernel_time"), kind)
-                found.setdefault(place, []).append(event["dur"] / 1e6)
-        return [Piece(*place, _middle(times)) for place, times in found.items()]
+                yield Piece(name.removesuffix("_kernel_time"), kind, event["dur"] / 1e6)
 
 
-class OpenVino:
+class OpenVino(_ReadsOnnx):
     """OpenVINO on the processor, in float32."""
 
-    name = "openvino"
-
-    def missing(self) -> str | None:
-        return uninstalled("onnx", "onnxscript", "openvino")
-
-    def version(self) -> str:
-        return f"openvino {metadata.version('openvino')} {_processor()}"
-
-    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
-        data = to_onnx(model, example)
-        feed = input_arrays(data, example)
+    def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
         request = self._request(data, threads)
-        return Loaded(
-            lambda: request.infer(feed),
-            len(data),
-            lambda: self._pieces(data, feed, threads),
-        )
+        return lambda feed: request.infer(feed)
 
-    def layer_seconds(self, layer: Layer, threads: int) -> float:
-        pieces = self._pieces(layer_to_onnx(layer), {"x": layer.input().numpy()}, threads)
-        return sum(piece.seconds for piece in pieces if piece.kind not in _MOVES)
+    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[Piece]:
+        request = self._request(data, threads, profile=True)
+        for _ in range(_LAYER_RUNS):
+            request.infer(feed)
+            for node in request.profiling_info:
+                yield Piece(node.node_name, node.node_type, node.real_time.total_seconds())
 
     def _request(self, data: bytes, threads: int, profile: bool = False) -> Any:
         import openvino
@@ -215,16 +224,6 @@ class OpenVino:
         model = core.read_model(data)
         return core.compile_model(model, "CPU", options).create_infer_request()
 
-    def _pieces(self, data: bytes, feed: Mapping[str, Any], threads: int) -> list[Piece]:
-        request = self._request(data, threads, profile=True)
-        found: dict[tuple[str, str], list[float]] = {}
-        for _ in range(_LAYER_RUNS):
-            request.infer(feed)
-            for node in request.profiling_info:
-                place = (node.node_name, node.node_type)
-                found.setdefault(place, []).append(node.real_time.total_seconds())
-        return [Piece(*place, _middle(times)) for place, times in found.items()]
-
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -232,8 +231,8 @@ BACKENDS: dict[str, Backend] = {
         Torch("eager"),
         Torch("channels-last", last=True),
         Torch("compile", compiled=True),
-        OnnxRuntime(),
-        OpenVino(),
+        OnnxRuntime("onnxruntime"),
+        OpenVino("openvino"),
         Torch("cuda", cuda=True),
         Torch("cuda-compile", cuda=True, compiled=True),
     )

@@ -183,8 +183,7 @@ def _row(
     )
     theory = macs[0] / macs[-1] if macs[-1] and macs[0] else 1.0
     spread = max(f.spread for f in figures)
-    pieces = loaded[-1].pieces
-    why = reasons(layers, None if pieces is None else pieces)
+    why = reasons(layers, loaded[-1].pieces)
     return Row(
         backend.name, batch, threads, figures, theory,
         verdict(figures[-1].faster, theory, spread, why),

@@ -33,11 +33,6 @@ class Spent:
     multiplies: bool = True
     """Whether it has a matrix of weights; what has none waits for memory."""
 
-    @property
-    def saved(self) -> float:
-        """Seconds the last model spends less than the first."""
-        return self.seconds[0] - self.seconds[-1]
-
 
 @torch.no_grad()
 def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> list[Spent]:

@@ -41,12 +41,6 @@ class Layer:
         """Whether every channel is filtered by itself."""
         return self.groups > 1 and self.groups == self.reads == self.writes
 
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates for each number it reads (transposed) or gives out (others)."""
-        across = self.writes if self.kind == "transposed" else self.reads
-        return across // self.groups * math.prod(self.kernel)
-
     def sized(self, reads: int, writes: int) -> Layer:
         """The same with other widths; a depthwise one has as many groups as channels."""
         groups = writes if self.depthwise else self.groups
@@ -102,8 +96,11 @@ class Called:
     def macs(self) -> int:
         """Multiply-accumulates of the call."""
         layer = self.layer
-        read = layer.batch * layer.reads * math.prod(layer.space)
-        return layer.macs * (read if layer.kind == "transposed" else self.given)
+        if layer.kind == "transposed":  # every number it reads goes into some it gives out
+            times, across = layer.batch * layer.reads * math.prod(layer.space), layer.writes
+        else:
+            times, across = self.given, layer.reads
+        return times * (across // layer.groups) * math.prod(layer.kernel)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ def default_cache() -> Path:
 class Table:
     """Seconds of layers in one runtime with so many threads."""
 
-    def __init__(self, backend: Backend, threads: int, cache: Path | None = None) -> None:
+    def __init__(self, backend: Backend, threads: int) -> None:
         self.backend, self.threads = backend, threads
         self.about = {
             "format": FORMAT,
@@ -38,8 +38,7 @@ class Table:
             "threads": threads,
         }
         name = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:12]
-        folder = default_cache() if cache is None else cache
-        self.file = folder / f"{backend.name}-{name}.json"
+        self.file = default_cache() / f"{backend.name}-{name}.json"
         self._seconds = self._read()
         self._unsaved = 0
 
