@@ -13,9 +13,10 @@ from torch import nn
 
 import fpgm
 from fpgm.examples import Example
-from fpgm.latency.backends import Piece
+from fpgm.latency.backends import Piece, backend_of
 from fpgm.latency.bench import bench
 from fpgm.latency.breakdown import Spent, breakdown
+from fpgm.latency.memory import process_bytes, torch_bytes
 from fpgm.latency.verdict import reasons, verdict
 
 X = torch.randn(1, 3, 32, 32)
@@ -25,6 +26,36 @@ def wide(width: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 8, 3)
     )
+
+
+class TestMemory:
+    def test_weights_and_the_worst_moment_in_pytorch(self) -> None:
+        net = nn.Sequential(nn.Linear(1000, 500), nn.ReLU(), nn.Linear(500, 10)).eval()
+        x = torch.randn(64, 1000)
+        kilobytes = torch_bytes(net, lambda: net(x)) / 4000
+        weights = 1000 * 0.5 + 0.5 + 0.5 * 10 + 0.01
+        at_once = 2 * 64 * 0.5  # what the first layer gives, and that without what is below zero
+        assert kilobytes == pytest.approx(weights + at_once, rel=0.05)
+
+    @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+    def test_other_runtimes_need_more_for_more_inputs(self, runtime: str) -> None:
+        backend = backend_of(runtime)
+        needed = []
+        for batch in (1, 64):
+            example = Example((torch.zeros(batch, 3, 64, 64),), {})
+            needed.append(backend.load(wide(64).eval(), example, 1).memory())
+        few, many = needed
+        assert few is not None
+        assert many is not None
+        at_least = 63 * 64 * 62 * 62 * 4  # the widest output of 63 more pictures
+        assert many - few > 0.9 * at_least
+
+    def test_a_system_that_does_not_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.platform", "darwin")
+        assert process_bytes("onnxruntime", b"", {}, 1) is None
+
+    def test_a_runtime_that_fails_there(self) -> None:
+        assert process_bytes("onnxruntime", b"no model", {}, 1) is None
 
 
 class TestBench:
@@ -39,6 +70,9 @@ class TestBench:
             assert small.faster > 2, row
             assert big.faster == 1
             assert small.file_bytes < big.file_bytes
+            assert small.memory_bytes is not None
+            assert big.memory_bytes is not None
+            assert small.memory_bytes < big.memory_bytes
             assert big.per_second == pytest.approx(1 / big.seconds)
             assert row.theory == pytest.approx(16, rel=0.1)
             assert "× faster; theory" in row.verdict

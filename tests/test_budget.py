@@ -42,6 +42,10 @@ def test_the_step_is_at_most_an_eighth_of_the_width(units: int, step: int) -> No
     assert Rounder(align=8).step(units) == step
 
 
+def test_fewer_steps_align_narrow_layers_too() -> None:
+    assert [Rounder(align=8, steps=2).step(n) for n in (64, 16, 15, 8, 3)] == [8, 8, 4, 4, 1]
+
+
 def test_a_unit_of_several_channels_steps_in_channels() -> None:
     assert Rounder(align=8).step(32, channels_per_unit=2) == 4
     assert Rounder(align=8).step(8, channels_per_unit=16) == 1

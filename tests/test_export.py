@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from tests.shell import refused, run
@@ -15,7 +16,7 @@ import fpgm
 from fpgm.examples import Example
 from fpgm.export.fold import folded
 from fpgm.export.low_rank import split_layers
-from fpgm.export.onnx import OnnxModule
+from fpgm.export.onnx import OnnxModule, to_onnx
 from fpgm.models import resnet
 
 X = torch.randn(2, 3, 16, 16)
@@ -273,6 +274,15 @@ class TestLowRank:
         assert done.low_rank.error < 1e-9
         assert done.bytes < done.low_rank.bytes_before
         assert torch.allclose(loaded(tmp_path / "a.onnx", "onnx")(X), self.net()(X), atol=1e-4)
+
+
+def test_channels_are_placed_by_a_gather() -> None:
+    """Runtimes have no cheap scatter."""
+    small = fpgm.prune(shaken(resnet(20)), X, rate=0.4, residual="independent").eval()
+    data = to_onnx(small, Example((X,), {}))
+    kinds = {node.op_type for node in onnx.load_from_string(data).graph.node}
+    assert "Gather" in kinds
+    assert not kinds & {"ScatterND", "ScatterElements", "Transpose"}
 
 
 def test_the_command(tmp_path: Path) -> None:

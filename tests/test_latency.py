@@ -430,3 +430,10 @@ def test_the_command(ideal: Ideal, tmp_path: Path) -> None:
     assert told["asked"]["latency"] == 0.3
     assert told["asked"]["backend"] == "eager"
     assert told["achieved"]["latency"]["asked"] == 0.3
+
+
+def test_a_budget_in_time_aligns_narrow_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "ideal", Ideal())
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 24, 3), nn.Conv2d(24, 64, 3))
+    planned = Planner(model, torch.zeros(1, 3, 9, 9), budget=Budget(latency=0.3))
+    assert [planned.rounder.kept(n, 0.3) for n in (16, 24, 64)] == [8, 16, 48]

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.adapters import scatter, spread
 from fpgm.models import resnet
 from fpgm.models._torchvision import import_torchvision
 
@@ -143,3 +146,34 @@ def test_independent_plans_are_certified(make: Any) -> None:
     x = torch.randn(1, 3, 32, 32)
     plan = fpgm.plan(model, x, rate=0.4, residual="independent")
     assert fpgm.verify(model, plan, x).check().exact
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), size=st.integers(1, 9), dim=st.integers(0, 3))
+def test_both_ways_of_placing_channels_give_the_same(
+    data: st.DataObject, size: int, dim: int
+) -> None:
+    index = torch.tensor(sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1))))
+    shape = [2, 3, 4, 5]
+    shape[dim] = len(index)
+    x = torch.randn(shape)
+    sources = torch.full((size,), len(index))
+    sources[index] = torch.arange(len(index))
+    assert torch.equal(spread(x, dim, sources), scatter(x, dim, index, size))
+
+
+def test_a_compiler_gathers_where_eager_code_scatters() -> None:
+    small = fpgm.compact(resnet(20), paper_plan(resnet(20), 32)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        program = torch.export.export(small, (x,))
+        assert torch.allclose(program.module()(x), small(x), atol=1e-5)
+    used = {str(node.target) for node in program.graph.nodes}
+    assert any("index_select" in name for name in used)
+    assert not any("index_copy" in name for name in used)
+
+
+def test_training_with_a_compiler_scatters() -> None:
+    small = fpgm.compact(resnet(20), paper_plan(resnet(20), 32)).train()
+    program = torch.export.export(small, (torch.randn(2, 3, 32, 32),))
+    assert any("index_copy" in str(node.target) for node in program.graph.nodes)

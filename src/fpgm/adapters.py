@@ -28,6 +28,20 @@ def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
     return x.new_zeros(shape).index_copy_(dim, index, x)  # out of place, the zeros were copied too
 
 
+def spread(x: Tensor, dim: int, sources: Tensor) -> Tensor:
+    """Place channels among zeros by where each place gets its own from; the last one is the zeros'.
+
+    The same as `scatter` in one pass over what comes out, which compilers and other runtimes merge
+    with what follows; its gradient would be the dearer one.
+    """
+    shape = list(x.shape)
+    shape[dim] = 1
+    return torch.cat([x, x.new_zeros(shape)], dim).index_select(dim, sources)
+
+
+_SOURCES = "_sources"
+
+
 class _Hook:
     """Callable that finds its positions on the module it is attached to, so copies stay apart."""
 
@@ -40,6 +54,8 @@ class _Hook:
         index = getattr(module, self.buffer)
         if self.kind == "gather":
             return gather(x, self.dim, index)
+        if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and x.requires_grad):
+            return spread(x, self.dim, getattr(module, self.buffer + _SOURCES))
         return scatter(x, self.dim, index, self.size)
 
 
@@ -64,7 +80,12 @@ def attach_(model: nn.Module, adapter: Adapter) -> None:
     taken = sum(name.startswith("fpgm_") for name, _ in module.named_buffers(recurse=False))
     buffer = f"fpgm_{adapter.side}_{taken}"
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    module.register_buffer(buffer, torch.tensor(adapter.index, device=device), persistent=False)
+    index = torch.tensor(adapter.index, device=device)
+    module.register_buffer(buffer, index, persistent=False)
+    if adapter.kind == "scatter":
+        sources = torch.full((adapter.size,), len(index), device=device)
+        sources[index] = torch.arange(len(index), device=device)
+        module.register_buffer(buffer + _SOURCES, sources, persistent=False)
     if adapter.side == "input":
         module.register_forward_pre_hook(_InputHook(adapter, buffer), with_kwargs=True)
     else:

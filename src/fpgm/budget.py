@@ -76,6 +76,8 @@ class Rounder:
     align: int = 8
     rounding: Rounding = "nearest"
     min_channels: int = 1
+    steps: int = 8
+    """Narrow layers have smaller steps, so that there are at least so many to the whole width."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.align, int) or self.align < 1:
@@ -103,11 +105,11 @@ class Rounder:
         return max(lowest, min(units, kept))
 
     def step(self, units: int, channels_per_unit: int = 1) -> int:
-        """Alignment in units: the largest of align, align/2, …, 1 within an eighth of the width."""
+        """Alignment in units: the largest of align, align/2, …, 1 that divides the width enough."""
         if self.rounding == "paper":
             return 1
         channels = self.align
-        while channels > 1 and channels > units * channels_per_unit / 8:
+        while channels > 1 and channels * self.steps > units * channels_per_unit:
             channels //= 2
         return max(1, channels // math.gcd(channels, channels_per_unit))
 

@@ -83,13 +83,13 @@ def _read(
 
 def _show(found: Bench) -> None:
     common.show_table(
-        ("runtime", "model", "batch", "threads", "ms", "±", "inputs/s", "faster", "file"),
+        ("runtime", "model", "batch", "threads", "ms", "±", "inputs/s", "faster", "file", "memory"),
         [
             (
                 row.backend if place == 0 else "", f.model, str(row.batch), str(row.threads),
                 f"{1000 * f.seconds:.3g}", f"{f.spread:.0%}", f"{f.per_second:.3g}",
                 "" if place == 0 else f"{f.faster:.2f}×",
-                f"{f.file_bytes / 1e6:.3g} MB",
+                _megabytes(f.file_bytes), _megabytes(f.memory_bytes),
             )
             for row in found.rows
             for place, f in enumerate(row.figures)
@@ -126,6 +126,10 @@ def _show_layers(layers: Sequence[Spent]) -> None:
 
 def _times(seconds: Sequence[float]) -> list[str]:
     return [f"{1000 * value:.3g}" for value in seconds]
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:.3g} MB"
 
 
 def _widths(layer: Spent) -> str:

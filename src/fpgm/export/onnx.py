@@ -95,7 +95,8 @@ def batch_dims(example: Example) -> Any:
 
 def _exported(model: nn.Module, example: Example, any_batch: bool) -> Any:
     """What torch.onnx.export makes of it, quietly."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with warnings.catch_warnings(), quiet, torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             return torch.onnx.export(

@@ -27,6 +27,7 @@ from fpgm.errors import RequestError
 from fpgm.examples import Example
 from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
 from fpgm.latency.layers import Layer
+from fpgm.latency.memory import process_bytes, torch_bytes
 from fpgm.latency.timing import side_by_side
 
 LAYER_SECONDS = 0.02
@@ -69,6 +70,8 @@ class Loaded:
     """Bytes of the file the runtime reads, if it reads one."""
     pieces: Callable[[], list[Piece]] | None = None
     """Where the runtime itself says the time goes, if it tells."""
+    memory: Callable[[], int | None] = lambda: None
+    """Bytes it needs to run, weights included, where that can be told."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Torch:
                 if waits:
                     torch.cuda.synchronize()
 
-        return Loaded(run)
+        return Loaded(run, memory=lambda: torch_bytes(net, run))
 
     def layer_seconds(self, layer: Layer, threads: int) -> float:
         run = self.load(layer.module(), Example((layer.input(),), {}), threads).run
@@ -156,7 +159,12 @@ class _ReadsOnnx:
         data = to_onnx(model, example)
         feed = input_arrays(data, example)
         run = self.start(data, threads)
-        return Loaded(lambda: run(feed), len(data), lambda: self._pieces(data, feed, threads))
+        return Loaded(
+            lambda: run(feed),
+            len(data),
+            lambda: self._pieces(data, feed, threads),
+            lambda: process_bytes(self.name, data, feed, threads),
+        )
 
     def layer_seconds(self, layer: Layer, threads: int) -> float:
         pieces = self._pieces(layer_to_onnx(layer), {"x": layer.input().numpy()}, threads)

@@ -21,10 +21,10 @@ from fpgm.examples import Example, as_examples, batch_of, beside, resized
 from fpgm.latency.aim import Where
 from fpgm.latency.backends import BACKENDS, Backend
 from fpgm.latency.breakdown import Spent, breakdown
+from fpgm.latency.memory import weight_bytes
 from fpgm.latency.timing import ratio, side_by_side
 from fpgm.latency.verdict import reasons, verdict
 from fpgm.progress import Progress
-from fpgm.tensors import named_tensors
 from fpgm.wording import reason
 
 SECONDS = 2.0
@@ -45,6 +45,9 @@ class Figures:
     """How many times as fast as the first model, in the median of turns."""
     file_bytes: int
     """Of what is handed to the runtime."""
+    memory_bytes: int | None
+    """Needed to run, weights included: in PyTorch by its allocations, elsewhere by how much a
+    process grows; None where that cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,8 @@ def _row(
             timing.spread,
             batch / timing.median,
             ratio(timings[0], timing),
-            own.size or _weight_bytes(model),
+            own.size or weight_bytes(model),
+            own.memory(),
         )
         for (name, model), timing, own in zip(named.items(), timings, loaded, strict=True)
     )
@@ -199,8 +203,3 @@ def _macs(name: str, model: nn.Module, example: Example) -> int:
     except Exception as error:
         raise ForwardError(f"Model '{name}' fails on the example: {reason(error)}.") from error
     return int(counter.get_total_flops()) // 2
-
-
-def _weight_bytes(model: nn.Module) -> int:
-    """Size of a file of its tensors."""
-    return sum(t.nbytes for t in named_tensors(model).values())
