@@ -34,6 +34,7 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/soft_sweeps.py
 	$(BIN)/python benchmarks/recovery_outputs.py
 	$(BIN)/python benchmarks/median_agreement.py  # needs trained weights: FPGM_WEIGHTS
+	$(BIN)/python benchmarks/figures.py           # needs trained weights
 	$(BIN)/python benchmarks/regrowth.py          # needs both
 	$(BIN)/python benchmarks/soft_cifar.py        # needs both
 	$(PIP) --no-deps torch-pruning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,16 @@ TRIALS = 7
 
 
 def peer_pruned(
-    model: nn.Module, x: Tensor, wanted: float, round_to: int | None = None
+    model: nn.Module,
+    x: Tensor,
+    wanted: float,
+    round_to: int | None = None,
+    ignored: Callable[[str], bool] = lambda path: False,
 ) -> tuple[nn.Module, float]:
-    """Its result whose share of MACs removed is nearest to what is wanted, and that share."""
+    """Its result whose share of MACs removed is nearest to what is wanted, and that share.
+
+    Linear layers stay, and those `ignored` by their paths.
+    """
     import torch_pruning as tp
 
     whole = macs_of(model, x)
@@ -27,7 +35,11 @@ def peer_pruned(
             net, x,
             importance=tp.importance.FPGMImportance(p=2),
             pruning_ratio=rate,
-            ignored_layers=[m for m in net.modules() if isinstance(m, nn.Linear)],
+            ignored_layers=[
+                module
+                for path, module in net.named_modules()
+                if isinstance(module, nn.Linear) or ignored(path)
+            ],
             round_to=round_to,
         ).step()  # fmt: skip
         removed = 1 - macs_of(net, x) / whole

@@ -99,7 +99,8 @@ def test_networks_know_nothing_of_pruning(module: str) -> None:
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
     declared = {"torch", "safetensors", "numpy", "rich", "typer"}
-    extra = [under(f"fpgm.{name}") for name in ("export", "integrations", "latency", "train")]
+    extras = ("export", "figures", "integrations", "latency", "train")
+    extra = [under(f"fpgm.{name}") for name in extras]
     core = set(FILES) - set().union(*extra)
     assert set().union(*(outside(module) for module in core)) <= declared
 
@@ -138,3 +139,9 @@ def test_this_file_can_tell() -> None:
     assert "watch" in own("fpgm.planning")
     assert "torch" in outside("fpgm.compact")
     assert "fpgm.tracer" in imports("fpgm.rules", typing_too=True) - imports("fpgm.rules")
+
+
+@pytest.mark.parametrize("module", [*under("fpgm.figures"), "fpgm.analysis.result"])
+def test_figures_are_drawn_from_values(module: str) -> None:
+    assert outside(module) <= {"altair", "numpy", "PIL"}
+    assert own(module) <= {"analysis", "errors", "figures", "files", "plan", "progress"}

@@ -7,6 +7,7 @@ import inspect
 import fpgm
 
 SIGNATURES = {
+    "analyze": "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float' = 0.4) -> 'Analysis'",
     "bench": (
         "(models: 'Mapping[str, nn.Module] | Sequence[nn.Module]', example_inputs: 'Any', *, "
         "backends: 'Sequence[str] | None' = None, batches: 'Sequence[int] | None' = None, "
@@ -70,6 +71,7 @@ def test_the_names() -> None:
         "SoftPruner",
         *ERRORS[5:],
         "__version__",
+        "analyze",
         "bench",
         "compact",
         "export",

@@ -9,6 +9,7 @@ The names below are all there is to rely on; modules behind them may change.
 """
 
 from fpgm._version import __version__
+from fpgm.analysis import analyze
 from fpgm.compact import compact
 from fpgm.errors import (
     FileError,
@@ -42,6 +43,7 @@ __all__ = [
     "SoftPruner",
     "VerificationError",
     "__version__",
+    "analyze",
     "bench",
     "compact",
     "export",

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fpgm._version import __version__
+from fpgm.cli.analyze import analyze
 from fpgm.cli.bench import bench
 from fpgm.cli.data import data
 from fpgm.cli.export import export
@@ -61,6 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(analyze)
 app.command()(bench)
 app.command()(export)
 app.command()(inspect)

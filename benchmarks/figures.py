@@ -1,0 +1,145 @@
+"""The paper's Figures 3 and 5 for trained CIFAR-10 ResNets, drawn for the documentation.
+
+    python benchmarks/figures.py          # seconds
+
+Weights are read from FPGM_WEIGHTS; the picture comes with the package. Writes docs/figures/*.svg and
+the numbers behind them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fpgm
+from fpgm import figures
+from fpgm.analysis import analyze
+from fpgm.analysis.alike import layer_output, most_alike, removed_filters
+from fpgm.data.sample import read_sample
+from fpgm.models import resnet
+from fpgm.models.weights import load_weights
+from recovery import shown
+
+HERE = Path(__file__).resolve().parent
+DRAWN = HERE.parent / "docs" / "figures"
+X = torch.zeros(1, 3, 32, 32)
+FIRST, LAST = "conv1", "layer3.8.conv2"
+LAYER, NORM = "layer1.0.conv1", "layer1.0.bn1"
+"""Whose channels are shown: early, where they are large enough to be looked at."""
+PICTURES = 100
+"""Over which correlations are told; the first is drawn."""
+
+
+def norms(model: nn.Module) -> dict[str, Any]:
+    """Figure 3: the first and the last convolution, on both scales."""
+    found = analyze(model, X)
+    by_name = {own.layer: own for own in found.layers}
+    told = {}
+    for name in (FIRST, LAST):
+        layer = by_name[name]
+        for log in (False, True):
+            title = f"ResNet-56, {name}"
+            drawn = figures.norm_distribution(layer, log=log, title=title)
+            figures.save(drawn, DRAWN / f"norms-{name}{'-log' * log}.svg")
+        told[name] = {
+            "filters": layer.filters,
+            "smallest": min(layer.norms),
+            "largest": max(layer.norms),
+            "deviation": layer.deviation,
+            "least": layer.least,
+            "verdict": layer.verdict,
+        }
+    told["verdicts"] = {words: len(layers) for words, layers in found.verdicts().items()}
+    convolutions = [own for own in found.layers if own.prunable]
+    agree = [own.overlap["fpgm and l2"] for own in convolutions]
+    told["fpgm and l2 agree"] = statistics.fmean(agree)
+    return told
+
+
+def maps(model: nn.Module) -> dict[str, Any]:
+    """Figure 5: channels of one layer that go at 40 %, and the kept ones most like them."""
+    plan = fpgm.plan(model, X, rate=0.4, residual="independent", align=1, rounding="paper")
+    gone = removed_filters(plan, LAYER)
+    _, test = read_sample()
+    pictures = shown(test.images[:PICTURES])
+    outputs = [layer_output(model, NORM, picture[None]) for picture in pictures]
+    first = outputs[0]
+    figures.save(
+        figures.feature_maps(first, gone, title=f"ResNet-56, {LAYER}: framed channels go"),
+        DRAWN / "maps.svg",
+    )
+    pairs = most_alike(np.concatenate(outputs, axis=1), gone)
+    figures.save(
+        figures.replaced_maps(first, pairs, title="Removed, and the kept channel most like it"),
+        DRAWN / "maps-replaced.svg",
+    )
+    return {
+        "layer": LAYER,
+        "channels": len(first),
+        "pictures": len(outputs),
+        "pairs": [{"removed": a, "kept": b, "correlation": c} for a, b, c in pairs],
+    }
+
+
+def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
+    yield "# The paper's Figures 3 and 5 for a trained CIFAR-10 ResNet-56"
+    yield ""
+    yield f"    {command}"
+    yield ""
+    yield "| layer | filters | norms from | to | deviation ÷ mean | smallest ÷ mean | verdict |"
+    yield "|---|--:|--:|--:|--:|--:|---|"
+    for name in (FIRST, LAST):
+        r = result["norms"][name]
+        yield (
+            f"| {name} | {r['filters']} | {r['smallest']:.3f} | {r['largest']:.2f} "
+            f"| {r['deviation']:.2f} | {r['least']:.3f} | {r['verdict']} |"
+        )
+    yield ""
+    for words, count in result["norms"]["verdicts"].items():
+        yield f"- {count} layers: {words}"
+    yield ""
+    yield (
+        f"Of the filters that FPGM removes at 40 %, the l2 norm would remove "
+        f"{result['norms']['fpgm and l2 agree']:.0%} too, in the mean over layers."
+    )
+    yield ""
+    m = result["maps"]
+    yield (
+        f"Channels of {m['layer']} (behind its norm) that go at 40 %, and the kept one each "
+        f"correlates with most, over {m['pictures']} test pictures:"
+    )
+    yield ""
+    yield "| removed | kept | correlation |"
+    yield "|--:|--:|--:|"
+    for pair in m["pairs"]:
+        yield f"| {pair['removed']} | {pair['kept']} | {pair['correlation']:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = os.environ.get("FPGM_WEIGHTS", str(HERE.parent.parent / "shared" / "weights"))
+    parser.add_argument("--weights", type=Path, default=Path(default))
+    options = parser.parse_args()
+    model = load_weights(resnet(56), options.weights / "cifar10_resnet56.safetensors").eval()
+    DRAWN.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "benchmarks/figures.py"])
+    result = {"command": command, "norms": norms(model), "maps": maps(model)}
+    (HERE / "figures.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = "\n".join(markdown(command, result)) + "\n"
+    (HERE / "figures.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

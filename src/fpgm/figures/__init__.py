@@ -1,0 +1,28 @@
+"""Figures of filters, plans and results, each a function that returns an Altair chart.
+
+They take plain values and know nothing of torch. `save` writes PNG, SVG or PDF.
+"""
+
+from fpgm.figures.curves import (
+    accuracy_by_interval,
+    accuracy_by_macs,
+    savings,
+    sensitivity_curves,
+)
+from fpgm.figures.filters import filter_map, norm_distribution
+from fpgm.figures.layers import widths
+from fpgm.figures.maps import feature_maps, replaced_maps
+from fpgm.figures.save import save
+
+__all__ = [
+    "accuracy_by_interval",
+    "accuracy_by_macs",
+    "feature_maps",
+    "filter_map",
+    "norm_distribution",
+    "replaced_maps",
+    "save",
+    "savings",
+    "sensitivity_curves",
+    "widths",
+]

@@ -1,0 +1,129 @@
+"""Figures of what pruning does: accuracy and error by how much goes, saving against theory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fpgm.figures.style import COLUMN, DASHES, QUIET, SERIES, SHAPES, altair, data, styled
+
+Points = Mapping[str, Sequence[tuple[float, float]]]
+"""Several lines by name: (place, value) from left to right."""
+
+
+def accuracy_by_macs(lines: Points, *, original: float | None = None, width: int = COLUMN) -> Any:
+    """Accuracy against the share of MACs removed (the paper's Figure 4b), one line a method."""
+    return _lines(lines, "MACs removed", "accuracy", original, width, percent_x=True)
+
+
+def accuracy_by_interval(
+    lines: Points, *, original: float | None = None, width: int = COLUMN
+) -> Any:
+    """Accuracy against the epochs between two prunings (the paper's Figure 4a)."""
+    return _lines(lines, "epochs between prunings", "accuracy", original, width, percent_x=False)
+
+
+def sensitivity_curves(harms: Mapping[str, Sequence[float]], *, width: int = COLUMN) -> Any:
+    """Error of the outputs against the share of a group that goes, one line a group.
+
+    `harms` has, by group, the error with no unit gone, with one, with two and so on.
+    """
+    alt = altair()
+    rows = [
+        {"group": name, "removed": gone / (len(harm) - 1), "error": value}
+        for name, harm in harms.items()
+        for gone, value in enumerate(harm)
+        if len(harm) > 1
+    ]
+    chart = (
+        alt.Chart(data(rows))
+        .mark_line(opacity=0.7, strokeWidth=1.2)
+        .encode(
+            x=alt.X("removed:Q", title="share of the group removed", axis=alt.Axis(format="%")),
+            y=alt.Y("error:Q", title="error of the outputs", scale=alt.Scale(type="symlog")),
+            color=alt.Color(
+                "group:N", sort=list(harms), legend=None, scale=alt.Scale(scheme="viridis")
+            ),
+            tooltip=["group:N", alt.Tooltip("removed:Q", format=".0%"), "error:Q"],
+        )
+        .properties(width=width, height=round(0.7 * width))
+    )
+    return styled(chart)
+
+
+def savings(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN) -> Any:
+    """Share of the time that goes against the share of MACs, by runtime; the line is theory.
+
+    Each row has `runtime`, `model`, `theory` and `realised`, as shares.
+    """
+    alt = altair()
+    top = max([0.1, *(max(row["theory"], row["realised"]) for row in rows)]) * 1.1
+    scale = alt.Scale(domain=[min(0.0, *(row["realised"] for row in rows)), top], nice=False)
+    names = list(dict.fromkeys(row["runtime"] for row in rows))
+    line = (
+        alt.Chart(data([{"theory": 0.0, "realised": 0.0}, {"theory": top, "realised": top}]))
+        .mark_line(color=QUIET, strokeDash=[4, 3])
+        .encode(x="theory:Q", y="realised:Q")
+    )
+    points = (
+        alt.Chart(data([dict(row) for row in rows]))
+        .mark_point(filled=True, size=60, opacity=0.85)
+        .encode(
+            x=alt.X("theory:Q", scale=scale, title="MACs removed", axis=alt.Axis(format="%")),
+            y=alt.Y("realised:Q", scale=scale, title="time removed", axis=alt.Axis(format="%")),
+            color=_colour(names, "runtime"),
+            shape=_shape(names, "runtime"),
+            tooltip=[
+                "model:N", "runtime:N",
+                alt.Tooltip("theory:Q", format=".1%"), alt.Tooltip("realised:Q", format=".1%"),
+            ],
+        )
+    )  # fmt: skip
+    return styled((line + points).properties(width=width, height=width))
+
+
+def _lines(
+    lines: Points, across: str, up: str, original: float | None, width: int, *, percent_x: bool
+) -> Any:
+    alt = altair()
+    rows = [{"line": name, across: x, up: y} for name, points in lines.items() for x, y in points]
+    names = list(lines)
+    axis = alt.Axis(format="%") if percent_x else alt.Axis(tickMinStep=1)
+    drawn = (
+        alt.Chart(data(rows))
+        .mark_line(point=alt.OverlayMarkDef(filled=True, size=40))
+        .encode(
+            x=alt.X(f"{across}:Q", axis=axis, scale=alt.Scale(zero=False)),
+            y=alt.Y(f"{up}:Q", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)),
+            color=_colour(names, "line"),
+            shape=_shape(names, "line"),
+            strokeDash=alt.StrokeDash(
+                "line:N", sort=names, scale=alt.Scale(domain=names, range=_some(DASHES, names))
+            ),
+            tooltip=["line:N", f"{across}:Q", alt.Tooltip(f"{up}:Q", format=".2%")],
+        )
+    )
+    if original is not None:
+        rule = alt.Chart(data([{up: original}])).mark_rule(color=QUIET, strokeDash=[4, 3])
+        drawn = drawn + rule.encode(y=f"{up}:Q")
+    return styled(drawn.properties(width=width, height=round(0.7 * width)))
+
+
+def _colour(names: Sequence[str], field: str) -> Any:
+    alt = altair()
+    return alt.Color(
+        f"{field}:N", sort=list(names),
+        scale=alt.Scale(domain=list(names), range=_some(SERIES, names)),
+    )  # fmt: skip
+
+
+def _shape(names: Sequence[str], field: str) -> Any:
+    alt = altair()
+    return alt.Shape(
+        f"{field}:N", sort=list(names),
+        scale=alt.Scale(domain=list(names), range=_some(SHAPES, names)),
+    )  # fmt: skip
+
+
+def _some(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    return [values[number % len(values)] for number in range(len(names))]

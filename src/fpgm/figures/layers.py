@@ -1,0 +1,41 @@
+"""Figures of a plan: every group's units before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fpgm.figures.style import COLUMN, GONE, KEPT, altair, data, styled
+from fpgm.plan import Group
+
+
+def widths(groups: Sequence[Group], *, width: int = COLUMN) -> Any:
+    """A bar for every group, from top to bottom: units that stay, then units that go."""
+    alt = altair()
+    names = [f"{number + 1}. {group.name}" for number, group in enumerate(groups)]
+    rows = [
+        {"group": name, "units": count, "kind": kind, "order": order}
+        for name, group in zip(names, groups, strict=True)
+        for order, (kind, count) in enumerate(
+            (("kept", group.kept), ("removed", group.units - group.kept))
+        )
+    ]
+    chart = (
+        alt.Chart(data(rows))
+        .mark_bar(stroke="white", strokeWidth=0.5)
+        .encode(
+            y=alt.Y(
+                "group:N", sort=names, title=None, axis=alt.Axis(labelLimit=140, labelFontSize=9)
+            ),
+            x=alt.X("units:Q", title="units"),
+            color=alt.Color(
+                "kind:N",
+                sort=["kept", "removed"],
+                scale=alt.Scale(domain=["kept", "removed"], range=[KEPT, GONE]),
+            ),
+            order="order:Q",
+            tooltip=["group:N", "kind:N", "units:Q"],
+        )
+        .properties(width=width, height=alt.Step(12))
+    )
+    return styled(chart)

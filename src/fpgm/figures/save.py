@@ -1,0 +1,52 @@
+"""Figures as files: PNG, SVG or PDF."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from fpgm.analysis.result import Analysis
+from fpgm.errors import RequestError
+from fpgm.figures.filters import filter_map, norm_distribution
+from fpgm.files import write_whole, writing
+from fpgm.progress import Progress
+
+FORMATS = ("png", "svg", "pdf")
+_SCALE = 3
+"""Pixels a point, in PNG."""
+
+
+def check_format(name: str) -> None:
+    """Refuse what cannot be written."""
+    if name not in FORMATS:
+        raise RequestError(f"A figure cannot be {name!r}: give one of {', '.join(FORMATS)}.")
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Write a figure; the name's ending says as what."""
+    target = Path(path)
+    kind = target.suffix.lstrip(".").lower()
+    check_format(kind)
+    stream = io.StringIO() if kind == "svg" else io.BytesIO()
+    figure.save(stream, format=kind, scale_factor=_SCALE if kind == "png" else 1)
+    told = stream.getvalue()
+    content = told.encode() if isinstance(told, str) else told
+    with writing(target):
+        write_whole(target, lambda out: out.write(content))
+
+
+def save_analysis(
+    found: Analysis, folder: Path, kind: str, progress: Progress | None = None
+) -> None:
+    """Norms of every layer, linear and logarithmic, and its map of filters."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for number, layer in enumerate(found.layers):
+        if progress is not None:
+            progress(layer.layer, number, len(found.layers))
+        name = re.sub(r"[^\w.-]", "_", layer.layer) or "model"
+        save(norm_distribution(layer), folder / f"{name}.norms.{kind}")
+        save(norm_distribution(layer, log=True), folder / f"{name}.norms-log.{kind}")
+        save(filter_map(layer), folder / f"{name}.map.{kind}")
