@@ -25,7 +25,7 @@ from fpgm.errors import RequestError
 from fpgm.examples import Example, beside, float_outputs, squared, tensors_in
 from fpgm.plan import Plan
 from fpgm.progress import Progress
-from fpgm.recovery.batches import Inputs, read_inputs
+from fpgm.recovery.batches import Inputs, read_inputs, read_unseen
 from fpgm.recovery.distil import distil_
 from fpgm.recovery.guess import stood_in
 from fpgm.recovery.layer import LayerWork, Solved
@@ -45,6 +45,8 @@ UNTOLD = 8 * 2**30
 """Bytes of memory where the system does not tell."""
 MOST_WAITING = 64
 """Batches whose passes may wait: each is two threads."""
+JUDGES = 512
+"""Inputs that say whether distillation helped, if the loader has more than are solved with."""
 FEW_STEPS = 50
 """Of distillation, from which nothing is to be expected."""
 HELD_PER_LAYER = 4
@@ -115,6 +117,7 @@ def recover(
     small = compact(model, plan)
     modes = [module.training for module in small.modules()]
     inputs = read_inputs((beside(model, batch) for batch in loader), images)
+    unseen: Inputs | None = None
     notes: list[str] = []
     solved: list[Solved] = []
     try:
@@ -131,13 +134,20 @@ def recover(
                 solved = _solve_(model, small, plan, inputs, progress)
                 notes = [s.note for s in solved if s.note is not None]
             nets = [plain, small]
-            steps = 0
+            judges, steps = inputs, 0
             if distil > 0:
+                # What was solved with is fitted already: only other inputs tell what training adds.
+                unseen = read_unseen(model, loader, len(inputs), JUDGES)
                 nets.append(copy.deepcopy(small))
-                steps = distil_(nets[-1], model, plan, loader, inputs, distil, progress)
-            errors = _output_errors(model, nets, inputs)
+                steps = distil_(
+                    nets[-1], model, plan, loader, inputs, distil, progress, spared=len(unseen)
+                )
+                judges = unseen if len(unseen) else inputs
+            errors = _output_errors(model, nets, judges)
     finally:
         inputs.close()
+        if unseen is not None:
+            unseen.close()
     best, said = _best(errors, distil, steps)
     small, notes = nets[best], [*notes, *said]
     for module, mode in zip(small.modules(), modes, strict=True):

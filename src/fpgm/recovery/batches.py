@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fpgm.errors import RequestError
-from fpgm.examples import Example, tensors_in
+from fpgm.examples import Example, beside, tensors_in
 
 IN_MEMORY = 512 * 2**20
 """Bytes of inputs kept at hand."""
@@ -106,6 +107,23 @@ class _Filed:
 
 def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
     """The first batches of a loader, until they hold so many inputs."""
+    found = _read(loader, images)
+    if not len(found):
+        raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
+    return found
+
+
+def read_unseen(model: nn.Module, loader: Iterable[Any], seen: int, images: int) -> Inputs:
+    """Batches that come after so many, until they hold so many inputs; there may be none.
+
+    Only a loader that can be read again has any, and where its order is another each time, some
+    of them may have been seen.
+    """
+    again = () if iter(loader) is loader else loader
+    return _read((beside(model, batch) for batch in islice(again, seen, None)), images)
+
+
+def _read(loader: Iterable[Any], images: int) -> Inputs:
     found = Inputs()
     try:
         for batch in loader:
@@ -119,8 +137,6 @@ def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
             found.add(example, first.shape[0], _classes(batch, first.shape[0]))
             if found.count >= images:
                 break
-        if not len(found):
-            raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
     except BaseException:
         found.close()
         raise

@@ -18,6 +18,9 @@ from fpgm.recovery.midway import find_places, reading
 
 RATE = 1e-3
 """Of AdamW; it falls to zero along a cosine of the time that has passed."""
+ENOUGH_STEPS = 1000
+"""With fewer the rate is lower, by the root of their share: what a few large steps break they do
+not mend."""
 WARM_UP = 0.05
 """In this share of the time it rises from nothing: the network is nearly right already."""
 
@@ -30,12 +33,14 @@ def distil_(
     inputs: Inputs,
     seconds: float,
     progress: Progress | None = None,
+    spared: int = 0,
 ) -> int:
     """Train for so many seconds; returns how many steps that were.
 
     The compact model is to give the original's answers, and to have on the way what the original
-    has where streams branch off. Norms keep their
-    statistics: batches may be small, and what they were told is right already.
+    has where streams branch off. Norms keep their statistics: batches may be small, and what they
+    were told is right already. Of every reading of the loader as many batches as are `spared` are
+    passed over, behind those that `inputs` came from: they are there to judge by.
     """
     small.eval()
     parameters = [p for p in small.parameters() if p.requires_grad]
@@ -45,14 +50,15 @@ def distil_(
     places = find_places(model, small, plan, inputs[0])
     start, steps = time.perf_counter(), 0
     with reading(model, places, cut=True) as theirs, reading(small, places, cut=False) as mine:
-        for example in _endless(model, loader, inputs):
+        for example in _endless(model, loader, inputs, spared):
             share = (time.perf_counter() - start) / seconds
             if share >= 1:
                 break
+            rate = RATE * min(1.0, math.sqrt(steps / max(share, 1e-9) / ENOUGH_STEPS))
             if progress is not None:
                 progress("distilling", int(share * seconds), math.ceil(seconds))
             for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, share / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+                group["lr"] = rate * min(1.0, share / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
             theirs.clear()
             mine.clear()
             with torch.no_grad():
@@ -71,14 +77,17 @@ def distil_(
     return steps
 
 
-def _endless(model: nn.Module, loader: Iterable[Any], inputs: Inputs) -> Iterator[Example]:
+def _endless(
+    model: nn.Module, loader: Iterable[Any], inputs: Inputs, spared: int
+) -> Iterator[Example]:
     """All of a loader's batches again and again; of one that can be read only once, what was."""
     once = iter(loader) is loader
     while True:
         count = 0
-        for batch in () if once else loader:
-            count += 1
-            yield as_call(beside(model, batch))
+        for place, batch in enumerate(() if once else loader):
+            if not 0 <= place - len(inputs) < spared:
+                count += 1
+                yield as_call(beside(model, batch))
         if not count:
             once = True
             yield from (inputs[number] for number in range(len(inputs)))
@@ -89,7 +98,10 @@ def _distance(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
     parts = []
     for g, w in zip(given, wanted, strict=True):
         finite = w.isfinite()
-        if g.shape == w.shape and bool(finite.any()):
-            size = w[finite].square().mean().clamp(min=1e-12)
-            parts.append((g[finite] - w[finite]).square().mean() / size)
+        if g.shape != w.shape or not bool(finite.any()):
+            continue
+        if not bool(finite.all()):  # choosing by a mask is slow, in the way back most of all
+            g, w = g[finite], w[finite]
+        size = w.square().mean().clamp(min=1e-12)
+        parts.append((g - w).square().mean() / size)
     return torch.stack(parts).mean() if parts else torch.zeros((), requires_grad=True)
