@@ -2,8 +2,8 @@
 
     python benchmarks/figures.py          # seconds
 
-Weights are read from FPGM_WEIGHTS; the picture comes with the package. Writes docs/figures/*.svg and
-the numbers behind them.
+Weights are read from FPGM_WEIGHTS; the picture comes with the package. Writes docs/figures/*.svg
+and the numbers behind them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.analysis import analyze
 from fpgm.analysis.alike import layer_output, most_alike, removed_filters
-from fpgm.analysis.redundancy import effective_rank, nearest
+from fpgm.analysis.redundancy import effective_rank, nearest, on_a_plane
 from fpgm.analysis.result import LARGE_MINIMUM, SMALL_DEVIATION, LayerAnalysis, verdict
 
 X = torch.zeros(1, 1, 1, 1)
@@ -114,10 +114,15 @@ def test_nearest_and_rank_by_their_definitions(seed: int, count: int, length: in
     assert nearest(rows).tolist() == pytest.approx(wanted)
     assert 1 - 1e-9 <= effective_rank(rows) <= min(count, length) + 1e-9
     assert effective_rank(7 * rows) == pytest.approx(effective_rank(rows))
+    shares = torch.linalg.svdvals(rows) / torch.linalg.svdvals(rows).sum()
+    assert effective_rank(rows) == pytest.approx(float((-(shares * shares.log()).sum()).exp()))
+    left, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
+    wanted_places = torch.nn.functional.pad(left * sizes, (0, 1))[:, :2]
+    assert torch.allclose(on_a_plane(rows).abs(), wanted_places.abs(), atol=1e-6)
 
 
 def test_many_filters_at_once_and_in_parts() -> None:
-    rows = torch.randn(1100, 3)
+    rows = torch.randn(1100, 3).double()
     assert torch.allclose(nearest(rows)[:5], nearest_by_hand(rows)[:5])
     assert torch.allclose(nearest(rows)[-5:], nearest_by_hand(rows)[-5:])
 
@@ -170,7 +175,9 @@ class TestCommand:
         told = json.loads(out)
         assert told["rate"] == 0.4
         first = told["layers"][0]
-        assert (first["layer"], len(first["norms"]), first["prunable"]) == ("conv1", 16, True)
+        assert (first["layer"], len(first["norms"])) == ("conv1", 16)
+        assert (first["writes"], first["reads"]) == (["conv1"], [])
+        assert told["layers"][2]["reads"] == ["layer1.0.conv1"]
         assert first["verdict"].startswith("large minimum norm")
 
     def test_table(self) -> None:

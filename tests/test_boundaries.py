@@ -99,7 +99,7 @@ def test_networks_know_nothing_of_pruning(module: str) -> None:
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
     declared = {"torch", "safetensors", "numpy", "rich", "typer"}
-    extras = ("export", "figures", "integrations", "latency", "train")
+    extras = ("export", "figures", "integrations", "latency", "report", "train")
     extra = [under(f"fpgm.{name}") for name in extras]
     core = set(FILES) - set().union(*extra)
     assert set().union(*(outside(module) for module in core)) <= declared
@@ -145,3 +145,9 @@ def test_this_file_can_tell() -> None:
 def test_figures_are_drawn_from_values(module: str) -> None:
     assert outside(module) <= {"altair", "numpy", "PIL"}
     assert own(module) <= {"analysis", "errors", "figures", "files", "plan", "progress"}
+
+
+@pytest.mark.parametrize("module", under("fpgm.report"))
+def test_a_report_reads_values_and_never_builds_a_model(module: str) -> None:
+    assert outside(module) <= {"jinja2", "vl_convert"}
+    assert own(module) <= {"errors", "figures", "files", "plan", "report", "wording"}

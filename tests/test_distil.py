@@ -51,7 +51,7 @@ class TestUnseen:
 
 
 class TestJudgement:
-    """Weights solved for fit the inputs they were solved with: those cannot tell what else helps."""
+    """Weights fit the inputs they were solved with: those cannot tell what else helps."""
 
     def judged(self, monkeypatch: pytest.MonkeyPatch, loader: Any) -> list[float]:
         found: list[float] = []

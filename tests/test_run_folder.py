@@ -37,10 +37,25 @@ def test_a_run_folder_holds_everything(tiny: str, tmp_path: Path) -> None:
     metrics = logged(tmp_path / "run")
     assert [m["epoch"] for m in metrics] == [1, 2, 3]
     assert metrics[0]["zeroed"] == 12  # 6 of 16 in both layers
-    assert any((tmp_path / "run/tensorboard").iterdir())
     plan = fpgm.Plan.from_json((tmp_path / "run/plan.json").read_text())
     assert plan.params_after == outcome.results["params_after"]
     assert sum(p.numel() for p in outcome.model.parameters()) == plan.params_after
+
+
+def test_tensorboard_has_figures_and_norms_of_every_epoch(tiny: str, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    outcome = train(recipe(tiny), tmp_path / "run")
+    every = {"histograms": 0}  # not only the last
+    told = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance=every)
+    told.Reload()
+    accuracies = [m["test_accuracy"] for m in logged(tmp_path / "run")]
+    assert [e.value for e in told.Scalars("test_accuracy")] == pytest.approx(accuracies)
+    layers = {n for n, p in outcome.model.named_parameters() if p.ndim > 1}
+    assert set(told.Tags()["histograms"]) == {f"norms/{name}" for name in layers}
+    epochs = told.Histograms(f"norms/{sorted(layers)[0]}")
+    assert [e.step for e in epochs] == [1, 2, 3]
+    assert epochs[-1].histogram_value.min == 0  # filters that were pruned
 
 
 def test_the_compact_model_on_disk_is_the_one_that_was_measured(tiny: str, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fpgm import criteria
-from fpgm.analysis.redundancy import effective_rank, nearest
+from fpgm.analysis.redundancy import effective_rank, nearest, on_a_plane
 from fpgm.analysis.result import Analysis, LayerAnalysis
 from fpgm.budget import Budget, Rounder, check_share
-from fpgm.coupling import Writer
+from fpgm.coupling import Structure, Writer
 from fpgm.examples import as_examples, beside
 from fpgm.latency.layers import called_layers
 from fpgm.planning import Planner
@@ -45,7 +45,12 @@ def analyze(model: nn.Module, example_inputs: Any, *, rate: float = 0.4) -> Anal
         macs[call.path] = macs.get(call.path, 0) + call.macs
     tensors = named_tensors(model)
     params = sum(p.numel() for p in model.parameters())
-    may_go = {id(writer) for pool in structure.pools for writer in pool.writers}
+    writes: dict[int, tuple[str, ...]] = {}
+    for pool in structure.pools:
+        for writer in pool.writers:
+            writes[id(writer)] = (*writes.get(id(writer), ()), pool.name)
+    reads = _read(structure)
+    order = {path: place for place, path in enumerate(macs)}
     layers = []
     for writer in structure.writers:
         weight = tensors[writer.slot.name].detach()
@@ -54,12 +59,26 @@ def analyze(model: nn.Module, example_inputs: Any, *, rate: float = 0.4) -> Anal
             layers.append(
                 _layer(
                     writer, rows, rate,
-                    prunable=id(writer) in may_go,
+                    writes=writes.get(id(writer), ()),
+                    reads=reads.get(writer.layer, ()),
                     macs_share=macs.get(writer.layer, 0) / max(1, structure.macs()),
                     params_share=weight.numel() / max(1, params),
                 )
             )  # fmt: skip
+    layers.sort(key=lambda own: order.get(own.layer, len(order)))
     return Analysis(rate, tuple(layers))
+
+
+def _read(structure: Structure) -> dict[str, tuple[str, ...]]:
+    """For every layer, the groups whose units it reads."""
+    found: dict[str, tuple[str, ...]] = {}
+    for slot in structure.seen.slots.values():
+        for field, role in zip(slot.fields, slot.roles, strict=True):
+            if role == "reads":
+                units = structure.of(field)
+                groups = [p.name for p in structure.pools if bool(torch.isin(p.units, units).any())]
+                found[slot.name.rpartition(".")[0]] = tuple(groups)
+    return found
 
 
 def _layer(
@@ -67,7 +86,8 @@ def _layer(
     rows: Tensor,
     rate: float,
     *,
-    prunable: bool,
+    writes: tuple[str, ...],
+    reads: tuple[str, ...],
     macs_share: float,
     params_share: float,
 ) -> LayerAnalysis:
@@ -76,25 +96,19 @@ def _layer(
     around = rows - criteria.geometric_median(rows)
     return LayerAnalysis(
         layer=writer.layer,
-        prunable=prunable,
+        writes=writes,
+        reads=reads,
         macs_share=macs_share,
         params_share=params_share,
         norms=_numbers(norms),
         to_median=_numbers(torch.linalg.vector_norm(around, dim=1)),
         to_nearest=_numbers(nearest(rows)),
-        places=tuple(_numbers(place) for place in _flat(around)),
+        places=tuple(_numbers(place) for place in on_a_plane(around)),
         effective_rank=effective_rank(rows),
         deviation=float(norms.std(correction=0)) / mean,
         least=float(norms.min()) / mean,
         overlap=_overlap(writer.layer, rows, rate),
     )
-
-
-def _flat(around: Tensor) -> Tensor:
-    """The two directions in which the filters spread most around their median: [n, 2]."""
-    left, sizes, _ = torch.linalg.svd(around, full_matrices=False)
-    found: Tensor = (left * sizes)[:, :2]
-    return found if found.shape[1] == 2 else torch.nn.functional.pad(found, (0, 1))
 
 
 def _overlap(layer: str, rows: Tensor, rate: float) -> dict[str, float]:

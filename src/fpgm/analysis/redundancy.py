@@ -1,4 +1,8 @@
-"""How much of a layer is said twice: nearest neighbours and effective rank."""
+"""How much of a layer is said twice: nearest neighbours, effective rank, and a plane to see it on.
+
+All of it follows from products of filters with each other, in float64: many times faster than
+differences and singular values, and exact to some 1e-8 of a filter's length.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,17 @@ def nearest(rows: Tensor) -> Tensor:
     """Distance of every row to the nearest other one.
 
     >>> nearest(torch.tensor([[0.0], [1.0], [5.0]]))
-    tensor([1., 1., 4.])
+    tensor([1., 1., 4.], dtype=torch.float64)
     """
+    centred = rows.double() - rows.double().mean(0)
+    squares = centred.square().sum(1)
     found = []
     for start in range(0, len(rows), _AT_ONCE):
-        part = rows[start : start + _AT_ONCE]
-        distances = torch.cdist(part, rows, compute_mode="donot_use_mm_for_euclid_dist")
-        own = torch.arange(len(part))
-        distances[own, start + own] = torch.inf
-        found.append(distances.min(dim=1).values)
+        part = slice(start, start + _AT_ONCE)
+        squared = squares[part, None] + squares - 2 * centred[part] @ centred.T
+        own = torch.arange(len(squared))
+        squared[own, start + own] = torch.inf
+        found.append(squared.min(dim=1).values.clamp(min=0).sqrt())
     return torch.cat(found)
 
 
@@ -34,9 +40,38 @@ def effective_rank(rows: Tensor) -> float:
     >>> round(effective_rank(torch.eye(4)), 6), round(effective_rank(torch.ones(4, 3)), 6)
     (4.0, 1.0)
     """
-    values = torch.linalg.svdvals(rows.double())
+    wide = rows.double()
+    values = torch.linalg.eigvalsh(_smaller_gram(wide)).clamp(min=0)
+    values = values.masked_fill(values < _ROUNDING * values.max(), 0).sqrt()
     total = values.sum()
     if not total > 0:
         return 1.0
-    shares = values / total
-    return float(torch.exp(torch.special.entr(shares).sum()))
+    return float(torch.exp(torch.special.entr(values / total).sum()))
+
+
+_ROUNDING = 1e-14
+"""Share of the largest eigenvalue below which another is nothing but rounding."""
+
+
+def on_a_plane(rows: Tensor) -> Tensor:
+    """Rows in the two directions in which they are longest: [n, 2].
+
+    >>> on_a_plane(torch.tensor([[2.0, 0.0], [-2.0, 0.0]])).abs()
+    tensor([[2., 0.],
+            [2., 0.]], dtype=torch.float64)
+    """
+    wide = rows.double()
+    gram = _smaller_gram(wide)
+    _, vectors = torch.linalg.eigh(gram)
+    top = vectors.flip(1)[:, :2]
+    if len(gram) == wide.shape[1]:
+        places = wide @ top
+    else:  # the products' eigenvectors are the places themselves, at length one
+        places = top * (top * (gram @ top)).sum(0).clamp(min=0).sqrt()
+    found: Tensor = torch.nn.functional.pad(places, (0, 2 - places.shape[1]))
+    return found
+
+
+def _smaller_gram(rows: Tensor) -> Tensor:
+    """Products of rows or of columns with each other, whichever are fewer."""
+    return rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows

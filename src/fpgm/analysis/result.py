@@ -18,8 +18,10 @@ class LayerAnalysis:
     """One layer; everything by filter is in the order of its filters."""
 
     layer: str
-    prunable: bool
-    """Whether any of its filters may go."""
+    writes: tuple[str, ...]
+    """Groups its filters belong to; none, if none of them may go."""
+    reads: tuple[str, ...]
+    """Groups whose units it reads."""
     macs_share: float
     params_share: float
     norms: tuple[float, ...]
@@ -44,6 +46,11 @@ class LayerAnalysis:
         return len(self.norms)
 
     @property
+    def prunable(self) -> bool:
+        """Whether any of its filters may go."""
+        return bool(self.writes)
+
+    @property
     def nearest_share(self) -> float:
         """How far the nearest other filter is, in the median, as a share of the mean norm."""
         mean = statistics.fmean(self.norms)
@@ -57,7 +64,7 @@ class LayerAnalysis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Layers in the order they were defined."""
+    """Layers in the order they first run."""
 
     rate: float
     """Share of filters that criteria were asked to choose."""

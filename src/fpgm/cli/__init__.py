@@ -21,6 +21,7 @@ from fpgm.cli.data import data
 from fpgm.cli.export import export
 from fpgm.cli.inspect import inspect
 from fpgm.cli.prune import prune
+from fpgm.cli.report import report
 from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
@@ -67,6 +68,7 @@ app.command()(bench)
 app.command()(export)
 app.command()(inspect)
 app.command()(prune)
+app.command()(report)
 app.command()(sensitivity)
 app.command()(train)
 app.command()(verify)

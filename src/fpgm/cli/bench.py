@@ -12,6 +12,7 @@ from torch import nn
 from fpgm.cli import common
 from fpgm.cli import results as res
 from fpgm.errors import RequestError
+from fpgm.files import write_text, writing
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.bench import SECONDS, Bench
 from fpgm.latency.bench import bench as measure
@@ -42,18 +43,28 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time for each comparison.")] = SECONDS,
     input: common.Input = None,  # noqa: A002  (the option's name)
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Write what was measured into the last folder, too.")
+    ] = False,
     trusted: common.Trusted = None,
     json: common.AsJson = False,
 ) -> None:
     """Time models against each other in every runtime, in turns, and say whether pruning pays."""
+    if keep and not Path(models[-1]).is_dir():
+        raise RequestError(f"--keep writes into a folder of fpgm prune: {models[-1]} is none.")
     nets, shape = _read(models, input, trusted or ())
     with common.supposing(shape, input), common.LayerBar() as bar:
         found = measure(
             nets, common.example(shape),
             backends=backend, batches=batch, threads=threads, seconds=seconds, progress=bar.show,
         )  # fmt: skip
+    told = {"models": list(nets), "input": shape, **found.to_dict()}
+    if keep:
+        file = Path(models[-1]) / res.BENCH
+        with writing(file):
+            write_text(file, common.to_json(told) + "\n")
     if json:
-        common.show_json({"models": list(nets), "input": shape, **found.to_dict()})
+        common.show_json(told)
     else:
         _show(found)
 

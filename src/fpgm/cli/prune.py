@@ -11,6 +11,7 @@ import typer
 from torch import nn
 
 from fpgm._version import __version__
+from fpgm.analysis import analyze
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
@@ -19,6 +20,7 @@ from fpgm.compact import compact
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.files import file_sha256
+from fpgm.harm.result import Sensitivity
 from fpgm.plan import Plan
 from fpgm.planning import plan
 from fpgm.recovery import Method, recovery_of
@@ -126,7 +128,7 @@ def prune(
         if needs and data is None:
             raise RequestError(f"{wanting} looks at pictures: give --data.")
     shape = common.input_shape(input, model)
-    with common.Steps(4 + (method is not None) + (data is not None)) as steps:
+    with common.Steps(5 + (method is not None) + (data is not None)) as steps:
         with steps.step("build"):
             net = common.build(model, weights)
             x = common.example(shape)
@@ -146,6 +148,10 @@ def prune(
             )  # fmt: skip
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
+        with steps.step("look at filters"):
+            beside = {res.ANALYSIS: common.to_json(analyze(net, x).to_dict())}
+            if isinstance(way, Sensitivity):
+                beside[res.SENSITIVITY] = way.to_json(indent=1)
         with steps.step("compact"):
             small = compact(net, made)
         with steps.step("verify"):
@@ -185,7 +191,7 @@ def prune(
         "seconds": steps.seconds,
         "command": context.obj,
     }
-    res.write(out, small, made, results)
+    res.write(out, small, made, results, beside)
     if json:
         common.show_json(results)
     else:

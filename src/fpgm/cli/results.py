@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ from fpgm.verify import Certificate
 from fpgm.wording import reason
 
 SMALL, PLAN, RESULTS = "small.safetensors", "plan.json", "results.json"
+ANALYSIS, SENSITIVITY, BENCH, REPORT = (
+    "analysis.json", "sensitivity.json", "bench.json", "report.html",
+)  # fmt: skip
+"""What may lie beside: all of it goes when the model is replaced."""
 EXPORTED = (
     "small.onnx", "small.int8.onnx", "small.low-rank.onnx", "small.low-rank.int8.onnx",
     "small.pt2", "small.pt",
@@ -29,6 +33,7 @@ EXPORTED = (
 """Where `fpgm export` writes if it is not told."""
 FORMAT = 1
 """Version of results.json."""
+_OURS = (SMALL, PLAN, RESULTS, ANALYSIS, SENSITIVITY, BENCH, REPORT, *EXPORTED)
 
 
 def achieved(made: Plan) -> dict[str, Any]:
@@ -72,8 +77,8 @@ def certificate_line(certificate: Certificate) -> str:
 
 
 def _ours(name: str) -> bool:
-    """Whether a file's name is one that prune or export gives."""
-    return name in (SMALL, PLAN, RESULTS, *EXPORTED)
+    """Whether a file's name is one that prune, bench, report or export gives."""
+    return name in _OURS
 
 
 def check_folder(out: Path, force: bool) -> None:
@@ -91,8 +96,13 @@ def check_folder(out: Path, force: bool) -> None:
         raise FileError(f"{out} is not empty: choose another --out, or --force to replace it.")
 
 
-def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> None:
-    """Write all three files or none: they are made aside and moved into place."""
+def write(
+    out: Path, small: nn.Module, made: Plan, results: dict[str, Any], beside: Mapping[str, str]
+) -> None:
+    """Write all files or none: they are made aside and moved into place.
+
+    `beside` has texts by file name, besides the three that are always there.
+    """
     place = Path(os.path.realpath(out))
     there = place.exists()
     part = (place if there else place.parent) / f".{place.name}.{secrets.token_hex(4)}.part"
@@ -101,6 +111,8 @@ def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> N
         save(small, part / SMALL)
         (part / PLAN).write_text(made.to_json(indent=1) + "\n", encoding="utf-8")
         (part / RESULTS).write_text(to_json(results) + "\n", encoding="utf-8")
+        for name, text in beside.items():
+            (part / name).write_text(text + "\n", encoding="utf-8")
         if there:  # it may be where one stands, or a mount: only its files can be replaced
             _replace(place, part)
         else:
@@ -115,17 +127,17 @@ def write(out: Path, small: nn.Module, made: Plan, results: dict[str, Any]) -> N
 
 def _replace(place: Path, part: Path) -> None:
     """Move new files in and old ones out; on failure the old ones come back."""
+    names = [file.name for file in part.iterdir()]
     old = part / "old"
     old.mkdir()
-    names = (SMALL, PLAN, RESULTS)
     try:
-        for name in (*names, *EXPORTED):  # what was exported from the old model goes with it
+        for name in _OURS:  # what was made of the old model goes with it
             if (place / name).exists():
                 (place / name).rename(old / name)
         for name in names:
             (part / name).rename(place / name)
     except OSError:
-        for name in (*names, *EXPORTED):
+        for name in _OURS:
             if (old / name).exists():
                 (old / name).replace(place / name)
         raise

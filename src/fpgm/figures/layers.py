@@ -36,6 +36,6 @@ def widths(groups: Sequence[Group], *, width: int = COLUMN) -> Any:
             order="order:Q",
             tooltip=["group:N", "kind:N", "units:Q"],
         )
-        .properties(width=width, height=alt.Step(12))
+        .properties(width=width, height=13 * len(groups))
     )
     return styled(chart)

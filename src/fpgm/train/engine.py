@@ -35,7 +35,7 @@ from fpgm.soft import SoftPruner, Step
 from fpgm.store import load, save
 from fpgm.train.answers import check_answers, checked, reaches_all
 from fpgm.train.average import Average
-from fpgm.train.figures import Figures, accuracy
+from fpgm.train.figures import Figures, accuracy, filter_norms
 from fpgm.train.folder import PLAN, SMALL, WEIGHTS, RunFolder
 from fpgm.train.loss import Loss
 from fpgm.train.processes import expect_unreached, make_accelerator
@@ -162,7 +162,7 @@ class _Run:
         if self.average is not None:
             metrics["average_accuracy"] = self._accuracy(self.average.module)
         self.epoch = number + 1
-        self._first(lambda: self.folder.log(metrics))
+        self._first(lambda: self.folder.log(metrics, filter_norms(self.model)))
         self._save()
         if self.reporter is not None:
             self.reporter.finished(metrics)

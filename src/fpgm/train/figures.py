@@ -66,3 +66,19 @@ def accuracy(net: nn.Module, batches: Batches, accelerator: Accelerator) -> floa
 
 def _precise(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no doubles
+
+
+@torch.no_grad()
+def filter_norms(net: nn.Module) -> dict[str, Tensor]:
+    """Norms of all filters, by layer: what a norm-based criterion sees of them.
+
+    >>> net = nn.Linear(2, 2)
+    >>> _ = net.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    >>> filter_norms(net)
+    {'weight': tensor([5., 1.])}
+    """
+    return {
+        name: torch.linalg.vector_norm(weight.detach().flatten(1).float(), dim=1).cpu()
+        for name, weight in net.named_parameters()
+        if weight.ndim > 1
+    }

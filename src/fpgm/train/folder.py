@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fpgm._version import __version__
 from fpgm.errors import FileError
@@ -121,8 +123,8 @@ class RunFolder:
         except OSError:  # some network file systems know no locks
             return
 
-    def log(self, metrics: dict[str, Any]) -> None:
-        """Append one epoch's figures, for machines and for TensorBoard."""
+    def log(self, metrics: dict[str, Any], norms: Mapping[str, Tensor]) -> None:
+        """Append one epoch's figures, for machines and for TensorBoard, which also gets norms."""
         file = self.path / METRICS
         with writing(file), file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(metrics) + "\n")
@@ -132,6 +134,9 @@ class RunFolder:
                 for name, value in metrics.items():
                     if isinstance(value, int | float) and name != "epoch":
                         board.add_scalar(name, value, metrics["epoch"])
+                for name, values in norms.items():
+                    if bool(values.isfinite().all()):  # of others it can draw nothing
+                        board.add_histogram(f"norms/{name}", values, metrics["epoch"])
                 board.flush()
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -1,0 +1,76 @@
+"""`fpgm report`: one page about a run, or several side by side."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fpgm.cli import common
+from fpgm.errors import RequestError
+from fpgm.report import compare as write_comparison
+from fpgm.report import report as write_report
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Folder of `fpgm prune` or `fpgm train`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write; by default report.html in the folder."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Set several folders side by side on one page.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Serve the page to this machine, following the folder."),
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of --serve; 0 takes one that is free.")
+    ] = 8765,
+    json: common.AsJson = False,
+) -> None:
+    """Write one self-contained HTML page about a run: figures, network, charts, every layer."""
+    if compare:
+        if serve:
+            raise RequestError("--serve follows one folder: leave out --compare.")
+        written = write_comparison(folders, out or Path("comparison.html"))
+    elif len(folders) > 1:
+        raise RequestError("Several folders are shown side by side: add --compare.")
+    elif serve:
+        _serve(folders[0], port, show)
+        return
+    else:
+        written = write_report(folders[0], out)
+    if json:
+        common.show_json({"file": str(written), "bytes": written.stat().st_size})
+    else:
+        typer.echo(f"Written: {written} ({written.stat().st_size / 1e6:.1f} MB)")
+    if show:
+        webbrowser.open(written.resolve().as_uri())
+
+
+def _serve(folder: Path, port: int, show: bool) -> None:
+    from fpgm.report.serve import HOST, server
+
+    try:
+        running = server(folder, port)
+    except OSError as error:
+        raise RequestError(
+            f"Port {port} cannot be used ({error.strerror}): give --port."
+        ) from error
+    address = f"http://{HOST}:{running.server_address[1]}/"
+    typer.echo(f"{address} follows {folder}; Ctrl-C ends it.")
+    if show:
+        webbrowser.open(address)
+    try:
+        running.serve_forever()
+    except KeyboardInterrupt:
+        typer.echo("")
+    finally:
+        running.server_close()

@@ -1,0 +1,234 @@
+"""The page in a real browser: drawn, sorted, searched, clicked, dark, narrow, by keyboard.
+
+Needs Debian's chromium (`apt-get install chromium`) and playwright; skipped where they are not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.shell import run
+from tests.test_report import TestEscapes as Escapes
+
+import fpgm
+from fpgm.report import compare, page, report
+from fpgm.report.serve import server
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run") / "small"
+    run(
+        "prune", "resnet20", "--weights", "shipped", "--macs", 0.5, "--recover", "weights",
+        "--data", "cifar10-sample", "--test", 64, "--out", place,
+    )  # fmt: skip
+    return place
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--headless", "--no-sandbox", "--disable-gpu"]
+        )
+        yield opened
+        opened.close()
+
+
+class Opened:
+    """A page, and what it complained about."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.page = browser.new_page(**options)
+        self.complaints: list[str] = []
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._asked)
+        self.asked: list[str] = []
+        self.page.goto(address)
+        self.page.wait_for_function(
+            "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))"
+        )
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:")):
+            self.asked.append(request.url)
+
+
+@pytest.fixture
+def opened(browser: Any, folder: Path) -> Iterator[Opened]:
+    shown = Opened(browser, report(folder).as_uri(), viewport={"width": 1200, "height": 900})
+    yield shown
+    shown.page.close()
+    assert shown.complaints == []
+    assert shown.asked == []
+
+
+def marks(shown: Opened, place: str, mark: str) -> int:
+    """How many marks of a kind a chart has drawn."""
+    found: int = shown.page.locator(f"{place} svg path[aria-roledescription='{mark}']").count()
+    return found
+
+
+def test_charts_are_drawn_and_nothing_is_fetched(opened: Opened) -> None:
+    assert opened.page.title() == "resnet20 · fpgm"
+    assert opened.page.locator("[data-chart] svg").count() == 2
+    assert marks(opened, "[data-chart='0']", "bar") == 3  # original, compact, recovered
+    assert marks(opened, "[data-chart='1']", "bar") == 2 * 12
+
+
+def test_choosing_a_layer_shows_its_filters(opened: Opened) -> None:
+    opened.page.click(".layer >> text=layer3.0.conv1")
+    details = opened.page.locator("#details")
+    assert details.locator("h3").inner_text() == "layer3.0.conv1"
+    assert "64 filters, of which 16 (25.0 %) go." in details.inner_text()
+    assert details.locator(".strip span").count() == 64
+    assert details.locator(".strip .gone").count() == 16
+    opened.page.wait_for_selector("#map svg")
+    assert marks(opened, "#map", "point") == 64 + 1
+    pressed = opened.page.locator(".layer[aria-pressed='true']")
+    assert pressed.count() == 1
+    assert "layer3.0.conv1" in pressed.inner_text()
+
+
+def test_a_layer_that_stays_says_why(opened: Opened) -> None:
+    opened.page.click(".layer >> text=linear")
+    told = opened.page.locator("#details").inner_text()
+    assert "10 filters, all of which stay." in told
+    assert "Left whole: the model's output." in told
+
+
+def test_by_keyboard(opened: Opened) -> None:
+    opened.page.locator(".layer").nth(3).focus()
+    opened.page.keyboard.press("Enter")
+    assert opened.page.locator("#details h3").inner_text() == "layer1.1.conv1"
+    opened.page.keyboard.press("Tab")
+    opened.page.keyboard.press("Space")
+    assert opened.page.locator("#details h3").inner_text() == "layer1.1.conv2"
+
+
+def column(opened: Opened, number: int) -> list[str]:
+    cells = opened.page.locator(f"#table tbody tr:not([hidden]) > :nth-child({number})")
+    found: list[str] = cells.all_inner_texts()
+    return found
+
+
+def test_sorting_both_ways(opened: Opened) -> None:
+    opened.page.click("#table thead >> text=filters")
+    counts = [int(text) for text in column(opened, 2)]
+    assert counts == sorted(counts)
+    assert opened.page.locator("th[aria-sort='ascending']").inner_text().startswith("filters")
+    opened.page.click("#table thead >> text=filters")
+    assert [int(text) for text in column(opened, 2)] == sorted(counts, reverse=True)
+    opened.page.click("#table thead >> text=deviation")
+    shares = [float(text) for text in column(opened, 6)]
+    assert shares == sorted(shares)
+
+
+def test_searching(opened: Opened) -> None:
+    opened.page.fill("#search", "layer2")
+    assert all("layer2" in name for name in column(opened, 1))
+    assert opened.page.locator("#found").inner_text() == "6 of 20"
+    opened.page.fill("#search", "the model's output")
+    assert column(opened, 1) == ["linear"]
+    opened.page.fill("#search", "")
+    assert len(column(opened, 1)) == 20
+
+
+def test_from_the_table_to_the_layer(opened: Opened) -> None:
+    opened.page.click("#table .link >> text=layer2.1.conv2")
+    assert opened.page.locator("#details h3").inner_text() == "layer2.1.conv2"
+    assert opened.page.evaluate("document.activeElement.id") == "details"
+
+
+def background(shown: Opened) -> str:
+    found: str = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return found
+
+
+def test_light_and_dark(opened: Opened, browser: Any, folder: Path) -> None:
+    assert background(opened) == "rgb(255, 255, 255)"
+    opened.page.click("#theme")
+    assert background(opened) == "rgb(20, 24, 29)"
+    assert opened.page.locator("#theme").get_attribute("aria-pressed") == "true"
+    dark = Opened(browser, report(folder).as_uri(), color_scheme="dark")
+    assert background(dark) == "rgb(20, 24, 29)"
+    label = dark.page.locator("[data-chart='0'] svg text").first.get_attribute("fill")
+    assert label == "#e8ecf0"
+    dark.page.close()
+
+
+def test_on_a_phone_nothing_sticks_out(browser: Any, folder: Path) -> None:
+    narrow = Opened(browser, report(folder).as_uri(), viewport={"width": 360, "height": 740})
+    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 360
+    box = narrow.page.locator(".layer").first.bounding_box()
+    assert box["width"] > 250
+    narrow.page.close()
+
+
+def test_on_paper_everything_is_shown(opened: Opened) -> None:
+    opened.page.emulate_media(media="print")
+    assert not opened.page.locator("#theme").is_visible()
+    assert opened.page.locator(".diagram").evaluate("e => e.scrollHeight <= e.clientHeight + 1")
+
+
+def test_names_that_try_to_be_code(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "evil.html").write_text(page(Escapes().evil_run()))
+    shown = Opened(browser, (tmp_path / "evil.html").as_uri())
+    shown.page.locator(".layer").first.click()
+    shown.page.wait_for_selector("#map svg")
+    assert shown.page.evaluate("window.hurt") is None
+    assert "</script>" in shown.page.locator("h1").inner_text()
+    assert shown.complaints == []
+    shown.page.close()
+
+
+def test_a_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    run("prune", "resnet20", "--rate", 0.3, "--out", other)
+    file = compare([folder, other], tmp_path / "both.html")
+    shown = Opened(browser, file.as_uri())
+    assert "other" in shown.page.locator("thead").inner_text()
+    assert shown.page.locator("[data-chart] svg").count() >= 1
+    assert shown.complaints == []
+    shown.page.close()
+
+
+def test_a_served_page_follows_its_folder(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text('{"name": "quick"}')
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"epoch": 1, "test_accuracy": 0.25}\n')
+    running = server(tmp_path)
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    try:
+        shown = Opened(browser, f"http://127.0.0.1:{running.server_address[1]}/")
+        assert "25.00%" in shown.page.locator(".cards").inner_text()
+        shown.page.wait_for_timeout(2500)  # the page learns which version it shows
+        file.write_text('{"epoch": 1, "test_accuracy": 0.25}\n{"epoch": 2, "test_accuracy": 0.5}\n')
+        shown.page.wait_for_function(
+            "document.querySelector('.cards').innerText.includes('50.00%')", timeout=15_000
+        )
+        assert shown.complaints == []
+        shown.page.close()
+    finally:
+        running.shutdown()
+        thread.join()
+        running.server_close()
+
+
+def test_the_version_is_the_package_s(folder: Path) -> None:
+    assert fpgm.__version__ in report(folder).read_text()
