@@ -266,15 +266,13 @@ class Planner:
 
     def timed(self, where: Where, progress: Progress | None = None) -> Plan:
         """The plan that takes away as much of the measured time as the budget asks for."""
-        clocked = Clocked(self.model, self.examples[0], where, self.rounder, progress)
-        self.clocked = clocked
+        self.clocked = Clocked(self.model, self.examples[0], where, self.rounder, progress)
 
-        def drawn(budget: Budget) -> tuple[Plan, float]:
+        def drawn(budget: Budget) -> Plan:
             self.budget = budget
-            found = self.draw()
-            return found.plan, clocked.predictor(self.structure).without(found.removed)
+            return self.draw().plan
 
-        return reach(clocked, self.budget, drawn)
+        return reach(self.clocked, self.budget, drawn)
 
     def sense(
         self,

@@ -1,9 +1,14 @@
-"""Plans for a share of measured time: choose by prediction, build, measure, aim again."""
+"""Plans for a share of measured time: choose by prediction, build, measure, aim again.
+
+A plan is drawn by interpolated times, made, and foretold once more by the times of its own layers;
+runtimes like some widths much better than their neighbours, which only the second tells. What it
+promises is then held against a measurement of the whole.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +22,7 @@ from fpgm.errors import RequestError
 from fpgm.examples import Example
 from fpgm.latency.backends import Backend, backend_of
 from fpgm.latency.layers import called_layers
-from fpgm.latency.predict import Predictor
+from fpgm.latency.predict import Predictor, share_left
 from fpgm.latency.table import Table
 from fpgm.latency.timing import ratio, side_by_side
 from fpgm.plan import Latency, Plan
@@ -27,6 +32,8 @@ AIMS = 5
 """Plans that are built and measured at most."""
 NEAR = 0.02
 """A plan whose time is off by this share of what was asked is good enough."""
+DRAFTS = 6
+"""Plans that are foretold, at most, before one is measured."""
 SECONDS = 3.0
 """Time given to one comparison of two models."""
 
@@ -73,6 +80,14 @@ class Clocked:
             structure, self._called, self._table, self.seconds, self.rounder, self.progress
         )
 
+    def foretell(self, small: nn.Module, plan: Plan) -> float:
+        """By which share a smaller model should be faster: its layers timed one by one."""
+        called = called_layers(small, self.example)
+        macs = plan.macs_before, plan.macs_after
+        left = share_left(self._called, called, self._table, self.seconds, macs)
+        self._table.save()
+        return 1 - left
+
     def share_saved(self, small: nn.Module) -> tuple[float, float, float]:
         """By which share a smaller model is faster, turn by turn; and seconds of both by that."""
         loaded = self.where.backend.load(small.eval(), self.example, self.where.threads)
@@ -81,78 +96,131 @@ class Clocked:
         return 1 - left, mine.median, mine.median * left
 
 
-def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], tuple[Plan, float]]) -> Plan:
+@dataclass(frozen=True)
+class _Draft:
+    """A plan, the model it makes, and the share of the time that its layers promise to save."""
+
+    plan: Plan
+    small: nn.Module
+    saved: float
+
+
+def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], Plan]) -> Plan:
     """The plan whose measured time comes nearest to what is asked.
 
-    `draw` gives a plan for a budget and the seconds predicted for it. Where prediction and
-    measurement part, the next plan asks for what the measurements so far say would come out right.
+    `draw` gives a plan for a budget. Where prediction and measurement part, the next plan is to
+    promise what the measurements so far say would come out right.
     """
     asked = budget.latency
     assert asked is not None
-    aim = asked
+    wanted = asked
     seen = {1.0: 1.0}
-    best: Plan | None = None
+    """What was left by measurement, by what a plan promised to leave."""
+    measured: list[Plan] = []
     for number in range(AIMS):
         if clocked.progress is not None:
             clocked.progress("measuring a plan", number, AIMS)
         try:
-            made, predicted = draw(replace(budget, latency=aim))
+            draft = _draft(clocked, budget, wanted, draw)
         except RequestError:  # what would be needed cannot be reached
-            if best is None:
+            if not measured:
                 raise
             break
-        saved, before, after = clocked.share_saved(compact(clocked.model, made))
+        if any(draft.plan.cuts == made.cuts for made in measured):
+            break
+        saved, before, after = clocked.share_saved(draft.small)
         found = Latency(
             backend=clocked.where.backend.name,
             threads=clocked.where.threads,
             asked=asked,
-            predicted=1 - predicted / clocked.seconds,
+            predicted=draft.saved,
             measured=saved,
             seconds_before=before,
             seconds_after=after,
         )
-        timed = replace(made, asked={**made.asked, "latency": asked}, latency=found)
-        if made.cuts and (best is None or _off(timed) < _off(best)):
-            best = timed
-        if best is timed and _off(timed) <= NEAR:
+        told = {**draft.plan.asked, "latency": asked}
+        measured.append(replace(draft.plan, asked=told, latency=found))
+        if _off(saved, asked) <= NEAR:
             break
-        seen[1 - saved] = 1 - aim
-        aim = 1 - _between(seen, 1 - asked)
+        seen[1 - draft.saved] = 1 - saved
+        wanted = 1 - _to_leave(1 - asked, seen)
+    return _nearest([made for made in measured if made.cuts], asked)
+
+
+def _nearest(measured: Sequence[Plan], asked: float) -> Plan:
+    """The plan that comes nearest, with a note if that is not near."""
+    best = min(measured, key=lambda made: _off(_saved(made), asked), default=None)
     if best is None:
         raise RequestError(
             f"latency={asked:g}: no plan that removes anything could be told from the original by "
             "its time. Ask for more, or try again on a machine with less to do."
         )
-    assert best.latency is not None
-    if _off(best) > NEAR:
+    if _off(_saved(best), asked) > NEAR:
         note = (
-            f"The nearest plan that was found takes {best.latency.measured:.1%} less time, not "
-            f"{asked:.1%}."
+            f"The nearest plan that was found takes {_saved(best):.1%} less time, not {asked:.1%}."
         )
         best = replace(best, notes=(*best.notes, note))
     return best
 
 
-def _between(seen: Mapping[float, float], wanted: float) -> float:
-    """What to ask for so that `wanted` is left, from what was left and had been asked for.
+def _draft(
+    clocked: Clocked, budget: Budget, wanted: float, draw: Callable[[Budget], Plan]
+) -> _Draft:
+    """A plan whose own layers promise what is wanted, as nearly as a few tries bring it."""
+    aim = wanted
+    seen = {1.0: 1.0}
+    """What a plan promised to leave, by what was aimed at."""
+    best: _Draft | None = None
+    for _ in range(DRAFTS):
+        try:
+            made = draw(replace(budget, latency=aim))
+        except RequestError:
+            if best is None:
+                raise
+            break
+        small = compact(clocked.model, made)
+        draft = _Draft(made, small, clocked.foretell(small, made))
+        if best is None or _off(draft.saved, wanted) < _off(best.saved, wanted):
+            best = draft
+        if _off(best.saved, wanted) <= NEAR / 2:
+            break
+        seen[1 - aim] = 1 - draft.saved
+        aim = 1 - _to_leave(1 - wanted, seen)
+    assert best is not None
+    return best
 
-    Straight lines between the logarithms: all of it left is known to be all of it asked for.
 
-    >>> round(_between({1.0: 1.0, 0.25: 0.5}, 0.5), 3)
-    0.707
+def _to_leave(wanted: float, seen: Mapping[float, float]) -> float:
+    """What to aim at so that `wanted` is left, from what was left at earlier aims.
+
+    Who aims at less cannot be left with more, except by chance: where measurements contradict that,
+    they count as alike. Between them lie straight lines; beyond the lowest, the same share is off.
+
+    >>> round(_to_leave(0.5, {1.0: 1.0, 0.4: 0.4, 0.6: 0.6}), 3)
+    0.5
+    >>> round(_to_leave(0.5, {1.0: 1.0, 0.5: 0.55}), 3)
+    0.455
+    >>> round(_to_leave(0.5, {1.0: 1.0, 0.5: 0.54, 0.45: 0.56}), 3)
+    0.409
     """
-    left = np.log(np.maximum(sorted(seen), 1e-3))
-    given = np.log(np.maximum([seen[key] for key in sorted(seen)], 1e-3))
-    goal = np.log(wanted)
-    low = int(np.clip(np.searchsorted(left, goal), 1, len(left) - 1)) - 1
-    run = left[low + 1] - left[low]
-    slope = (given[low + 1] - given[low]) / run if run > 0 else 1.0
-    found = np.exp(given[low] + max(slope, 0.0) * (goal - left[low]))
+    aims = np.array(sorted(seen))
+    left = np.array([seen[aim] for aim in aims])
+    never_less = np.maximum.accumulate(left)
+    never_more = np.minimum.accumulate(left[::-1])[::-1]
+    fitted = (never_less + never_more) / 2
+    if wanted <= fitted[0]:
+        found = aims[0] * wanted / max(fitted[0], 1e-3)
+    else:
+        found = np.interp(wanted, fitted, aims)
     return float(np.clip(found, 0.01, 1.0))
 
 
-def _off(made: Plan) -> float:
-    """How far a plan's time is from what was asked, as a share of it."""
-    told = made.latency
-    assert told is not None
-    return abs((1 - told.measured) / (1 - told.asked) - 1)
+def _saved(made: Plan) -> float:
+    """Share of the time that a measured plan saves."""
+    assert made.latency is not None
+    return made.latency.measured
+
+
+def _off(saved: float, asked: float) -> float:
+    """How far the time that is left is from what was asked, as a share of it."""
+    return abs((1 - saved) / (1 - asked) - 1)

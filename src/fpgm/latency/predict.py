@@ -1,8 +1,9 @@
-"""The latency of a pruned model before there is one: times of its layers at their new widths.
+"""The latency of a pruned model before it is measured: times of its layers at their new widths.
 
-Every layer's time is known at a few widths of what it reads and what it writes, and interpolated
-between them. What the whole model takes beyond its layers (norms, activations, additions) is
-laid on the layers by how much they give out, and on work that is no layer's by its MACs.
+While counts are chosen, every layer's time is known at a few widths of what it reads and what it
+writes, and interpolated between them; of a model that was made, each layer is timed as it is. What
+a model takes beyond its layers (norms, activations, additions) goes with how much they give out,
+and work that is no layer's with its MACs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,43 @@ class _Entry:
     writes: int
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a model by what they go with when it shrinks."""
+
+    scale: float
+    """Of the layers' own times: they may take longer alone than all together."""
+    given: float
+    """Beside layers, going with what they give out."""
+    other: float
+    """Of work that is no layer's, going with its MACs."""
+
+    @classmethod
+    def of(cls, whole: float, layers: float, known: float) -> Parts:
+        """From the time of the whole, its layers' together, and the share of MACs in layers."""
+        rest = max(0.0, whole - layers)
+        other = rest * max(0.0, 1 - known)
+        return cls(min(1.0, whole / layers) if layers else 1.0, rest - other, other)
+
+
+def share_left(
+    before: Sequence[Called],
+    after: Sequence[Called],
+    table: Table,
+    whole: float,
+    macs: tuple[int, int],
+) -> float:
+    """Share of a model's time that is left once its layers are others, every one of them timed.
+
+    `macs` are those of the models, layers or not.
+    """
+    layers, left = (sum(table.seconds(call.layer) for call in own) for own in (before, after))
+    given, gives = (sum(call.given for call in own) for own in (before, after))
+    parts = Parts.of(whole, layers, sum(call.macs for call in before) / max(1, macs[0]))
+    seconds = parts.scale * left + parts.other * macs[1] / max(1, macs[0])
+    return (seconds + parts.given * gives / max(1, given)) / whole
+
+
 class Predictor:
     """Seconds of the model when a share of every pool stays; same use as `Costs`."""
 
@@ -60,16 +98,12 @@ class Predictor:
         self._grids = np.stack(grids) if grids else np.zeros((0, _GRID + 1, _GRID + 1))
         self._reads = np.array([entry.reads for entry in entries], dtype=np.int64)
         self._writes = np.array([entry.writes for entry in entries], dtype=np.int64)
-        layers = float(self._grids[:, -1, -1].sum())
-        self._scale = min(1.0, whole / layers) if layers else 1.0
-        given = np.array([float(entry.called.given) for entry in entries])
-        rest = max(0.0, whole - layers)
         self._work = Costs(structure, "macs")
         self._all_work = max(1, structure.macs())
         known = sum(call.macs for call in called) / self._all_work
-        self._other = rest * max(0.0, 1 - known)
-        """Seconds of work that is done outside of layers."""
-        self._rest = (rest - self._other) * given / given.sum() if len(given) else given
+        self._parts = Parts.of(whole, float(self._grids[:, -1, -1].sum()), known)
+        given = np.array([float(entry.called.given) for entry in entries])
+        self._beside = self._parts.given * given / given.sum() if len(given) else given
 
     def at(self, kept: Floats) -> Floats:
         """Seconds where these shares of each pool stay: [pools] or [many, pools]."""
@@ -80,8 +114,9 @@ class Predictor:
         for low_r, weight_r in _corners(reads):
             for low_w, weight_w in _corners(writes):
                 total += weight_r * weight_w * self._grids[rows, low_r, low_w]
-        other = self._other * self._work.at(kept) / self._all_work
-        return np.asarray(other + (total * self._scale + self._rest * writes).sum(axis=-1))
+        other = self._parts.other * self._work.at(kept) / self._all_work
+        layers = total * self._parts.scale + self._beside * writes
+        return np.asarray(other + layers.sum(axis=-1))
 
     def without(self, removed: Tensor) -> float:
         """Seconds once these classes are gone."""
