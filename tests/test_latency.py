@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def macs(layer: Layer) -> float:
 
 
 class Ideal:
-    """A runtime whose time is its MACs, of layers and of models."""
+    """A runtime whose time is its MACs, of layers and of models, by a clock of its own."""
 
     name = "ideal"
 
@@ -46,6 +48,7 @@ class Ideal:
         self.asked: list[Layer] = []
         self.wrong = wrong
         """Power of the true share that its layers' times follow."""
+        self.now = 0.0
 
     def missing(self) -> None:
         return None
@@ -57,7 +60,11 @@ class Ideal:
         with FlopCounterMode(display=False) as counter:
             example.call(model)
         seconds = NET_SECONDS * counter.get_total_flops() / FULL
-        return Loaded(lambda: time.sleep(seconds))
+
+        def run() -> None:
+            self.now += seconds
+
+        return Loaded(run)
 
     def layer_seconds(self, layer: Layer, threads: int) -> float:
         self.asked.append(layer)
@@ -89,7 +96,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def ideal(monkeypatch: pytest.MonkeyPatch) -> Ideal:
     backend = Ideal()
-    monkeypatch.setattr(aim, "SECONDS", 0.2)
+    monkeypatch.setattr(aim, "side_by_side", partial(side_by_side, clock=lambda: backend.now))
     monkeypatch.setitem(BACKENDS, "ideal", backend)
     return backend
 
@@ -280,6 +287,30 @@ class TestBudget:
         plan = fpgm.plan(net(), X, latency=0.5, backend="ideal", threads=1)
         assert plan.latency is not None
         assert plan.latency.measured == pytest.approx(0.5, abs=0.05)
+
+    def test_widths_that_are_slower_than_their_neighbours(
+        self, ideal: Ideal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a plan promises is by its own layers, not by those at other widths."""
+
+        def lumpy(layer: Layer, threads: int = 1) -> float:
+            full = replace(layer, writes=32 * math.ceil(layer.writes / 32))
+            return float(NET_SECONDS * 2 * macs(full) / FULL)
+
+        def load(model: nn.Module, example: Example, threads: int) -> Loaded:
+            seconds = sum(lumpy(call.layer) for call in called_layers(model, example))
+
+            def run() -> None:
+                ideal.now += seconds
+
+            return Loaded(run)
+
+        monkeypatch.setattr(ideal, "layer_seconds", lumpy)
+        monkeypatch.setattr(ideal, "load", load)
+        plan = fpgm.plan(net(), X, latency=0.4, backend="ideal", threads=1)
+        assert plan.latency is not None
+        assert plan.latency.predicted == pytest.approx(plan.latency.measured, abs=0.01)
+        assert plan.macs_removed > 0
 
     def test_with_sensitivity(self, ideal: Ideal) -> None:
         batches = [torch.randn(8, 3, 8, 8)]
