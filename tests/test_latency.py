@@ -315,7 +315,7 @@ class TestBudget:
     def test_with_sensitivity(self, ideal: Ideal) -> None:
         batches = [torch.randn(8, 3, 8, 8)]
         plan = fpgm.plan(
-            net(), X, latency=0.4, backend="ideal", threads=1,
+            net(), X, latency=0.4, backend="ideal", threads=1, align=8,
             allocate="sensitivity", loader=batches,
         )  # fmt: skip
         assert plan.latency is not None
@@ -360,7 +360,7 @@ class TestBudget:
         model = net()
         for place in (0, 2):
             nn.utils.parametrizations.weight_norm(model[place])  # type: ignore[index]
-        plan = fpgm.plan(model, X, latency=0.3, backend="ideal", threads=1)
+        plan = fpgm.plan(model, X, latency=0.3, backend="ideal", threads=1, align=8)
         assert plan.latency is not None
         assert plan.latency.measured == pytest.approx(0.3, abs=0.05)
 

@@ -32,7 +32,7 @@ SIGNATURES = {
         "latency: 'float | None' = None, "
         "rates: 'Mapping[str, float] | None' = None, criterion: 'Criterion' = 'fpgm', "
         "distance: 'str' = 'l2', residual: 'Residual' = 'coupled', ignore: 'Sequence[str]' = (), "
-        "align: \"int | Literal['auto']\" = 8, rounding: 'Rounding' = 'nearest', "
+        "align: \"int | Literal['auto']\" = 16, rounding: 'Rounding' = 'nearest', "
         "min_channels: 'int' = 1, "
         "approximate: 'bool' = False, keep_outputs: 'bool' = True, seed: 'int' = 0, "
         "allocate: 'Allocate' = 'uniform', loader: 'Iterable[Any] | None' = None, "

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.attributes import Attributes
-from fpgm.budget import Budget, Measure, Residual, Rounder, Rounding, check_patterns
+from fpgm.budget import ALIGN, Budget, Measure, Residual, Rounder, Rounding, check_patterns
 from fpgm.compact import compact, fingerprint
 from fpgm.costs import Cost, Costs
 from fpgm.coupling import Pool, Structure, couple, frozen_rows
@@ -68,7 +68,7 @@ def plan(
     distance: str = "l2",
     residual: Residual = "coupled",
     ignore: Sequence[str] = (),
-    align: int | Literal["auto"] = 8,
+    align: int | Literal["auto"] = ALIGN,
     rounding: Rounding = "nearest",
     min_channels: int = 1,
     approximate: bool = False,
@@ -175,7 +175,7 @@ class Planner:
         distance: str = "l2",
         residual: Residual = "coupled",
         ignore: Sequence[str] = (),
-        align: int = 8,
+        align: int = ALIGN,
         rounding: Rounding = "nearest",
         min_channels: int = 1,
         approximate: bool = False,

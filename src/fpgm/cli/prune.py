@@ -12,6 +12,7 @@ from torch import nn
 
 from fpgm._version import __version__
 from fpgm.analysis import analyze
+from fpgm.budget import ALIGN
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
@@ -67,7 +68,7 @@ def prune(
             metavar="N|auto",
             help="Multiple that widths are brought to; 1 is off, auto measures it in --backend.",
         ),
-    ] = "8",
+    ] = str(ALIGN),
     rounding: Annotated[
         str, typer.Option(help="nearest, or paper: int(n · rate) units go.")
     ] = "nearest",

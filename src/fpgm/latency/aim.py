@@ -8,7 +8,7 @@ promises is then held against a measurement of the whole.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import nn
 
 from fpgm.budget import Budget, Rounder
 from fpgm.compact import compact
+from fpgm.costs import Floats
 from fpgm.coupling import Structure
 from fpgm.errors import RequestError
 from fpgm.examples import Example
@@ -114,8 +115,7 @@ def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], Plan]) -> P
     asked = budget.latency
     assert asked is not None
     wanted = asked
-    seen = {1.0: 1.0}
-    """What was left by measurement, by what a plan promised to leave."""
+    known = _Known()  # what was left by measurement, by what plans promised to leave
     measured: list[Plan] = []
     for number in range(AIMS):
         if clocked.progress is not None:
@@ -133,7 +133,7 @@ def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], Plan]) -> P
             backend=clocked.where.backend.name,
             threads=clocked.where.threads,
             asked=asked,
-            predicted=draft.saved,
+            predicted=1 - known.left(1 - draft.saved),
             measured=saved,
             seconds_before=before,
             seconds_after=after,
@@ -142,8 +142,8 @@ def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], Plan]) -> P
         measured.append(replace(draft.plan, asked=told, latency=found))
         if _off(saved, asked) <= NEAR:
             break
-        seen[1 - draft.saved] = 1 - saved
-        wanted = 1 - _to_leave(1 - asked, seen)
+        known.add(1 - draft.saved, 1 - saved)
+        wanted = 1 - known.aim(1 - asked)
     return _nearest([made for made in measured if made.cuts], asked)
 
 
@@ -168,8 +168,7 @@ def _draft(
 ) -> _Draft:
     """A plan whose own layers promise what is wanted, as nearly as a few tries bring it."""
     aim = wanted
-    seen = {1.0: 1.0}
-    """What a plan promised to leave, by what was aimed at."""
+    known = _Known()  # what plans promised to leave, by what was aimed at
     best: _Draft | None = None
     for _ in range(DRAFTS):
         try:
@@ -184,35 +183,55 @@ def _draft(
             best = draft
         if _off(best.saved, wanted) <= NEAR / 2:
             break
-        seen[1 - aim] = 1 - draft.saved
-        aim = 1 - _to_leave(1 - wanted, seen)
+        known.add(1 - aim, 1 - draft.saved)
+        aim = 1 - known.aim(1 - wanted)
     assert best is not None
     return best
 
 
-def _to_leave(wanted: float, seen: Mapping[float, float]) -> float:
-    """What to aim at so that `wanted` is left, from what was left at earlier aims.
+class _Known:
+    """What was left where so much was aimed at: points, and a curve through them.
 
     Who aims at less cannot be left with more, except by chance: where measurements contradict that,
     they count as alike. Between them lie straight lines; beyond the lowest, the same share is off.
 
-    >>> round(_to_leave(0.5, {1.0: 1.0, 0.4: 0.4, 0.6: 0.6}), 3)
-    0.5
-    >>> round(_to_leave(0.5, {1.0: 1.0, 0.5: 0.55}), 3)
-    0.455
-    >>> round(_to_leave(0.5, {1.0: 1.0, 0.5: 0.54, 0.45: 0.56}), 3)
-    0.409
+    >>> known = _Known()
+    >>> known.add(0.5, 0.55)
+    >>> round(known.left(0.4), 3), round(known.aim(0.5), 3)
+    (0.44, 0.455)
+    >>> known.add(0.45, 0.57)
+    >>> round(known.left(0.45), 3), round(known.aim(0.5), 3)
+    (0.56, 0.402)
     """
-    aims = np.array(sorted(seen))
-    left = np.array([seen[aim] for aim in aims])
-    never_less = np.maximum.accumulate(left)
-    never_more = np.minimum.accumulate(left[::-1])[::-1]
-    fitted = (never_less + never_more) / 2
-    if wanted <= fitted[0]:
-        found = aims[0] * wanted / max(fitted[0], 1e-3)
-    else:
-        found = np.interp(wanted, fitted, aims)
-    return float(np.clip(found, 0.01, 1.0))
+
+    def __init__(self) -> None:
+        self._points = {1.0: 1.0}
+
+    def add(self, aim: float, left: float) -> None:
+        self._points[aim] = left
+
+    def left(self, aim: float) -> float:
+        """What is to be expected at an aim."""
+        aims, fitted = self._curve()
+        if aim <= aims[0]:
+            return float(aim * fitted[0] / aims[0])
+        return float(np.interp(aim, aims, fitted))
+
+    def aim(self, left: float) -> float:
+        """What to aim at so that so much is left."""
+        aims, fitted = self._curve()
+        if left <= fitted[0]:
+            found = float(aims[0] * left / max(fitted[0], 1e-3))
+        else:
+            found = float(np.interp(left, fitted, aims))
+        return min(max(found, 0.01), 1.0)
+
+    def _curve(self) -> tuple[Floats, Floats]:
+        aims = np.array(sorted(self._points))
+        left = np.array([self._points[aim] for aim in aims])
+        never_less = np.maximum.accumulate(left)
+        never_more = np.minimum.accumulate(left[::-1])[::-1]
+        return aims, (never_less + never_more) / 2
 
 
 def _saved(made: Plan) -> float:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fpgm.budget import ALIGN
 from fpgm.latency.backends import Piece
 from fpgm.latency.breakdown import Spent
 
 PAYS = 0.8
 """Below this share of the saving that MACs promise, say why."""
-_STEP = 8
-"""Channels that vector units take at once."""
 _MATTERS = 0.1
 """Share of the time from which on something is worth a word."""
 _MULTIPLY = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
@@ -57,7 +56,7 @@ def _multiplies(kind: str) -> bool:
 
 
 def _misaligned(layers: Sequence[Spent]) -> list[str]:
-    """Widths that are no multiple of eight, though the original's were and could have stayed so."""
+    """Widths that are no multiple of that, though the original's were and could have stayed so."""
     odd = [
         layer
         for layer in layers
@@ -65,7 +64,7 @@ def _misaligned(layers: Sequence[Spent]) -> list[str]:
         and layer.widths[0] is not None
         and layer.widths[-1] is not None
         and any(
-            before % _STEP == 0 and before >= _STEP**2 and after % _STEP
+            before % ALIGN == 0 and before >= 8 * ALIGN and after % ALIGN
             for before, after in zip(layer.widths[0], layer.widths[-1], strict=True)
         )
     ]
@@ -74,7 +73,7 @@ def _misaligned(layers: Sequence[Spent]) -> list[str]:
     if share < _MATTERS:
         return []
     many = f"{len(odd)} wide layers ({share:.0%} of the time in PyTorch)"
-    return [f"{many} have widths that are no multiple of {_STEP}, as the original's were"]
+    return [f"{many} have widths that are no multiple of {ALIGN}, as the original's were"]
 
 
 def _elsewhere(spent: dict[tuple[str, str], tuple[float, bool]]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from fpgm.budget import ALIGN
 from fpgm.data.sources import Wanted
 from fpgm.errors import FileError, RequestError
 from fpgm.recipes import SHIPPED
@@ -73,7 +74,7 @@ class PrunePart:
     distance: str = "l2"
     residual: str = "coupled"
     ignore: tuple[str, ...] = ()
-    align: int = 8
+    align: int = ALIGN
     rounding: str = "nearest"
     min_channels: int = 1
     mode: Literal["soft", "hard"] = "soft"
