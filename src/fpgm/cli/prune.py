@@ -11,7 +11,7 @@ import typer
 from torch import nn
 
 from fpgm._version import __version__
-from fpgm.analysis import analyze
+from fpgm.analysis import analysis_of
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
@@ -22,7 +22,7 @@ from fpgm.errors import RequestError
 from fpgm.files import file_sha256
 from fpgm.harm.result import Sensitivity
 from fpgm.plan import Plan
-from fpgm.planning import plan
+from fpgm.planning import planned
 from fpgm.recovery import Method, recovery_of
 from fpgm.recovery import recover as solve
 from fpgm.sensitivity import sensitivity as measure
@@ -142,14 +142,14 @@ def prune(
                 way = measure(net, x, pictures, rates=(), progress=steps.inside, **chosen)
             elif allocate != "uniform":
                 way = sensed.read(Path(allocate))
-            made = plan(
+            made, planner = planned(
                 net, x, allocate=way, backend=backend, threads=threads, progress=steps.inside,
                 **options,
             )  # fmt: skip
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
         with steps.step("look at filters"):
-            beside = {res.ANALYSIS: common.to_json(analyze(net, x).to_dict())}
+            beside = {res.ANALYSIS: common.to_json(analysis_of(planner, quick=True).to_dict())}
             if isinstance(way, Sensitivity):
                 beside[res.SENSITIVITY] = way.to_json(indent=1)
         with steps.step("compact"):
