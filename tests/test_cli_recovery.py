@@ -40,7 +40,7 @@ def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) 
     out = tmp_path / "out"
     text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
     assert "inputs looked at: 128." in text
-    assert "Accuracy on test pictures: original " in text
+    assert "Accuracy on 64 test pictures: original " in text
     told = results(out)
     assert told["recovery"]["after"] < told["recovery"]["before"]
     assert [layer["layer"] for layer in told["recovery"]["layers"]] == ["0", "3", "8"]

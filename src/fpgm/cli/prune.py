@@ -169,8 +169,8 @@ def prune(
                 told["small_sha256"] = tensors_sha256(small)
         if pictures is not None:
             with steps.step("count accuracy"):
-                told["accuracy"] = _accuracies(pictures, test, net, plain, small)
-    asked = options | _looked(allocate, method, data, images, distil)
+                told |= _accuracies(pictures, test, net, plain, small)
+    asked = options | _looked(allocate, method, data, images, test, distil)
     if latency is not None or align == "auto":
         asked |= {"backend": backend, "threads": threads}
     results = {
@@ -212,7 +212,12 @@ def _method(recover: str | None, distil: float) -> Method | None:
 
 
 def _looked(
-    allocate: str, method: Method | None, data: str | None, images: int, distil: float
+    allocate: str,
+    method: Method | None,
+    data: str | None,
+    images: int,
+    test: int,
+    distil: float,
 ) -> dict[str, Any]:
     """What was asked of data."""
     return {
@@ -220,17 +225,21 @@ def _looked(
         "recover": method,
         "data": data,
         "images": images if method is not None else None,
+        "test": test if data is not None else None,
         "distil": distil or None,
     }
 
 
 def _accuracies(
     pictures: pic.Pictures, count: int, net: nn.Module, plain: nn.Module, small: nn.Module
-) -> dict[str, float] | None:
-    """Of the original, the compact model, and the recovered one."""
+) -> dict[str, Any]:
+    """Of the original, the compact model, and the recovered one; and on how many pictures."""
     nets = {"original": net, "compact": plain} | ({} if small is plain else {"recovered": small})
-    found = {name: pictures.accuracy(own, count) for name, own in nets.items()}
-    return {name: share for name, share in found.items() if share is not None} or None
+    found = {name: pictures.right(own, count) for name, own in nets.items()}
+    shares = {name: right / seen for name, (right, seen) in found.items() if seen}
+    if not shares:
+        return {"accuracy": None}
+    return {"accuracy": shares, "test_images": max(seen for _, seen in found.values())}
 
 
 def read_align(text: str) -> int | Literal["auto"]:
@@ -300,5 +309,5 @@ def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any])
             typer.echo(f"Note: {note}")
     if told.get("accuracy"):
         shares = ", ".join(f"{name} {share:.2%}" for name, share in told["accuracy"].items())
-        typer.echo(f"Accuracy on test pictures: {shares}.")
+        typer.echo(f"Accuracy on {told['test_images']} test pictures: {shares}.")
     typer.echo(f"Written to {out}: {res.SMALL}, {res.PLAN}, {res.RESULTS}")
