@@ -187,7 +187,7 @@ class TestLayers:
     def test_all_groups_of_a_layer(self, folder: Path) -> None:
         by_name = {row.name: row for row in layer_rows(read_run(folder))}
         assert len(by_name["layer3.2.conv2"].groups) == 3
-        assert by_name["layer1.0.conv1"].groups == ("2. layer1.0.conv1",)
+        assert by_name["layer1.0.conv1"].groups == ("2, of its own",)
 
     def test_streams_that_do_not_meet_share_a_column(self) -> None:
         told = Run("a", plan=_plan([("a", ("a", "b")), ("c", ("c", "d"))]), analysis=_told("abcd"))

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fpgm.figures.style import COLUMN, DASHES, QUIET, SERIES, SHAPES, altair, data, styled
+from fpgm.figures.style import (
+    COLUMN,
+    DASHES,
+    QUIET,
+    SERIES,
+    SHAPES,
+    altair,
+    data,
+    names_axis,
+    styled,
+)
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
 """Several lines by name: (place, value) from left to right."""
@@ -70,12 +80,7 @@ def kept_by_group(
         alt.Chart(data(rows))
         .mark_line(point=alt.OverlayMarkDef(filled=True, size=35), interpolate="step")
         .encode(
-            x=alt.X(
-                "group:N",
-                sort=list(groups),
-                title=None,
-                axis=alt.Axis(labelAngle=-60, labelLimit=90, labelOverlap="greedy"),
-            ),
+            x=alt.X("group:N", sort=list(groups), title=None, axis=names_axis()),
             y=alt.Y("kept:Q", axis=alt.Axis(format="%"), title="units kept"),
             color=_colour(names, "run"),
             shape=_shape(names, "run"),

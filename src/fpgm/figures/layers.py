@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fpgm.figures.style import COLUMN, GONE, KEPT, altair, data, styled
+from fpgm.figures.style import COLUMN, GONE, KEPT, altair, data, ends, styled
 from fpgm.plan import Group
 
 
@@ -31,7 +31,10 @@ def widths(
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             y=alt.Y(
-                "group:N", sort=names, title=None, axis=alt.Axis(labelLimit=140, labelFontSize=9)
+                "group:N",
+                sort=names,
+                title=None,
+                axis=alt.Axis(labelLimit=150, labelFontSize=9, labelExpr=ends(28)),
             ),
             x=alt.X("units:Q", title="units"),
             color=alt.Color(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpgm import figures
-from fpgm.figures.style import KEPT, SERIES, altair, data
+from fpgm.figures.style import KEPT, SERIES, altair, data, names_axis
 from fpgm.report.layers import LayerRow, clip
 from fpgm.report.run import Run
 
@@ -60,17 +60,24 @@ def _accuracy(run: Run) -> Iterator[Chart]:
         return
     alt = altair()
     bars = alt.Chart(
-        data([{"model": name, "accuracy": share} for name, share in shares.items()])
+        data(
+            [
+                {"model": name, "accuracy": share, "shown": f"{share:.2%}"}
+                for name, share in shares.items()
+            ]
+        )
     ).encode(
         y=alt.Y("model:N", sort=list(shares), title=None),
         x=alt.X(
-            "accuracy:Q", axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(domain=[0, 1.1])
+            "accuracy:Q",
+            axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
+            scale=alt.Scale(domain=[0, 1.25]),
         ),
-        tooltip=["model:N", alt.Tooltip("accuracy:Q", format=".2%")],
+        tooltip=["model:N", alt.Tooltip("shown:N", title="accuracy")],
     )
     drawn = bars.mark_bar(color=KEPT, height=20) + bars.mark_text(
         align="left", dx=4, fontSize=11
-    ).encode(text=alt.Text("accuracy:Q", format=".2%"))
+    ).encode(text="shown:N")
     count = run.results.test_images
     yield Chart(
         "Accuracy",
@@ -128,7 +135,7 @@ def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
         .encode(
             x=alt.X(
                 "layer:N", sort=order, title=None,
-                axis=alt.Axis(labelAngle=-60, labelLimit=90, labelOverlap="greedy"),
+                axis=names_axis(),
             ),
             y=alt.Y("error:Q", title="squared error", scale=alt.Scale(type="symlog")),
             color=alt.Color(

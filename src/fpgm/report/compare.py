@@ -12,7 +12,8 @@ from fpgm.report.layers import clip, numbered
 from fpgm.report.run import Run
 
 _BUDGET = ("rate", "macs", "params", "latency", "rates")
-_ASKED = (*_BUDGET, "criterion", "distance", "residual", "allocate", "recover", "distil", "align")
+_ASKED = ("model", *_BUDGET, "criterion", "distance", "residual", "allocate", "recover", "distil",
+          "align", "data", "train.epochs", "train.lr")  # fmt: skip
 _MOST_ROWS = 40
 """Of what was asked."""
 
@@ -23,13 +24,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
     figures_of = [{card.name: card for card in cards(run)} for run in runs]
     heads = list(dict.fromkeys(name for own in figures_of for name in own))
     asked = [_asked(run) for run in runs]
-    every = list(dict.fromkeys([*_ASKED, *(key for own in asked for key in own)]))
-    set_by_any = [key for key in every if any(key in own for own in asked)]
-    kept = [
-        key
-        for key in set_by_any
-        if key in _ASKED or key == "model" or len({own.get(key) for own in asked}) > 1
-    ][:_MOST_ROWS]
+    kept = _rows(asked)
     return {
         "names": names,
         "heads": heads,
@@ -38,6 +33,17 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
         "asked": [{key: clip(own.get(key, "")) for key in kept} for own in asked],
         "charts": [*_curve(names, runs), *_kept(names, runs)],
     }
+
+
+def _rows(asked: Sequence[Mapping[str, str]]) -> list[str]:
+    """Settings worth a row: those everybody asks about, and others in which runs differ."""
+    given: dict[str, list[str]] = {key: [] for key in _ASKED}
+    for own in asked:
+        for key, value in own.items():
+            given.setdefault(key, []).append(value)
+    return [
+        key for key, values in given.items() if values and (key in _ASKED or len(set(values)) > 1)
+    ][:_MOST_ROWS]
 
 
 def _asked(run: Run) -> dict[str, str]:

@@ -34,7 +34,7 @@
     return {
       background: null, font, view: { stroke: null },
       axis: { labelColor: ink, titleColor: ink, domainColor: line, tickColor: line, grid: true,
-        gridColor: line, gridOpacity: 0.5, labelFontSize: 11, titleFontSize: 12, titleFontWeight: "normal" },
+        gridColor: line, gridOpacity: 0.5, labelFontSize: 11, labelSeparation: 4, titleFontSize: 12, titleFontWeight: "normal" },
       legend: { labelColor: ink, titleColor: ink, orient: "bottom", title: null, labelFontSize: 11, columnPadding: 6, columns: 3, labelLimit: 150 },
       title: { color: ink, anchor: "start", fontWeight: "normal" }, text: { color: ink },
     };
@@ -207,9 +207,14 @@
           link.append(make("bdi", text));
           cell.append(link);
           row.append(cell);
-        } else row.append(make("td", text, worded(name) ? "text" + (name.startsWith("stays") ? " wide" : "") : ""));
+        } else if (name === "group" && layer.groups && layer.groups.length > 3) {
+          const cell = make("td", layer.groups.slice(0, 2).map(phrase).join("; ") + " and " + (layer.groups.length - 2) + " more", "text groups");
+          cell.title = text;
+          row.append(cell);
+        } else row.append(make("td", text, worded(name) ? "text" + (name === "group" ? " groups" : "") : ""));
       });
-      return { row, layer, text: row.textContent.toLowerCase() };
+      const words = columns.filter(([name]) => worded(name)).map(([, value]) => value(layer) || "");
+      return { row, layer, text: words.join(" ").toLowerCase() };
     });
     body.append(...rows.map((own) => own.row));
     columns.forEach(([name, value]) => {
