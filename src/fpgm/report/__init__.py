@@ -141,27 +141,35 @@ def _pairs(value: Texts) -> list[tuple[str, str]]:
 def _render(
     template: str, values: dict[str, Any], data: dict[str, Any], live: str | None = None
 ) -> str:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise RequestError(_NEEDED) from error
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    text = environment.get_template(template).render(
-        **values,
-        version=__version__,
-        live=live,
-        data=_embedded({**data, "specs": [chart.spec for chart in values["charts"]]}),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        vega=_vega(),
+    text: str = (
+        _templates()
+        .get_template(template)
+        .render(
+            **values,
+            version=__version__,
+            live=live,
+            data=_embedded({**data, "specs": [chart.spec for chart in values["charts"]]}),
+            style=_asset("page.css"),
+            script=_asset("page.js"),
+            vega=_vega(),
+        )
     )
     return text.encode("utf-8", "replace").decode()  # JSON may hold halves of letters
 
 
 _NEEDED = "A report needs more packages: pip install altair jinja2 vl-convert-python."
+
+
+@cache
+def _templates() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise RequestError(_NEEDED) from error
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
 
 
 @cache
