@@ -24,6 +24,7 @@ from tests.test_analysis import BUILT
 from torch import nn
 
 import fpgm
+from fpgm.models import resnet
 from fpgm.plan import Cut, Frozen, Group, Latency
 from fpgm.report import LARGEST, compare, compare_page, page, report
 from fpgm.report.headline import cards
@@ -640,6 +641,17 @@ class TestCommand:
             assert "--serve writes nothing" in refused("report", folder, "--serve", *option)
         told = refused("report", tmp_path / "no", "--serve")
         assert told == f"{tmp_path / 'no'} is no folder of fpgm prune or fpgm train."
+
+    def test_prune_keeps_an_analysis_of_its_own_groups(self, tmp_path: Path) -> None:
+        """With other choices than the usual ones there are other groups."""
+        place = tmp_path / "small"
+        run("prune", "resnet20", "--rate", 0.3, "--residual", "independent",
+            "--ignore", "layer2.*", "--out", place)  # fmt: skip
+        told = read_run(place)
+        assert told.analysis is not None
+        assert told.plan is not None
+        assert told.analysis.groups == tuple(group.name for group in told.plan.groups)
+        assert told.analysis.groups != fpgm.analyze(resnet(20), torch.zeros(1, 3, 32, 32)).groups
 
     def test_a_new_prune_takes_the_old_report_away(self, tmp_path: Path) -> None:
         place = tmp_path / "small"

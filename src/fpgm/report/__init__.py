@@ -78,9 +78,9 @@ def compare_page(runs: Sequence[Run]) -> str:
     """The page about several."""
     values = comparison(runs)
     values["title"] = clip(" · ".join(values["names"]))
-    text = _render("compare.html", values, {})
+    text = _render("compare.html", {**values, "left_out": []}, {})
     if len(text.encode()) > LARGEST:
-        text = _render("compare.html", {**values, "charts": []}, {})
+        text = _render("compare.html", {**values, "left_out": ["charts"], "charts": []}, {})
     return text
 
 

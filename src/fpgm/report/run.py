@@ -56,11 +56,6 @@ class Run:
         """What the run was to do."""
         return self.results.asked or self.recipe
 
-    @property
-    def trained(self) -> bool:
-        """Whether it is of `fpgm train`."""
-        return bool(self.recipe)
-
 
 def read_run(folder: Path) -> Run:
     """Everything in a folder that a report is made of; a `FileError` if any of it is wrong."""
