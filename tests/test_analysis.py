@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,10 +16,12 @@ from tests.shell import refused, run
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.analysis import analyze
+from fpgm.analysis import analysis_of, analyze
 from fpgm.analysis.alike import layer_output, most_alike, removed_filters
-from fpgm.analysis.redundancy import effective_rank, nearest, on_a_plane
+from fpgm.analysis.redundancy import Gram
 from fpgm.analysis.result import LARGE_MINIMUM, SMALL_DEVIATION, LayerAnalysis, verdict
+from fpgm.models import resnet
+from fpgm.planning import planned
 
 X = torch.zeros(1, 1, 1, 1)
 
@@ -30,6 +34,33 @@ def layer_of(filters: list[list[float]], rate: float = 0.5) -> LayerAnalysis:
         conv.weight.copy_(rows[:, :, None, None])
     net = nn.Sequential(conv, nn.Conv2d(len(rows), 1, 1))
     return analyze(net, torch.zeros(1, rows.shape[1], 1, 1), rate=rate).layers[0]
+
+
+def net_of(*layers: nn.Module) -> Callable[[], tuple[nn.Sequential, list[str]]]:
+    """Some layers, a last one that stays, and the paths of those with filters to lose."""
+
+    def built() -> tuple[nn.Sequential, list[str]]:
+        made = [copy.deepcopy(layer) for layer in layers]
+        paths = [str(n) for n, layer in enumerate(made) if hasattr(layer, "out_channels")]
+        last = made[int(paths[-1])].out_channels
+        return nn.Sequential(*made, nn.Conv2d(last, 2, 1)), paths  # type: ignore[arg-type]
+
+    return built
+
+
+BUILT = {
+    "plain": net_of(nn.Conv2d(3, 8, 3)),
+    "depthwise": net_of(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)),
+    "depthwise, two each": net_of(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 3, groups=8)),
+    "weight norm": net_of(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3))),
+    "grouped": net_of(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=2)),
+    "transposed": net_of(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 12, 3)),
+    "transposed in groups": net_of(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 12, 3, groups=2)),
+    "whole groups": net_of(
+        nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ConvTranspose2d(8, 12, 3, groups=4)
+    ),
+    "transposed depthwise": net_of(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 8, 3, groups=8)),
+}
 
 
 class TestLayer:
@@ -73,12 +104,49 @@ class TestLayer:
         assert (found.deviation, found.least, found.effective_rank) == (0, 0, 1)
         assert found.nearest_share == 0
 
-    def test_depthwise_filters_only_hand_on(self) -> None:
+    def test_depthwise_filters_are_filters(self) -> None:
         net = nn.Sequential(
             nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.Conv2d(8, 2, 1)
         )
         found = analyze(net, torch.zeros(1, 3, 4, 4))
-        assert [own.layer for own in found.layers] == ["0", "2"]
+        assert [(own.layer, own.filters) for own in found.layers] == [("0", 8), ("1", 8), ("2", 2)]
+        assert found.layers[1].writes == ("0",)
+
+    def test_a_parametrised_layer_is_named_and_placed_as_the_module(self) -> None:
+        first = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 1))
+        found = analyze(nn.Sequential(first, nn.Conv2d(8, 2, 1)), torch.zeros(1, 3, 4, 4))
+        assert [own.layer for own in found.layers] == ["0", "1"]
+        assert found.layers[0].macs_share == pytest.approx(24 / 40)
+
+    def test_groups_are_those_of_a_plan_with_the_same_choices(self) -> None:
+        x = torch.zeros(1, 3, 32, 32)
+        model = resnet(20)
+        for choices in ({}, {"residual": "independent"}, {"ignore": ["layer2.*"]}):
+            groups = fpgm.plan(model, x, rate=0.4, **choices).groups
+            found = analyze(model, x, **choices)
+            assert found.groups == tuple(group.name for group in groups)
+            for own in found.layers:
+                mine = tuple(n for n, group in enumerate(groups) if own.layer in group.layers)
+                assert own.write_groups == mine
+
+    def test_weights_that_are_no_numbers(self) -> None:
+        net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1))
+        for value in (math.nan, math.inf):
+            nn.init.constant_(net[0].weight, value)
+            with pytest.raises(fpgm.ModelError, match="Layer '0' has NaN or infinite weights"):
+                analyze(net, torch.zeros(1, 3, 4, 4))
+
+    def test_in_a_hurry_large_layers_are_not_compared(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Comparing takes as many products as filters × weights: 8 · 24 and 4 · 32 here."""
+        monkeypatch.setattr("fpgm.analysis.QUICK", 8 * 24 - 1)
+        net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1))
+        _, planner = planned(net, torch.zeros(1, 3, 4, 4), rate=0.5)
+        first, second = analysis_of(planner, quick=True).layers
+        assert (len(first.norms), first.places, first.nearest_share) == (8, (), None)
+        assert len(second.places) == 4
+        assert len(analysis_of(planner).layers[0].places) == 8
 
     def test_the_model_stays_as_it_was(self) -> None:
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)).train()
@@ -111,20 +179,23 @@ def test_nearest_and_rank_by_their_definitions(seed: int, count: int, length: in
     wanted = [
         min(float((a - b).norm()) for j, b in enumerate(rows) if i != j) for i, a in enumerate(rows)
     ]
-    assert nearest(rows).tolist() == pytest.approx(wanted)
-    assert 1 - 1e-9 <= effective_rank(rows) <= min(count, length) + 1e-9
-    assert effective_rank(7 * rows) == pytest.approx(effective_rank(rows))
+    assert Gram(rows).nearest().tolist() == pytest.approx(wanted)
+    rank = Gram(rows).effective_rank()
+    assert 1 - 1e-9 <= rank <= min(count, length) + 1e-9
+    assert Gram(7 * rows).effective_rank() == pytest.approx(rank)
+    assert Gram(rows - rows[0]).effective_rank(around=rows[0]) == pytest.approx(rank, rel=1e-5)
     shares = torch.linalg.svdvals(rows) / torch.linalg.svdvals(rows).sum()
-    assert effective_rank(rows) == pytest.approx(float((-(shares * shares.log()).sum()).exp()))
+    assert rank == pytest.approx(float((-(shares * shares.log()).sum()).exp()))
     left, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
     wanted_places = torch.nn.functional.pad(left * sizes, (0, 1))[:, :2]
-    assert torch.allclose(on_a_plane(rows).abs(), wanted_places.abs(), atol=1e-6)
+    assert torch.allclose(Gram(rows).on_a_plane().abs(), wanted_places.abs(), atol=1e-6)
 
 
 def test_many_filters_at_once_and_in_parts() -> None:
     rows = torch.randn(1100, 3).double()
-    assert torch.allclose(nearest(rows)[:5], nearest_by_hand(rows)[:5])
-    assert torch.allclose(nearest(rows)[-5:], nearest_by_hand(rows)[-5:])
+    found = Gram(rows).nearest()
+    assert torch.allclose(found[:5], nearest_by_hand(rows)[:5])
+    assert torch.allclose(found[-5:], nearest_by_hand(rows)[-5:])
 
 
 def nearest_by_hand(rows: Tensor) -> Tensor:
@@ -158,15 +229,20 @@ class TestAlike:
         with pytest.raises(fpgm.RequestError, match="no module '7'"):
             layer_output(net, "7", torch.zeros(1, 1, 2, 2))
 
-    def test_filters_that_a_plan_removes(self) -> None:
-        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
-        plan = fpgm.plan(net, torch.zeros(1, 3, 8, 8), rate=0.5)
-        gone = removed_filters(plan, "0")
-        assert len(gone) == 4
-        assert removed_filters(plan, "1") == []
+    @pytest.mark.parametrize("name", list(BUILT))
+    def test_filters_that_a_plan_removes(self, name: str) -> None:
+        """Against the compact model: its biases are those of the filters that stay."""
+        net, layers = BUILT[name]()
+        x = torch.randn(1, 3, 8, 8)
+        plan = fpgm.plan(net, x, rate=0.5, align=1)
         small = fpgm.compact(net, plan)
-        kept = [n for n in range(8) if n not in gone]
-        assert torch.equal(small[0].weight, net[0].weight[kept])
+        for layer in layers:
+            gone = removed_filters(plan, layer)
+            before, after = net.get_submodule(layer), small.get_submodule(layer)
+            assert len(gone) == before.out_channels - after.out_channels > 0
+            kept = [n for n in range(before.out_channels) if n not in gone]
+            assert torch.equal(after.bias, before.bias[kept])
+        assert removed_filters(plan, str(len(net) - 1)) == []
 
 
 class TestCommand:

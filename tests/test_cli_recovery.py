@@ -40,8 +40,9 @@ def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) 
     out = tmp_path / "out"
     text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
     assert "inputs looked at: 128." in text
-    assert "Accuracy on test pictures: original " in text
     told = results(out)
+    assert f"Accuracy on {told['test_images']} test pictures: original " in text
+    assert 0 < told["test_images"] <= told["asked"]["test"] == 2000
     assert told["recovery"]["after"] < told["recovery"]["before"]
     assert [layer["layer"] for layer in told["recovery"]["layers"]] == ["0", "3", "8"]
     assert set(told["accuracy"]) == {"original", "compact", "recovered"}

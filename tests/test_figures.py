@@ -44,6 +44,11 @@ def every_figure() -> dict[str, Any]:
         "replaced": figures.replaced_maps(maps, [(2, 0, 0.5)]),
         "macs": figures.accuracy_by_macs(lines, original=0.93),
         "interval": figures.accuracy_by_interval(lines),
+        "epoch": figures.accuracy_by_epoch(lines),
+        "runs": figures.runs_by_macs(
+            [{"run": n, "setting": "a", "macs": 0.1 * n, "accuracy": 0.9} for n in (1, 2)]
+        ),
+        "kept": figures.kept_by_group(["1. a", "2. b"], {"one": [0.5, 1.0], "two": [0.25, 0.5]}),
         "sensitivity": figures.sensitivity_curves({"a": [0.0, 0.1, 0.5], "b": [0.0, 0.2]}),
         "widths": figures.widths(plan.groups),
         "savings": figures.savings(timed),

@@ -7,7 +7,11 @@ import inspect
 import fpgm
 
 SIGNATURES = {
-    "analyze": "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float' = 0.4) -> 'Analysis'",
+    "analyze": (
+        "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float' = 0.4, "
+        "residual: 'Residual' = 'coupled', ignore: 'Sequence[str]' = (), "
+        "approximate: 'bool' = False) -> 'Analysis'"
+    ),
     "bench": (
         "(models: 'Mapping[str, nn.Module] | Sequence[nn.Module]', example_inputs: 'Any', *, "
         "backends: 'Sequence[str] | None' = None, batches: 'Sequence[int] | None' = None, "

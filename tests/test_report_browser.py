@@ -16,7 +16,10 @@ from tests.shell import run
 from tests.test_report import TestEscapes as Escapes
 
 import fpgm
+from fpgm.plan import Group
 from fpgm.report import compare, page, report
+from fpgm.report.records import AnalysisTold, decode
+from fpgm.report.run import Run
 from fpgm.report.serve import server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -94,7 +97,7 @@ def test_choosing_a_layer_shows_its_filters(opened: Opened) -> None:
     opened.page.click(".layer >> text=layer3.0.conv1")
     details = opened.page.locator("#details")
     assert details.locator("h3").inner_text() == "layer3.0.conv1"
-    assert "64 filters, of which 16 (25.0 %) go." in details.inner_text()
+    assert "64 filters, of which 16 (25.0%) go." in details.inner_text()
     assert details.locator(".strip span").count() == 64
     assert details.locator(".strip .gone").count() == 16
     opened.page.wait_for_selector("#map svg")
@@ -139,9 +142,11 @@ def test_sorting_both_ways(opened: Opened) -> None:
 
 
 def test_searching(opened: Opened) -> None:
-    opened.page.fill("#search", "layer2")
-    assert all("layer2" in name for name in column(opened, 1))
-    assert opened.page.locator("#found").inner_text() == "6 of 20"
+    opened.page.fill("#search", "layer2.1")
+    assert column(opened, 1) == ["layer2.1.conv1", "layer2.1.conv2"]
+    assert opened.page.locator("#found").inner_text() == "2 of 20"
+    opened.page.fill("#search", "6. layer2.0.conv2")  # the group, to which others write too
+    assert "layer3.2.conv2" in column(opened, 1)
     opened.page.fill("#search", "the model's output")
     assert column(opened, 1) == ["linear"]
     opened.page.fill("#search", "")
@@ -179,10 +184,85 @@ def test_on_a_phone_nothing_sticks_out(browser: Any, folder: Path) -> None:
     narrow.page.close()
 
 
-def test_on_paper_everything_is_shown(opened: Opened) -> None:
+def test_on_paper_everything_is_shown_on_white(opened: Opened) -> None:
+    opened.page.click("#theme")
+    opened.page.set_viewport_size({"width": 700, "height": 900})
     opened.page.emulate_media(media="print")
     assert not opened.page.locator("#theme").is_visible()
     assert opened.page.locator(".diagram").evaluate("e => e.scrollHeight <= e.clientHeight + 1")
+    assert background(opened) == "rgb(255, 255, 255)"
+    assert opened.page.locator("#table").evaluate("e => e.getBoundingClientRect().right") <= 700
+    text = opened.page.locator("[data-chart='0'] svg text").first
+    assert text.evaluate("e => getComputedStyle(e).fill") == "rgb(27, 31, 36)"
+
+
+def test_charts_in_the_dark_have_its_colours(opened: Opened) -> None:
+    bar = opened.page.locator("[data-chart='0'] svg path[aria-roledescription='bar']").first
+    assert bar.get_attribute("fill") == "#0072b2"
+    opened.page.click("#theme")
+    opened.page.wait_for_selector(
+        "[data-chart='0'] svg path[aria-roledescription='bar'][fill='#56b4e9']"
+    )
+    assert opened.page.locator("#theme").inner_text() == "Dark"  # pressed, and not renamed too
+
+
+def test_what_was_chosen_outlives_a_reload(opened: Opened) -> None:
+    opened.page.click(".layer >> text=layer2.1.conv2")
+    opened.page.fill("#search", "layer2.1")
+    opened.page.click("#theme")
+    opened.page.reload()
+    assert opened.page.locator("#details h3").inner_text() == "layer2.1.conv2"
+    assert opened.page.locator("#found").inner_text() == "2 of 20"
+    assert background(opened) == "rgb(20, 24, 29)"
+
+
+def test_what_a_reader_of_the_screen_hears(opened: Opened) -> None:
+    said = opened.page.locator("#said")
+    assert said.inner_text() == ""
+    opened.page.click(".layer >> text=layer1.0.conv1")
+    assert said.inner_text() == "layer1.0.conv1: 16 filters, of which 4 (25.0%) go."
+    assert opened.page.locator("#details").get_attribute("aria-live") is None
+    label = opened.page.locator(".layer").first.get_attribute("aria-label")
+    assert label == "conv1: 10 of 16 filters stay; writes stream 1. conv1"
+
+
+def test_all_groups_of_a_layer(opened: Opened) -> None:
+    opened.page.click(".layer >> text=layer3.2.conv2")
+    told = opened.page.locator("#details").inner_text()
+    assert "Groups: 1. conv1, with 9 other layers; 6. layer2.0.conv2, with 5" in told
+
+
+def test_without_values_last_and_no_empty_columns(browser: Any, tmp_path: Path) -> None:
+    layers = [{"layer": name, "norms": [1.0, 2.0], "deviation": value, "macs_share": 0.1}
+              for name, value in (("a", 0.5), ("b", None), ("c", 0.25))]  # fmt: skip
+    plan = fpgm.Plan("", {}, (), groups=(Group("a", ("a", "b", "c"), 2, 2),))
+    told = Run("a", plan=plan, analysis=decode(AnalysisTold, {"layers": layers}))
+    (tmp_path / "a.html").write_text(page(told))
+    shown = Opened(browser, (tmp_path / "a.html").as_uri())
+    heads = shown.page.locator("#table thead th").all_inner_texts()
+    assert heads == ["layer", "filters", "kept", "removed", "MACs", "deviation", "group"]
+    orders = []
+    for _ in range(2):
+        shown.page.click("#table thead >> text=deviation")
+        orders.append(column(shown, 1))
+    assert orders == [["c", "a", "b"], ["a", "c", "b"]]
+    assert shown.complaints == []
+    shown.page.close()
+
+
+def test_long_names_keep_their_ends(browser: Any, tmp_path: Path) -> None:
+    """Cut off at the left, and whole when pointed at."""
+    name = ".".join(["backbone.stage.block"] * 6) + ".last"
+    told = Run("a", plan=fpgm.Plan("", {}, (), groups=(Group(name, (name, "b"), 2, 2),)))
+    (tmp_path / "a.html").write_text(page(told))
+    shown = Opened(browser, (tmp_path / "a.html").as_uri(), viewport={"width": 360, "height": 700})
+    button = shown.page.locator(".layer").first
+    assert button.get_attribute("title") == name
+    right = "getBoundingClientRect().right"
+    ends = f"e => e.querySelector('bdi').{right} - e.{right}"
+    assert abs(button.locator(".name").evaluate(ends)) < 1
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 360
+    shown.page.close()
 
 
 def test_names_that_try_to_be_code(browser: Any, tmp_path: Path) -> None:
@@ -208,7 +288,7 @@ def test_a_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_served_page_follows_its_folder(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text('{"name": "quick"}')
+    (tmp_path / "recipe.json").write_text('{"model": {"name": "digits"}}')
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"epoch": 1, "test_accuracy": 0.25}\n')
     running = server(tmp_path)
@@ -217,11 +297,12 @@ def test_a_served_page_follows_its_folder(browser: Any, tmp_path: Path) -> None:
     try:
         shown = Opened(browser, f"http://127.0.0.1:{running.server_address[1]}/")
         assert "25.00%" in shown.page.locator(".cards").inner_text()
-        shown.page.wait_for_timeout(2500)  # the page learns which version it shows
+        shown.page.click("#theme")
         file.write_text('{"epoch": 1, "test_accuracy": 0.25}\n{"epoch": 2, "test_accuracy": 0.5}\n')
         shown.page.wait_for_function(
             "document.querySelector('.cards').innerText.includes('50.00%')", timeout=15_000
         )
+        assert background(shown) == "rgb(20, 24, 29)"  # as it was chosen before the reload
         assert shown.complaints == []
         shown.page.close()
     finally:

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from fpgm import labels as lb
 from fpgm.findings import Slot
+from fpgm.plan import WRITES, layer_of
 from fpgm.tensors import modules_by_path
 from fpgm.watch import Watch
-
-FILTERS = ("filter", "depthwise", "both", "direction")
-"""Roles of an axis whose rows are filters."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Writer:
     @property
     def layer(self) -> str:
         """Path of the module that owns the filters."""
-        return self.slot.name.rpartition(".")[0] or self.slot.name
+        return layer_of(self.slot.name)
 
 
 @dataclass
@@ -213,7 +211,7 @@ def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
     found = []
     for slot in seen.slots.values():
         for f, role in zip(slot.fields, slot.roles, strict=True):
-            if role in FILTERS:
+            if role in WRITES:
                 found.append(Writer(slot, f, classes[rows_of(f)]))
     return tuple(found)
 
@@ -335,5 +333,5 @@ def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
 
 def unreached_rows(names: Sequence[str]) -> list[tuple[tuple[str, ...], int, str]]:
     """Parameters no forward pass has used."""
-    layers = tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    layers = tuple(dict.fromkeys(layer_of(name) for name in names))
     return [(layers, 0, "no forward pass with the example inputs uses them")] if layers else []

@@ -58,8 +58,10 @@ def exact(filters: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def geometric_median(points: Tensor) -> Tensor:
+def geometric_median(points: Tensor, sums: Tensor | None = None) -> Tensor:
     """The point whose distances to all the given ones add up to the least (Eq. 3).
+
+    `sums` is what `fpgm` says of the points, if that is known already.
 
     >>> geometric_median(torch.tensor([[0., 0.], [2., 0.], [0., 2.], [2., 2.]]))
     tensor([1., 1.])
@@ -71,7 +73,7 @@ def geometric_median(points: Tensor) -> Tensor:
         raise RequestError("No points have no geometric median: give at least one.")
     wide = _widen(rows)
     # The best of the points is the median if any point is, and else a start below all others.
-    best = wide[fpgm(wide).argmin()]
+    best = wide[(fpgm(wide) if sums is None else sums).argmin()]
     return (best + _weiszfeld(wide - best)).to(rows)
 
 
@@ -187,11 +189,7 @@ def score(scorer: Scorer, filters: Tensor, rate: float, layer_name: str) -> Tens
     tensor([7., 1.], dtype=torch.float64)
     """
     rows = _rows(filters)
-    # The extremes carry any NaN or infinity, and take one pass without a copy.
-    if rows.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(rows)):
-        raise ModelError(
-            f"Layer '{layer_name}' has NaN or infinite weights: fix or reload them before pruning."
-        )
+    check_finite(rows, layer_name)
     scores: object = scorer(rows, rate)
     wanted = "a criterion returns one finite score per filter"
     if not isinstance(scores, Tensor):
@@ -205,6 +203,15 @@ def score(scorer: Scorer, filters: Tensor, rate: float, layer_name: str) -> Tens
     if not bool(scores.isfinite().all()):
         raise RequestError(f"Scores of layer '{layer_name}' are not all finite: {wanted}.")
     return scores.detach().cpu().double()
+
+
+def check_finite(filters: Tensor, layer_name: str) -> None:
+    """Refuse filters that cannot be compared."""
+    # The extremes carry any NaN or infinity, and take one pass without a copy.
+    if filters.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(filters)):
+        raise ModelError(
+            f"Layer '{layer_name}' has NaN or infinite weights: fix or reload them before pruning."
+        )
 
 
 def _rows(filters: Tensor) -> Tensor:
@@ -264,6 +271,8 @@ def _sum_l2(rows: Tensor) -> Tensor:
         largest = float(rows.abs().max())
         if largest == 0:
             return norms
+        if not math.isfinite(largest):
+            return torch.full_like(norms, math.nan)
         power = 2.0 ** max(-100, min(100, math.frexp(largest)[1]))
         return _sum_l2(rows / power) * power
     if bool((norms == 0).any()):  # soft pruning leaves many: each adds the others' norm

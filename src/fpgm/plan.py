@@ -19,6 +19,8 @@ FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
 
 Role = Literal["filter", "depthwise", "both", "direction", "gain", "shift", "scale", "reads"]
+WRITES: tuple[Role, ...] = ("filter", "depthwise", "both", "direction")
+"""Roles of an axis whose rows are filters."""
 Side = Literal["input", "output"]
 Kind = Literal["gather", "scatter"]
 
@@ -51,6 +53,30 @@ class Cut:
         """Indices that go (in one block of a grouped weight)."""
         share = self.keep[block * self.kept : (block + 1) * self.kept]
         return sorted(set(range(self.size)) - set(share))
+
+
+@dataclass(frozen=True)
+class Filters:
+    """How many filters a layer has, and which of them stay: by number, or by block of equals."""
+
+    total: int
+    keep: tuple[int, ...]
+    block: int = 1
+    """So many filters in a row go or stay together; `keep` counts blocks."""
+
+    @property
+    def kept(self) -> int:
+        """How many stay."""
+        return len(self.keep) * self.block
+
+    def removed(self) -> list[int]:
+        """Numbers of those that go.
+
+        >>> Filters(6, (0, 2), block=2).removed()
+        [2, 3]
+        """
+        stay = set(self.keep)
+        return [n for n in range(self.total) if n // self.block not in stay]
 
 
 @dataclass(frozen=True)
@@ -157,6 +183,49 @@ class Plan:
         """False when a removed unit took part in a norm over channels (asked for, approximate)."""
         return all(group.exact for group in self.groups if group.kept < group.units)
 
+    def filters(self) -> dict[str, Filters]:
+        """Filters of every layer that loses some, by the layer's path and the tensor's name.
+
+        Under either there is one answer; the path is that of the first of a module's tensors.
+
+        >>> cut = Cut("up.weight", 1, 3, (0, 2, 1, 2), "filter", blocks=2)  # two groups of three
+        >>> Plan("", {}, (cut,)).filters()["up"].removed()
+        [1, 3]
+        """
+        found: dict[str, Filters] = {}
+        for cut in self.cuts:
+            if cut.role in WRITES:
+                keep = (
+                    place + number // cut.kept * cut.size for number, place in enumerate(cut.keep)
+                )
+                own = Filters(cut.blocks * cut.size, tuple(keep))
+                found.setdefault(layer_of(cut.tensor), own)
+                found.setdefault(cut.tensor, own)
+        return self._whole_groups() | found
+
+    def _whole_groups(self) -> dict[str, Filters]:
+        """Filters of transposed convolutions that lose whole groups.
+
+        Their rows are what they read, and all filters of a group go with its rows.
+        """
+        sizes = {
+            (a.module, a.name): (a.before, a.after)
+            for a in self.attributes
+            if isinstance(a.before, int) and isinstance(a.after, int)
+        }
+        found = {}
+        for cut in self.cuts:
+            layer = layer_of(cut.tensor)
+            groups, _ = sizes.get((layer, "groups"), (0, 0))
+            before, after = sizes.get((layer, "out_channels"), (0, 0))
+            if cut.role != "reads" or cut.dim != 0 or not 0 < groups <= min(cut.size, before):
+                continue
+            rows, wide = cut.size // groups, before // groups
+            alive = sorted({place // rows for place in cut.keep})
+            if len(alive) * wide == after:
+                found[layer] = found[cut.tensor] = Filters(before, tuple(alive), wide)
+        return found
+
     def __deepcopy__(self, memo: object) -> Plan:
         return self  # nothing in it can change, and every compact model carries one
 
@@ -218,6 +287,21 @@ class Plan:
         ]
         lines += [f"note   {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def layer_of(tensor: str) -> str:
+    """Path of the module that owns a tensor, however the tensor is made up.
+
+    >>> layer_of("a.conv.weight"), layer_of("a.conv.parametrizations.weight.original1")
+    ('a.conv', 'a.conv')
+    >>> layer_of("weight")  # of a model that is one layer
+    'weight'
+    """
+    owner = tensor.rpartition(".")[0]
+    before, found, _ = owner.rpartition("parametrizations.")
+    if found and (not before or before.endswith(".")):
+        owner = before.rstrip(".")
+    return owner or tensor
 
 
 def _rebuild(kind: type, item: Mapping[str, Any]) -> Any:

@@ -101,6 +101,34 @@ def plan(
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
+    made, _ = planned(
+        model, example_inputs,
+        rate=rate, macs=macs, params=params, latency=latency, rates=rates, criterion=criterion,
+        distance=distance, residual=residual, ignore=ignore, align=align, rounding=rounding,
+        min_channels=min_channels, approximate=approximate, keep_outputs=keep_outputs, seed=seed,
+        allocate=allocate, loader=loader, backend=backend, threads=threads, progress=progress,
+    )  # fmt: skip
+    return made
+
+
+def planned(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    rate: float | None = None,
+    macs: float | None = None,
+    params: float | None = None,
+    latency: float | None = None,
+    rates: Mapping[str, float] | None = None,
+    align: int | Literal["auto"] = 8,
+    allocate: Allocate = "uniform",
+    loader: Iterable[Any] | None = None,
+    backend: str = "eager",
+    threads: int | None = None,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> tuple[Plan, Planner]:
+    """A plan, and the planner that drew it: what it knows of the model need not be found again."""
     notes: list[str] = []
     if align == "auto":
         align = measured_align(model, example_inputs, Where.of(backend, threads))
@@ -109,16 +137,8 @@ def plan(
         model,
         example_inputs,
         budget=Budget(rate, macs, params, dict(rates or {}), latency),
-        criterion=criterion,
-        distance=distance,
-        residual=residual,
-        ignore=ignore,
         align=align,
-        rounding=rounding,
-        min_channels=min_channels,
-        approximate=approximate,
-        keep_outputs=keep_outputs,
-        seed=seed,
+        **choices,
     )
     if isinstance(allocate, Sensitivity):
         planner.allocate(allocate)
@@ -136,7 +156,7 @@ def plan(
         notes.append(
             f"{count} weights are too small to be normal numbers; compact sets them to zero."
         )
-    return replace(made, notes=(*made.notes, *notes)) if notes else made
+    return (replace(made, notes=(*made.notes, *notes)) if notes else made), planner
 
 
 def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int:

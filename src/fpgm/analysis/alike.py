@@ -46,9 +46,8 @@ def layer_output(model: nn.Module, layer: str, inputs: Any) -> Maps:
 
 def removed_filters(plan: Plan, layer: str) -> list[int]:
     """Numbers of a layer's filters that a plan removes."""
-    weight = f"{layer}.weight" if layer else "weight"
-    cuts = (cut for cut in plan.cuts if cut.tensor == weight)
-    return next((cut.removed() for cut in cuts if cut.role == "filter"), [])
+    found = plan.filters().get(layer or "weight")
+    return [] if found is None else found.removed()
 
 
 def most_alike(maps: Maps, removed: Sequence[int]) -> list[tuple[int, int, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SMALL_DEVIATION = 0.25
@@ -22,22 +22,26 @@ class LayerAnalysis:
     """Groups its filters belong to; none, if none of them may go."""
     reads: tuple[str, ...]
     """Groups whose units it reads."""
+    write_groups: tuple[int, ...]
+    read_groups: tuple[int, ...]
+    """The same groups by number, as a plan has them: names of groups may be the same."""
     macs_share: float
     params_share: float
     norms: tuple[float, ...]
-    to_median: tuple[float, ...]
-    """Distance of each filter to the geometric median of them all."""
-    to_nearest: tuple[float, ...]
-    """Distance of each filter to the nearest other one."""
-    places: tuple[tuple[float, ...], ...]
-    """Each filter on a plane whose origin is the geometric median: where they spread most."""
-    effective_rank: float
-    """Of how many filters' worth the layer is: between 1 and their number."""
     deviation: float
     """Standard deviation of the norms, as a share of their mean: the first requirement."""
     least: float
     """Smallest norm, as a share of the mean: the second."""
-    overlap: Mapping[str, float]
+    to_median: tuple[float, ...] = ()
+    """Distance of each filter to the geometric median of them all. This and what follows is left
+    out of layers so large that it would take long, where one is in a hurry."""
+    to_nearest: tuple[float, ...] = ()
+    """Distance of each filter to the nearest other one."""
+    places: tuple[tuple[float, ...], ...] = ()
+    """Each filter on a plane whose origin is the geometric median: where they spread most."""
+    effective_rank: float | None = None
+    """Of how many filters' worth the layer is: between 1 and their number."""
+    overlap: Mapping[str, float] = field(default_factory=dict)
     """Share of the filters that two criteria would both remove, of those that either has to."""
 
     @property
@@ -51,8 +55,10 @@ class LayerAnalysis:
         return bool(self.writes)
 
     @property
-    def nearest_share(self) -> float:
+    def nearest_share(self) -> float | None:
         """How far the nearest other filter is, in the median, as a share of the mean norm."""
+        if not self.to_nearest:
+            return None
         mean = statistics.fmean(self.norms)
         return statistics.median(self.to_nearest) / mean if mean else 0.0
 
@@ -69,6 +75,8 @@ class Analysis:
     rate: float
     """Share of filters that criteria were asked to choose."""
     layers: tuple[LayerAnalysis, ...]
+    groups: tuple[str, ...] = ()
+    """Names of the model's groups, in the order of a plan's."""
 
     def verdicts(self) -> dict[str, list[str]]:
         """Layers by what is said about them, most of them first."""
@@ -80,7 +88,7 @@ class Analysis:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, verdicts included."""
         layers = [{**asdict(own), "verdict": own.verdict} for own in self.layers]
-        return {"rate": self.rate, "layers": layers}
+        return {"rate": self.rate, "groups": list(self.groups), "layers": layers}
 
 
 def verdict(deviation: float, least: float) -> str:

@@ -57,8 +57,8 @@ def _show(found: Analysis) -> None:
         ("layer", "filters", "rank", "deviation", "least", "nearest", "agree", "MACs", "params"),
         [
             (
-                own.layer, str(own.filters), f"{own.effective_rank:.1f}", f"{own.deviation:.2f}",
-                f"{own.least:.3f}", f"{own.nearest_share:.2f}",
+                own.layer, str(own.filters), f"{own.effective_rank or 0:.1f}",
+                f"{own.deviation:.2f}", f"{own.least:.3f}", f"{own.nearest_share or 0:.2f}",
                 f"{own.overlap['fpgm and l2']:.0%}", f"{own.macs_share:.1%}",
                 f"{own.params_share:.1%}",
             )

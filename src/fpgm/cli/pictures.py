@@ -59,17 +59,23 @@ class Pictures:
     @torch.no_grad()
     def accuracy(self, model: nn.Module, count: int) -> float | None:
         """Share of the first so many test pictures that a classifier gets right."""
+        right, seen = self.right(model, count)
+        return right / seen if seen else None
+
+    @torch.no_grad()
+    def right(self, model: nn.Module, count: int) -> tuple[int, int]:
+        """How many of those a classifier gets right, and how many there are; none for others."""
         right = seen = 0
         for batch in self.sets.test.epoch(0):
             if seen >= count:
                 break
             out = model(batch.images)
             if not isinstance(out, Tensor) or out.ndim != 2:
-                return None
+                return 0, 0
             labels = batch.labels[: count - seen]
             right += int((out[: len(labels)].argmax(1) == labels).sum())
             seen += len(labels)
-        return right / seen if seen else None
+        return right, seen
 
 
 def open_pictures(data: str, mean: str | None, std: str | None, size: int) -> Pictures:

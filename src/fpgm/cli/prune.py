@@ -11,7 +11,7 @@ import typer
 from torch import nn
 
 from fpgm._version import __version__
-from fpgm.analysis import analyze
+from fpgm.analysis import analysis_of
 from fpgm.budget import ALIGN
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
@@ -23,7 +23,7 @@ from fpgm.errors import RequestError
 from fpgm.files import file_sha256
 from fpgm.harm.result import Sensitivity
 from fpgm.plan import Plan
-from fpgm.planning import plan
+from fpgm.planning import planned
 from fpgm.recovery import Method, recovery_of
 from fpgm.recovery import recover as solve
 from fpgm.sensitivity import sensitivity as measure
@@ -143,14 +143,14 @@ def prune(
                 way = measure(net, x, pictures, rates=(), progress=steps.inside, **chosen)
             elif allocate != "uniform":
                 way = sensed.read(Path(allocate))
-            made = plan(
+            made, planner = planned(
                 net, x, allocate=way, backend=backend, threads=threads, progress=steps.inside,
                 **options,
             )  # fmt: skip
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
         with steps.step("look at filters"):
-            beside = {res.ANALYSIS: common.to_json(analyze(net, x).to_dict())}
+            beside = {res.ANALYSIS: common.to_json(analysis_of(planner, quick=True).to_dict())}
             if isinstance(way, Sensitivity):
                 beside[res.SENSITIVITY] = way.to_json(indent=1)
         with steps.step("compact"):
@@ -170,8 +170,8 @@ def prune(
                 told["small_sha256"] = tensors_sha256(small)
         if pictures is not None:
             with steps.step("count accuracy"):
-                told["accuracy"] = _accuracies(pictures, test, net, plain, small)
-    asked = options | _looked(allocate, method, data, images, distil)
+                told |= _accuracies(pictures, test, net, plain, small)
+    asked = options | _looked(allocate, method, data, images, test, distil)
     if latency is not None or align == "auto":
         asked |= {"backend": backend, "threads": threads}
     results = {
@@ -213,7 +213,12 @@ def _method(recover: str | None, distil: float) -> Method | None:
 
 
 def _looked(
-    allocate: str, method: Method | None, data: str | None, images: int, distil: float
+    allocate: str,
+    method: Method | None,
+    data: str | None,
+    images: int,
+    test: int,
+    distil: float,
 ) -> dict[str, Any]:
     """What was asked of data."""
     return {
@@ -221,17 +226,21 @@ def _looked(
         "recover": method,
         "data": data,
         "images": images if method is not None else None,
+        "test": test if data is not None else None,
         "distil": distil or None,
     }
 
 
 def _accuracies(
     pictures: pic.Pictures, count: int, net: nn.Module, plain: nn.Module, small: nn.Module
-) -> dict[str, float] | None:
-    """Of the original, the compact model, and the recovered one."""
+) -> dict[str, Any]:
+    """Of the original, the compact model, and the recovered one; and on how many pictures."""
     nets = {"original": net, "compact": plain} | ({} if small is plain else {"recovered": small})
-    found = {name: pictures.accuracy(own, count) for name, own in nets.items()}
-    return {name: share for name, share in found.items() if share is not None} or None
+    found = {name: pictures.right(own, count) for name, own in nets.items()}
+    shares = {name: right / seen for name, (right, seen) in found.items() if seen}
+    if not shares:
+        return {"accuracy": None}
+    return {"accuracy": shares, "test_images": max(seen for _, seen in found.values())}
 
 
 def read_align(text: str) -> int | Literal["auto"]:
@@ -301,5 +310,5 @@ def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any])
             typer.echo(f"Note: {note}")
     if told.get("accuracy"):
         shares = ", ".join(f"{name} {share:.2%}" for name, share in told["accuracy"].items())
-        typer.echo(f"Accuracy on test pictures: {shares}.")
+        typer.echo(f"Accuracy on {told['test_images']} test pictures: {shares}.")
     typer.echo(f"Written to {out}: {res.SMALL}, {res.PLAN}, {res.RESULTS}")

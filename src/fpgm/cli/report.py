@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fpgm.cli import common
-from fpgm.errors import RequestError
+from fpgm.errors import FileError, RequestError
 from fpgm.report import compare as write_comparison
 from fpgm.report import report as write_report
 
@@ -36,6 +36,8 @@ def report(
     json: common.AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about a run: figures, network, charts, every layer."""
+    if serve and (out is not None or json):
+        raise RequestError("--serve writes nothing: leave out --out and --json.")
     if compare:
         if serve:
             raise RequestError("--serve follows one folder: leave out --compare.")
@@ -60,6 +62,8 @@ def _serve(folder: Path, port: int, show: bool) -> None:
 
     try:
         running = server(folder, port)
+    except FileError:  # an OSError too, which is not about the port
+        raise
     except OSError as error:
         raise RequestError(
             f"Port {port} cannot be used ({error.strerror}): give --port."

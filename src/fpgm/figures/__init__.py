@@ -4,8 +4,11 @@ They take plain values and know nothing of torch. `save` writes PNG, SVG or PDF.
 """
 
 from fpgm.figures.curves import (
+    accuracy_by_epoch,
     accuracy_by_interval,
     accuracy_by_macs,
+    kept_by_group,
+    runs_by_macs,
     savings,
     sensitivity_curves,
 )
@@ -15,12 +18,15 @@ from fpgm.figures.maps import feature_maps, replaced_maps
 from fpgm.figures.save import save
 
 __all__ = [
+    "accuracy_by_epoch",
     "accuracy_by_interval",
     "accuracy_by_macs",
     "feature_maps",
     "filter_map",
+    "kept_by_group",
     "norm_distribution",
     "replaced_maps",
+    "runs_by_macs",
     "save",
     "savings",
     "sensitivity_curves",

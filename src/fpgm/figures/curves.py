@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fpgm.figures.style import COLUMN, DASHES, QUIET, SERIES, SHAPES, altair, data, styled
+from fpgm.figures.style import (
+    COLUMN,
+    DASHES,
+    QUIET,
+    SERIES,
+    SHAPES,
+    altair,
+    data,
+    names_axis,
+    styled,
+)
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
 """Several lines by name: (place, value) from left to right."""
@@ -21,6 +31,65 @@ def accuracy_by_interval(
 ) -> Any:
     """Accuracy against the epochs between two prunings (the paper's Figure 4a)."""
     return _lines(lines, "epochs between prunings", "accuracy", original, width, percent_x=False)
+
+
+def accuracy_by_epoch(lines: Points, *, width: int = COLUMN) -> Any:
+    """Accuracy against the epochs of a training, one line each way of counting it."""
+    return _lines(lines, "epoch", "accuracy", None, width, percent_x=False)
+
+
+def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN) -> Any:
+    """Accuracy against the share of MACs removed, a point a run.
+
+    Each row has `run`, `setting`, `macs` and `accuracy`; a line joins runs of one setting.
+    """
+    alt = altair()
+    names = [row["run"] for row in rows]
+    base = alt.Chart(data([dict(row) for row in rows])).encode(
+        x=alt.X(
+            "macs:Q", title="MACs removed", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)
+        ),
+        y=alt.Y(
+            "accuracy:Q", title="accuracy", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)
+        ),
+    )
+    line = base.mark_line(color=QUIET, strokeWidth=1).encode(detail="setting:N")
+    points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
+        color=_colour(names, "run"),
+        shape=_shape(names, "run"),
+        tooltip=[
+            "run:N", "setting:N",
+            alt.Tooltip("macs:Q", format=".1%"), alt.Tooltip("accuracy:Q", format=".2%"),
+        ],
+    )  # fmt: skip
+    return styled((line + points).properties(width=width, height=round(0.7 * width)))
+
+
+def kept_by_group(
+    groups: Sequence[str], kept: Mapping[str, Sequence[float]], *, width: int = COLUMN
+) -> Any:
+    """Which share of every group each run keeps: `kept` has one number a group, by run."""
+    alt = altair()
+    names = list(kept)
+    rows = [
+        {"run": name, "group": group, "kept": share}
+        for name, shares in kept.items()
+        for group, share in zip(groups, shares, strict=True)
+    ]
+    chart = (
+        alt.Chart(data(rows))
+        .mark_line(point=alt.OverlayMarkDef(filled=True, size=35), interpolate="step")
+        .encode(
+            x=alt.X("group:N", sort=list(groups), title=None, axis=names_axis()),
+            y=alt.Y("kept:Q", axis=alt.Axis(format="%"), title="units kept"),
+            color=_colour(names, "run"),
+            shape=_shape(names, "run"),
+            strokeDash=_dash(names, "run"),
+            tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
+        )
+        .properties(width=width, height=220)
+    )
+    return styled(chart)
 
 
 def sensitivity_curves(harms: Mapping[str, Sequence[float]], *, width: int = COLUMN) -> Any:
@@ -42,12 +111,13 @@ def sensitivity_curves(harms: Mapping[str, Sequence[float]], *, width: int = COL
             x=alt.X("removed:Q", title="share of the group removed", axis=alt.Axis(format="%")),
             y=alt.Y("error:Q", title="error of the outputs", scale=alt.Scale(type="symlog")),
             color=alt.Color(
-                "group:N", sort=list(harms), legend=None, scale=alt.Scale(scheme="viridis")
+                "group:N", sort=list(harms), legend=None,
+                scale=alt.Scale(scheme=alt.SchemeParams("viridis", extent=[0, 0.85])),
             ),
             tooltip=["group:N", alt.Tooltip("removed:Q", format=".0%"), "error:Q"],
         )
         .properties(width=width, height=round(0.7 * width))
-    )
+    )  # fmt: skip
     return styled(chart)
 
 
@@ -97,9 +167,7 @@ def _lines(
             y=alt.Y(f"{up}:Q", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)),
             color=_colour(names, "line"),
             shape=_shape(names, "line"),
-            strokeDash=alt.StrokeDash(
-                "line:N", sort=names, scale=alt.Scale(domain=names, range=_some(DASHES, names))
-            ),
+            strokeDash=_dash(names, "line"),
             tooltip=["line:N", f"{across}:Q", alt.Tooltip(f"{up}:Q", format=".2%")],
         )
     )
@@ -122,6 +190,14 @@ def _shape(names: Sequence[str], field: str) -> Any:
     return alt.Shape(
         f"{field}:N", sort=list(names),
         scale=alt.Scale(domain=list(names), range=_some(SHAPES, names)),
+    )  # fmt: skip
+
+
+def _dash(names: Sequence[str], field: str) -> Any:
+    alt = altair()
+    return alt.StrokeDash(
+        f"{field}:N", sort=list(names),
+        scale=alt.Scale(domain=list(names), range=_some(DASHES, names)),
     )  # fmt: skip
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fpgm.figures.style import COLUMN, GONE, KEPT, altair, data, styled
+from fpgm.figures.style import COLUMN, GONE, KEPT, altair, data, ends, styled
 from fpgm.plan import Group
 
 
-def widths(groups: Sequence[Group], *, width: int = COLUMN) -> Any:
-    """A bar for every group, from top to bottom: units that stay, then units that go."""
+def widths(
+    groups: Sequence[Group], *, numbers: Sequence[int] | None = None, width: int = COLUMN
+) -> Any:
+    """A bar for every group, from top to bottom: units that stay, then units that go.
+
+    `numbers` says which of a plan's groups they are, counted from 0; all of them, by default.
+    """
     alt = altair()
-    names = [f"{number + 1}. {group.name}" for number, group in enumerate(groups)]
+    counted = range(len(groups)) if numbers is None else numbers
+    names = [f"{number + 1}. {group.name}" for number, group in zip(counted, groups, strict=True)]
     rows = [
         {"group": name, "units": count, "kind": kind, "order": order}
         for name, group in zip(names, groups, strict=True)
@@ -25,7 +31,10 @@ def widths(groups: Sequence[Group], *, width: int = COLUMN) -> Any:
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             y=alt.Y(
-                "group:N", sort=names, title=None, axis=alt.Axis(labelLimit=140, labelFontSize=9)
+                "group:N",
+                sort=names,
+                title=None,
+                axis=alt.Axis(labelLimit=150, labelFontSize=9, labelExpr=ends(28)),
             ),
             x=alt.X("units:Q", title="units"),
             color=alt.Color(

@@ -42,6 +42,22 @@ def styled(chart: Any, title: str | None = None) -> Any:
     )
 
 
+def ends(most: int) -> str:
+    """How Vega writes a long name: with its beginning and its end, by which names differ."""
+    tail = most - 6
+    return (
+        f"length(datum.label) > {most} ? slice(datum.label, 0, 5) + '…' + "
+        f"slice(datum.label, -{tail}) : datum.label"
+    )
+
+
+def names_axis() -> Any:
+    """An axis of names too long to stand side by side."""
+    return altair().Axis(
+        labelAngle=-60, labelLimit=110, labelOverlap="greedy", labelExpr=ends(18), labelFontSize=9
+    )
+
+
 def data(rows: list[dict[str, Any]]) -> Any:
     """Rows as the library takes them, whole: there is no server to ask for more."""
     return altair().Data(values=rows)

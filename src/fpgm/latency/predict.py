@@ -17,9 +17,10 @@ from torch import Tensor
 
 from fpgm.budget import Rounder
 from fpgm.costs import Costs, Floats, Shares
-from fpgm.coupling import FILTERS, Structure
+from fpgm.coupling import Structure
 from fpgm.latency.layers import Called, Layer
 from fpgm.latency.table import Table
+from fpgm.plan import WRITES
 from fpgm.progress import Progress
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -129,7 +130,7 @@ class Predictor:
         for slot in structure.seen.slots.values():
             if slot.name.startswith(f"{call.path}." if call.path else "") and len(slot.shape) > 1:
                 for field, role in zip(slot.fields, slot.roles, strict=True):
-                    if role == "reads" or role in FILTERS:
+                    if role == "reads" or role in WRITES:
                         side = "reads" if role == "reads" else "writes"
                         sides[side] = self._shares.number(field)
         if call.layer.depthwise:

@@ -1,27 +1,35 @@
 """`report`: one page about a run that opens anywhere, made from the JSON in its folder.
 
-Everything is inside the file: nothing is fetched when it is opened. No model is built, no torch is
-imported, and every text that comes from a model or a file is escaped.
+Everything is inside the file: nothing is fetched when it is opened. No model is built and no code
+of a model is run, and every text that comes from a file is escaped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from fpgm._version import __version__
 from fpgm.errors import RequestError
 from fpgm.files import write_text, writing
-from fpgm.report.charts import charts
+from fpgm.report.charts import Chart, charts
 from fpgm.report.compare import comparison
 from fpgm.report.headline import cards
-from fpgm.report.layers import layer_rows, table_row
+from fpgm.report.layers import LayerRow, Phrases, Stream, clip, embedded_row, layer_rows, streams
+from fpgm.report.records import Texts
 from fpgm.report.run import Run, read_run
 
 LARGEST = 3_000_000
-"""Bytes of a page; a larger network is shown without its single filters."""
+"""Bytes of a page: of a larger network less is shown, and the page says what."""
+_LONGEST = 1000
+"""Letters of a setting."""
+_MOST_SETTINGS = 200
 
 
 def report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -41,62 +49,138 @@ def compare(folders: Sequence[str | Path], out: str | Path) -> Path:
     return target
 
 
-def page(run: Run, *, live: bool = False) -> str:
-    """The page about one run; a live one asks for itself again when the folder changes."""
+def page(run: Run, *, live: str | None = None) -> str:
+    """The page about one run; a live one loads itself again when its folder's version changes."""
     rows = layer_rows(run)
-    shown = [table_row(row) for row in rows]
+    lanes = streams(run, rows)
+    drawn = charts(run, rows)
     values: dict[str, Any] = {
-        "title": str(run.results.get("model") or (run.recipe or {}).get("name") or run.name),
-        "run": run,
+        "title": clip(run.model or run.name),
+        "name": clip(run.name),
         "cards": cards(run),
-        "rows": rows,
-        "widest": max((row.filters for row in rows), default=1) or 1,
-        "columns": 1 + max((lane["column"] for row in rows for lane in row.lanes), default=-1),
-        "charts": charts(run, rows),
-        "asked": _pairs(run.results.get("asked") or (run.recipe or {})),
-        "environment": _pairs(run.results.get("versions") or run.environment or {}),
-        "seconds": _pairs(run.results.get("seconds") or {}),
-        "live": live,
+        "notes": [] if run.plan is None else [clip(n, _LONGEST) for n in run.plan.notes[:20]],
+        "ordered": run.analysis is not None,
+        "command": clip(_command(run), 4 * _LONGEST),
+        "asked": _pairs(run.asked),
+        "environment": _pairs(run.results.versions or run.environment.others),
+        "seconds": _pairs(run.results.seconds),
     }
-    text = _render("run.html", values, shown)
-    if len(text.encode()) > LARGEST:
-        small = [{**row, "norms": None, "to_median": None, "places": None} for row in shown]
-        text = _render("run.html", values, small)
+    text = ""
+    for left_out, data, shown in _smaller_and_smaller(rows, lanes, drawn):
+        values |= {"left_out": left_out, "layers": len(data["layers"]), "charts": shown}
+        text = _render("run.html", values, data, live)
+        if len(text.encode()) <= LARGEST:
+            break
     return text
 
 
 def compare_page(runs: Sequence[Run]) -> str:
     """The page about several."""
-    values = {
-        "title": " · ".join(run.name for run in runs),
-        "live": False,
-        **comparison(runs),
-    }
-    return _render("compare.html", values, [])
+    values = comparison(runs)
+    values["title"] = clip(" · ".join(values["names"]))
+    text = _render("compare.html", {**values, "left_out": []}, {})
+    if len(text.encode()) > LARGEST:
+        text = _render("compare.html", {**values, "left_out": ["charts"], "charts": []}, {})
+    return text
 
 
-def _render(template: str, values: dict[str, Any], layers: Sequence[Any]) -> str:
+Smaller = tuple[list[str], dict[str, Any], list[Chart]]
+
+
+def _smaller_and_smaller(
+    rows: Sequence[LayerRow], lanes: Sequence[Stream], drawn: list[Chart]
+) -> Iterator[Smaller]:
+    """What a page may hold, each time with less, and what was left out, in words."""
+    hidden = sum(stream.column < 0 for stream in lanes)
+    told = f"{hidden} of {len(lanes)} streams, for which there is no room beside the network"
+    crowded = [told] if hidden else []
+    for detail, words in ((2, []), (1, ["the maps of filters"]), (0, ["all single filters"])):
+        yield [*crowded, *words], _data(rows, lanes, detail), drawn
+    count = len(rows)
+    while count > 100:
+        count //= 2
+        layers = f"all but the first {count} of {len(rows)} layers"
+        yield ["all single filters", "streams", layers], _data(rows[:count], [], 0), drawn
+    yield ["charts", "layers"], _data([], [], 0), []
+
+
+def _data(rows: Sequence[LayerRow], lanes: Sequence[Stream], detail: int) -> dict[str, Any]:
+    """What the page's own code makes its rows of."""
+    phrases = Phrases()
+    layers = [embedded_row(row, phrases, detail) for row in rows]
+    placed = [
+        {
+            "name": clip(own.name),
+            "column": own.column,
+            "first": own.first,
+            "last": own.last,
+            "writes": own.writes,
+            "reads": own.reads,
+        }
+        for own in lanes
+        if own.column >= 0
+    ]
+    return {"layers": layers, "streams": placed, "phrases": [clip(t, 2000) for t in phrases.all]}
+
+
+def _command(run: Run) -> str:
+    """The command to be run again; a training has it as a list of words."""
+    if run.results.command or not run.environment.command:
+        return run.results.command
+    program, *words = run.environment.command
+    file = PurePath(program)
+    start = ["python", "-m", file.parent.name] if file.name == "__main__.py" else [file.name]
+    return shlex.join([*start, *words])
+
+
+def _pairs(value: Texts) -> list[tuple[str, str]]:
+    pairs = [(clip(key), clip(own, _LONGEST)) for key, own in value.items()]
+    return pairs[:_MOST_SETTINGS]
+
+
+def _render(
+    template: str, values: dict[str, Any], data: dict[str, Any], live: str | None = None
+) -> str:
+    text: str = (
+        _templates()
+        .get_template(template)
+        .render(
+            **values,
+            version=__version__,
+            live=live,
+            data=_embedded({**data, "specs": [chart.spec for chart in values["charts"]]}),
+            style=_asset("page.css"),
+            script=_asset("page.js"),
+            vega=_vega(),
+        )
+    )
+    return text.encode("utf-8", "replace").decode()  # JSON may hold halves of letters
+
+
+_NEEDED = "A report needs more packages: pip install altair jinja2 vl-convert-python."
+
+
+@cache
+def _templates() -> Any:
     try:
         import jinja2
-        import vl_convert
     except ImportError as error:
-        raise RequestError(
-            "A report needs more packages: pip install altair jinja2 vl-convert-python."
-        ) from error
-    environment = jinja2.Environment(
+        raise RequestError(_NEEDED) from error
+    return jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+
+
+@cache
+def _vega() -> str:
+    """The library that draws in the browser: a second and a half to make."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise RequestError(_NEEDED) from error
     bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub has no default
-    specs = [chart.spec for chart in values["charts"]]
-    return environment.get_template(template).render(
-        **values,
-        specs=_embedded(specs),
-        layers=_embedded(layers),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        vega=bundle.replace("</script", "<\\/script"),
-    )
+    return bundle.replace("</script", "<\\/script")
 
 
 def _asset(name: str) -> str:
@@ -105,17 +189,19 @@ def _asset(name: str) -> str:
 
 def _embedded(value: Any) -> str:
     """JSON that may stand in a page: nothing in it ends a script or begins one."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=str)
+    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _pairs(value: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (str(key), own if isinstance(own, str) else json.dumps(own, ensure_ascii=False))
-        for key, own in value.items()
-    ]
+def _finite(value: Any) -> Any:
+    """The same without what is no number: reckoning may have made some."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(target: Path, text: str) -> None:

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpgm import figures
-from fpgm.figures.style import KEPT, SERIES, altair, data
-from fpgm.report.layers import LayerRow
+from fpgm.figures.style import KEPT, SERIES, altair, data, names_axis
+from fpgm.report.layers import LayerRow, clip
 from fpgm.report.run import Run
+
+MOST_GROUPS = 100
+"""In one chart; of more, none could be told from its neighbours."""
+MOST_POINTS = 65
+"""Of one curve."""
+_LONGEST = 80
+"""Letters of a name in a chart."""
+_SLOWEST = 0.01
+"""Times as fast as the original; what is slower would leave no room for the rest."""
 
 
 @dataclass(frozen=True)
@@ -28,121 +37,184 @@ def charts(run: Run, rows: Sequence[LayerRow]) -> list[Chart]:
 
 
 def spec_of(figure: Any) -> dict[str, Any]:
-    """A figure as it is drawn on a page: as wide as there is room, colours left to the page."""
-    spec: dict[str, Any] = figure.to_dict()
+    """A figure as it is drawn on a page: as wide as there is room, letters left to the page."""
+    spec: dict[str, Any] = figure.to_dict(validate=False)  # a second for thousands of rows
     spec.pop("config", None)
     spec["width"] = "container"
     return spec
 
 
-def tilted() -> Any:
-    """An axis of names too long to stand side by side."""
-    return altair().Axis(labelAngle=-60, labelLimit=90)
+_RECOVERED = {
+    "solve": "after its layers were solved anew",
+    "norms": "after its batch norms were measured anew",
+    "weights": "after what is left was made up for without data",
+}
 
 
 def _accuracy(run: Run) -> Iterator[Chart]:
-    told = run.results.get("accuracy")
-    if not isinstance(told, dict) or len(told) < 2:
+    told = run.results.accuracy
+    if not isinstance(told, dict):
+        return
+    shares = {clip(name, _LONGEST): share for name, share in told.items() if share is not None}
+    if len(shares) < 2:
         return
     alt = altair()
-    names = list(told)
-    rows = [{"model": name, "accuracy": share} for name, share in told.items()]
-    bars = alt.Chart(data(rows)).encode(
-        y=alt.Y("model:N", sort=names, title=None),
+    bars = alt.Chart(
+        data(
+            [
+                {"model": name, "accuracy": share, "shown": f"{share:.2%}"}
+                for name, share in shares.items()
+            ]
+        )
+    ).encode(
+        y=alt.Y("model:N", sort=list(shares), title=None),
         x=alt.X(
-            "accuracy:Q", axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(domain=[0, 1.1])
+            "accuracy:Q",
+            axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
+            scale=alt.Scale(domain=[0, 1.25]),
         ),
-        tooltip=["model:N", alt.Tooltip("accuracy:Q", format=".2%")],
+        tooltip=["model:N", alt.Tooltip("shown:N", title="accuracy")],
     )
     drawn = bars.mark_bar(color=KEPT, height=20) + bars.mark_text(
         align="left", dx=4, fontSize=11
-    ).encode(text=alt.Text("accuracy:Q", format=".2%"))
+    ).encode(text="shown:N")
+    count = run.results.test_images
     yield Chart(
         "Accuracy",
-        "Of the original, of what is left at once, and of that once its layers were solved anew.",
-        spec_of(drawn.properties(height=30 * len(names))),
+        _accuracy_caption(run) + ("" if count is None else f" Test pictures: {count:.0f}."),
+        spec_of(drawn.properties(height=30 * len(shares))),
     )
 
 
+def _accuracy_caption(run: Run) -> str:
+    recovery = run.results.recovery
+    if recovery is None:
+        return "Of the original, and of what is left of it."
+    how = _RECOVERED.get(recovery.method, "after recovery")
+    if "distil" in run.results.asked:
+        how += " and it was trained towards the original's answers"
+    return f"Of the original, of what is left of it at once, and {how}."
+
+
 def _widths(run: Run) -> Iterator[Chart]:
-    if run.plan is not None and run.plan.groups:
-        yield Chart(
-            "Units of every group",
-            "A group is what several layers must keep or lose together.",
-            spec_of(figures.widths(run.plan.groups)),
-        )
+    groups = () if run.plan is None else run.plan.groups
+    if not groups:
+        return
+    dearest = sorted(range(len(groups)), key=lambda n: groups[n].kept - groups[n].units)
+    shown = sorted(dearest[:MOST_GROUPS])
+    only = (
+        f" The {MOST_GROUPS} of {len(groups)} groups that lose most."
+        if len(shown) < len(groups)
+        else ""
+    )
+    yield Chart(
+        "Units of every group",
+        f"A group is what several layers must keep or lose together.{only}",
+        spec_of(figures.widths([groups[n] for n in shown], numbers=shown)),
+    )
 
 
 def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
-    solved = [(row.name, *row.error) for row in rows if row.error is not None]
+    all_solved = [(row.name, *row.error) for row in rows if row.error is not None]
+    solved = sorted(all_solved, key=lambda own: -(own[2] or 0))[:MOST_GROUPS]
     if not solved:
         return
+    solved = [own for own in all_solved if own in solved]
     alt = altair()
-    names = [name for name, _, _ in solved]
     told = [
-        {"layer": name, "when": when, "error": value}
-        for name, before, after in solved
+        {"layer": f"{number + 1}. {clip(name, _LONGEST)}", "when": when, "error": value}
+        for number, (name, before, after) in enumerate(solved)
         for when, value in (("before", before), ("after", after))
         if value is not None
     ]
+    order = list(dict.fromkeys(row["layer"] for row in told))
+    kinds = ["before", "after"]
     drawn = (
         alt.Chart(data(told))
         .mark_point(filled=True, size=50)
         .encode(
-            x=alt.X("layer:N", sort=names, title=None, axis=tilted()),
+            x=alt.X(
+                "layer:N", sort=order, title=None,
+                axis=names_axis(),
+            ),
             y=alt.Y("error:Q", title="squared error", scale=alt.Scale(type="symlog")),
             color=alt.Color(
-                "when:N", sort=["before", "after"],
-                scale=alt.Scale(domain=["before", "after"], range=[SERIES[1], SERIES[0]]),
+                "when:N", sort=kinds, scale=alt.Scale(domain=kinds, range=[SERIES[1], SERIES[0]]),
             ),
             shape=alt.Shape(
-                "when:N", sort=["before", "after"],
-                scale=alt.Scale(domain=["before", "after"], range=["cross", "circle"]),
+                "when:N", sort=kinds, scale=alt.Scale(domain=kinds, range=["cross", "circle"]),
             ),
             tooltip=["layer:N", "when:N", "error:Q"],
         )
         .properties(height=200)
     )  # fmt: skip
+    only = f" The {MOST_GROUPS} with the largest error." if len(solved) < len(all_solved) else ""
     yield Chart(
         "Error of every solved layer",
         "Squared error of what a layer gives out, as a share of its variance, before and after its "
-        "weights were solved for.",
+        f"weights were solved for.{only}",
         spec_of(drawn),
     )
 
 
 def _times(run: Run) -> Iterator[Chart]:
     rows = []
-    for row in (run.bench or {}).get("rows", []):
-        last = row["figures"][-1]
-        if row["theory"] > 0 and last["faster"] > 0:
+    for row in run.bench.rows[:MOST_GROUPS] if run.bench else ():
+        theory, faster = row.theory, row.figures[-1].faster if len(row.figures) > 1 else None
+        if theory is not None and faster is not None and min(theory, faster) > _SLOWEST:
             rows.append(
                 {
-                    "runtime": row["backend"],
-                    "model": f"batch {row['batch']}, threads {row['threads']}",
-                    "theory": 1 - 1 / row["theory"],
-                    "realised": 1 - 1 / last["faster"],
+                    "runtime": clip(row.backend, _LONGEST),
+                    "model": f"batch {row.batch}, threads {row.threads}",
+                    "theory": 1 - 1 / theory,
+                    "realised": 1 - 1 / faster,
                 }
             )
     if rows:
-        spec = spec_of(figures.savings(rows))
         yield Chart(
             "Time against theory",
             "What share of the time goes, by runtime; on the dashed line it is the share of MACs.",
-            spec,
+            spec_of(figures.savings(rows)),
         )
 
 
 def _sensitivity(run: Run) -> Iterator[Chart]:
-    groups = (run.sensitivity or {}).get("groups", [])
-    if groups:
-        harms = {f"{n + 1}. {own['name']}": own["harm"] for n, own in enumerate(groups)}
-        yield Chart(
-            "What every group can spare",
-            "Squared error of the outputs by the share of a group that goes, the others whole; "
-            "early groups are dark, late ones light.",
-            spec_of(figures.sensitivity_curves(harms)),
-        )
+    known = [
+        (number, group.name, [h for h in group.harm if h is not None])
+        for number, group in enumerate(run.sensitivity.groups if run.sensitivity else ())
+        if len(group.harm) > 1 and None not in group.harm
+    ]
+    if not known:
+        return
+    shown = sorted(sorted(known, key=lambda own: -own[2][-1])[:MOST_GROUPS])
+    only = (
+        f" The {MOST_GROUPS} of {len(known)} groups that can spare least."
+        if len(shown) < len(known)
+        else ""
+    )
+    harms = {f"{n + 1}. {clip(name, _LONGEST)}": thinned(harm) for n, name, harm in shown}
+    yield Chart(
+        "What every group can spare",
+        "Squared error of the outputs by the share of a group that goes, the others whole; colours "
+        f"run from the first group (blue) to the last (green).{only}",
+        spec_of(figures.sensitivity_curves(harms)),
+    )
+
+
+def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[float]:
+    """A curve at no more than so many places, evenly spaced and on straight lines between.
+
+    >>> thinned([0.0, 1.0, 2.0, 3.0], 3)
+    [0.0, 1.5, 3.0]
+    """
+    if len(values) <= most:
+        return list(values)
+    found = []
+    for number in range(most):
+        place = number * (len(values) - 1) / (most - 1)
+        low = min(int(place), len(values) - 2)
+        found.append(values[low] + (place - low) * (values[low + 1] - values[low]))
+    return found
 
 
 def _training(run: Run) -> Iterator[Chart]:
@@ -152,14 +224,20 @@ def _training(run: Run) -> Iterator[Chart]:
         "pruned_accuracy": "test, pruned",
         "average_accuracy": "test, averaged",
     }
+    every = max(1, -(-len(run.metrics) // 1000))
     lines = {
-        title: [(m["epoch"], m[key]) for m in run.metrics if isinstance(m.get(key), int | float)]
+        title: [
+            (epoch.epoch, getattr(epoch, key))
+            for epoch in run.metrics[::-every][::-1]
+            if getattr(epoch, key) is not None
+        ]
         for key, title in names.items()
     }
     lines = {title: points for title, points in lines.items() if points}
     if lines:
-        spec = spec_of(figures.accuracy_by_interval(lines))
-        for part in (spec, *spec.get("layer", [])):
-            if "x" in part.get("encoding", {}):
-                part["encoding"]["x"]["title"] = "epoch"
-        yield Chart("Accuracy by epoch", "While the network was trained and pruned.", spec)
+        pruned = run.plan is not None or any(name.startswith("prune.") for name in run.recipe)
+        yield Chart(
+            "Accuracy by epoch",
+            f"While the network was trained{' and pruned' if pruned else ''}.",
+            spec_of(figures.accuracy_by_epoch(lines)),
+        )

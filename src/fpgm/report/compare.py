@@ -2,89 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fpgm import figures
-from fpgm.figures.style import SERIES, altair, data
-from fpgm.report.charts import Chart, spec_of, tilted
-from fpgm.report.headline import cards
+from fpgm.report.charts import MOST_GROUPS, Chart, spec_of
+from fpgm.report.headline import cards, last_accuracy
+from fpgm.report.layers import clip, numbered
 from fpgm.report.run import Run
 
-_ASKED = ("rate", "macs", "params", "latency", "criterion", "distance", "residual", "allocate",
-          "recover", "distil", "align")  # fmt: skip
+_BUDGET = ("rate", "macs", "params", "latency", "rates")
+_ASKED = ("model", *_BUDGET, "criterion", "distance", "residual", "allocate", "recover", "distil",
+          "align", "data", "train.epochs", "train.lr")  # fmt: skip
+_MOST_ROWS = 40
+"""Of what was asked."""
 
 
 def comparison(runs: Sequence[Run]) -> dict[str, Any]:
     """What the page of a comparison is filled with."""
-    names = _distinct([run.name for run in runs])
+    names = _distinct([clip(run.name, 60) for run in runs])
     figures_of = [{card.name: card for card in cards(run)} for run in runs]
     heads = list(dict.fromkeys(name for own in figures_of for name in own))
-    asked = [run.results.get("asked") or {} for run in runs]
-    kept = [key for key in _ASKED if any(key in own for own in asked)]
+    asked = [_asked(run) for run in runs]
+    kept = _rows(asked)
     return {
         "names": names,
         "heads": heads,
         "figures": figures_of,
         "asked_keys": kept,
-        "asked": [{key: str(own.get(key, "")) for key in kept} for own in asked],
+        "asked": [{key: clip(own.get(key, "")) for key in kept} for own in asked],
         "charts": [*_curve(names, runs), *_kept(names, runs)],
     }
 
 
-def _curve(names: Sequence[str], runs: Sequence[Run]) -> list[Chart]:
-    """Accuracy against MACs removed, a line a criterion."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for run in runs:
-        told = run.results.get("accuracy")
-        if run.plan is not None and isinstance(told, dict):
-            share = told.get("recovered", told.get("compact"))
-            line = str((run.results.get("asked") or {}).get("criterion", "fpgm"))
-            if share is not None:
-                lines.setdefault(line, []).append((run.plan.macs_removed, share))
-    if sum(len(points) for points in lines.values()) < 2:
-        return []
-    drawn = figures.accuracy_by_macs({name: sorted(points) for name, points in lines.items()})
-    return [Chart("Accuracy by MACs removed", "One line a criterion.", spec_of(drawn))]
+def _rows(asked: Sequence[Mapping[str, str]]) -> list[str]:
+    """Settings worth a row: those everybody asks about, and others in which runs differ."""
+    given: dict[str, list[str]] = {key: [] for key in _ASKED}
+    for own in asked:
+        for key, value in own.items():
+            given.setdefault(key, []).append(value)
+    return [
+        key for key, values in given.items() if values and (key in _ASKED or len(set(values)) > 1)
+    ][:_MOST_ROWS]
 
 
-def _kept(names: Sequence[str], runs: Sequence[Run]) -> list[Chart]:
-    """Which share of every group each run keeps."""
-    alt = altair()
-    rows = [
-        {"run": name, "group": group.name, "kept": group.kept / group.units}
-        for name, run in zip(names, runs, strict=True)
-        if run.plan is not None
-        for group in run.plan.groups
-    ]
-    if not rows:
-        return []
-    order = list(dict.fromkeys(row["group"] for row in rows))
-    colours = [SERIES[n % len(SERIES)] for n in range(len(names))]
-    drawn = (
-        alt.Chart(data(rows))
-        .mark_line(point=alt.OverlayMarkDef(filled=True, size=30), interpolate="step")
-        .encode(
-            x=alt.X("group:N", sort=order, title=None, axis=tilted()),
-            y=alt.Y("kept:Q", axis=alt.Axis(format="%"), title="units kept"),
-            color=alt.Color(
-                "run:N", sort=list(names), scale=alt.Scale(domain=list(names), range=colours)
-            ),
-            tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
+def _asked(run: Run) -> dict[str, str]:
+    """Settings by the names that `fpgm prune` has for them, whichever command it was."""
+    found = {"model": run.model} if run.model else {}
+    for key, value in run.asked.items():
+        name = "data" if key == "data.name" else key.removeprefix("prune.")
+        if name != "model.name":
+            found[name] = value
+    return found
+
+
+def _setting(run: Run) -> str:
+    """All that was asked but how much was to go: runs that share it may stand on one line."""
+    kept = {
+        key: value
+        for key, value in _asked(run).items()
+        if key not in _BUDGET and not key.startswith("rates.")
+    }
+    return clip(", ".join(f"{key} {value}" for key, value in kept.items()), 400)
+
+
+def _curve(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
+    """Accuracy against MACs removed."""
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        share = last_accuracy(run)
+        if run.plan is not None and share is not None:
+            rows.append(
+                {
+                    "run": name,
+                    "setting": _setting(run),
+                    "macs": run.plan.macs_removed,
+                    "accuracy": share,
+                }
+            )
+    if len(rows) > 1:
+        yield Chart(
+            "Accuracy by MACs removed",
+            "A point a run. Lines join runs of which the same was asked but for how much goes.",
+            spec_of(figures.runs_by_macs(rows)),
         )
-        .properties(height=220)
+
+
+def _kept(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
+    """Which share of every group each run keeps; runs whose groups differ are drawn apart."""
+    alike: dict[tuple[Any, ...], dict[str, Run]] = {}
+    for name, run in zip(names, runs, strict=True):
+        if run.plan is not None and run.plan.groups:
+            key = tuple((group.name, group.units, group.layers) for group in run.plan.groups)
+            alike.setdefault(key, {})[name] = run
+    for own in alike.values():
+        yield _kept_by(own, ", ".join(own) if len(alike) > 1 else "")
+
+
+def _kept_by(runs: Mapping[str, Run], which: str) -> Chart:
+    shares: dict[str, list[float]] = {}
+    labels: list[str] = []
+    total = 0
+    for name, run in runs.items():
+        assert run.plan is not None
+        groups = run.plan.groups
+        total = len(groups)
+        labels = [numbered(n, group) for n, group in enumerate(groups[:MOST_GROUPS])]
+        shares[name] = [group.kept / group.units for group in groups[:MOST_GROUPS]]
+    only = f" The first {MOST_GROUPS} of {total} groups." if total > MOST_GROUPS else ""
+    return Chart(
+        "What stays of every group" + (f": {which}" if which else ""),
+        f"One line a run.{only}",
+        spec_of(figures.kept_by_group(labels, shares)),
     )
-    return [Chart("What stays of every group", "One line a run.", spec_of(drawn))]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names that differ: folders of the same name get a number.
 
-    >>> _distinct(["a", "b", "a"])
-    ['a', 'b', 'a (2)']
+    >>> _distinct(["a", "b", "a", "a (2)"])
+    ['a', 'b', 'a (2)', 'a (2) (2)']
     """
     found: list[str] = []
     for name in names:
-        count = sum(other == name or other.startswith(f"{name} (") for other in found)
-        found.append(f"{name} ({count + 1})" if count else name)
+        own, count = name, 1
+        while own in found:
+            count += 1
+            own = f"{name} ({count})"
+        found.append(own)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from fpgm.report.run import Run
 
@@ -25,79 +24,116 @@ def cards(run: Run) -> list[Card]:
     return [*_costs(run), *_time(run), *_accuracy(run), *_certificate(run)]
 
 
+def last_accuracy(run: Run) -> float | None:
+    """Of the model that was written, as far as that was counted."""
+    told = run.results.accuracy
+    if isinstance(told, dict):
+        return told.get("recovered", told.get("compact"))
+    return told
+
+
 def _costs(run: Run) -> Iterator[Card]:
     plan = run.plan
     if plan is None or not plan.macs_before:
         return
     yield Card(
         "MACs",
-        f"−{plan.macs_removed:.1%}",
+        _less(plan.macs_removed),
         f"{_count(plan.macs_before)} → {_count(plan.macs_after)}",
     )
     yield Card(
         "Parameters",
-        f"−{plan.params_removed:.1%}",
+        _less(plan.params_removed),
         f"{_count(plan.params_before)} → {_count(plan.params_after)}",
     )
 
 
 def _time(run: Run) -> Iterator[Card]:
-    rows = [row for row in (run.bench or {}).get("rows", []) if len(row["figures"]) > 1]
+    rows = [
+        (row.figures[-1].faster, row)
+        for row in (run.bench.rows if run.bench else ())
+        if len(row.figures) > 1 and (row.figures[-1].faster or 0) > 0
+    ]
     if rows:
-        best = max(rows, key=lambda row: row["figures"][-1]["faster"])
-        faster = best["figures"][-1]["faster"]
+        faster, best = max(rows, key=lambda own: own[0] or 0)
+        assert faster is not None
+        of = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
+        theory = "" if best.theory is None else f"; by MACs {best.theory:.2f}×"
         yield Card(
             "Latency",
             f"{faster:.2f}× faster" if faster >= 1 else f"{1 / faster:.2f}× slower",
-            f"{best['backend']}, batch {best['batch']}, threads {best['threads']}; theory "
-            f"{best['theory']:.2f}×",
+            f"than {best.figures[0].model}; {of}{best.backend}, batch {best.batch}, threads "
+            f"{best.threads}{theory}",
             "good" if faster > 1 else "bad",
         )
     elif run.plan is not None and run.plan.latency is not None:
         told = run.plan.latency
         yield Card(
             "Latency",
-            f"−{told.measured:.1%}",
+            _less(told.measured),
             f"{1000 * told.seconds_before:.3g} → {1000 * told.seconds_after:.3g} ms in "
-            f"{told.backend}; asked {told.asked:.1%}",
+            f"{told.backend}; asked {_less(told.asked)}",
+            "plain" if told.measured >= 0 else "bad",
         )
 
 
 def _accuracy(run: Run) -> Iterator[Card]:
-    told = run.results.get("accuracy")
-    if isinstance(told, dict) and "original" in told:
-        last = told.get("recovered", told.get("compact"))
-        steps = " → ".join(f"{share:.2%}" for share in told.values())
-        yield Card("Accuracy", f"{last:.2%}", f"{steps} ({', '.join(told)})")
-    elif isinstance(told, int | float):
-        yield Card("Accuracy", f"{told:.2%}", "of the compact model, on test data")
-    elif run.metrics and "test_accuracy" in run.metrics[-1]:
-        last_epoch = run.metrics[-1]
-        yield Card(
-            "Accuracy", f"{last_epoch['test_accuracy']:.2%}", f"after epoch {last_epoch['epoch']}"
-        )
+    told, last = run.results.accuracy, last_accuracy(run)
+    count = run.results.test_images
+    pictures = "test data" if count is None else f"{count:.0f} test pictures"
+    if isinstance(told, dict):
+        known = {name: share for name, share in told.items() if share is not None}
+        steps = ", ".join(f"{name} {share:.2%}" for name, share in known.items())
+        if known:
+            value = "unknown" if last is None else f"{last:.2%}"
+            yield Card("Accuracy", value, f"{steps}; {pictures}")
+    elif told is not None:
+        kind = "trained" if run.plan is None else "compact"
+        yield Card("Accuracy", f"{told:.2%}", f"of the {kind} model, on {pictures}")
+    elif run.metrics and run.metrics[-1].test_accuracy is not None:
+        newest = run.metrics[-1]
+        yield Card("Accuracy", f"{newest.test_accuracy:.2%}", f"after epoch {newest.epoch}")
 
 
 def _certificate(run: Run) -> Iterator[Card]:
-    told: dict[str, Any] | None = run.results.get("certificate")
-    if isinstance(told, dict):
-        ok = told.get("ok") is True
+    told = run.results.certificate
+    if told is not None:
+        of = "of the pruning, before recovery: " if run.results.recovery is not None else ""
+        differ = "" if told.max_error is None else f" differ by {told.max_error:.1e}"
+        most = "" if told.tolerance is None else f"; at most {told.tolerance:.0e} is rounding"
         yield Card(
             "Certificate",
-            "certified" if ok else "NOT certified",
-            f"small and silenced original differ by {told['max_error']:.1e}; at most "
-            f"{told['tolerance']:.0e} is rounding",
-            "good" if ok else "bad",
+            "certified" if told.ok else "NOT certified",
+            f"{of}small and silenced original{differ}{most}",
+            "good" if told.ok else "bad",
         )
+    elif run.plan is not None and run.results.max_error is not None:
+        # Training ends with an error, and without results, where the two are not the same.
+        yield Card(
+            "Certificate",
+            "certified",
+            f"compact and masked model differ by {run.results.max_error:.1e}",
+            "good",
+        )
+
+
+def _less(share: float) -> str:
+    """What goes, with its sign.
+
+    >>> _less(0.5), _less(-0.034), _less(0.0)
+    ('−50.0%', '+3.4%', '0.0%')
+    """
+    text = f"{abs(share):.1%}"
+    return text if text == "0.0%" else ("−" if share > 0 else "+") + text
 
 
 def _count(number: float) -> str:
     """A count with three digits.
 
-    >>> _count(125_485_706), _count(950)
-    ('125 M', '950')
+    >>> _count(125_485_706), _count(999_950), _count(950)
+    ('125 M', '1 M', '950')
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+        if number >= 0.9995 * size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.0f}"

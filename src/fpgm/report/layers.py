@@ -3,141 +3,197 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fpgm.plan import Plan
+from fpgm.plan import Group, Plan, layer_of
+from fpgm.report.records import LayerTold, Number
 from fpgm.report.run import Run
 
+MOST_COLUMNS = 12
+"""Streams side by side; there is no room for more."""
+_LONGEST = 300
+"""Letters of a name."""
 
-@dataclass
+
+@dataclass(frozen=True)
 class LayerRow:
     """One layer of the report."""
 
     name: str
-    filters: int
-    kept: int
-    removed: list[int]
-    group: str
-    """Of which group its units are, with how many other layers; empty if none."""
+    filters: int | None
+    """None where nothing tells: the layer stays whole, then."""
+    kept: int | None
+    removed: tuple[int, ...]
+    """Numbers of the filters that go, where single ones are known of."""
+    groups: tuple[str, ...]
+    """Groups its units are of, each with how many other layers."""
     why: str
     """Why it stays whole, or some of it; empty if nothing is to be said."""
-    told: dict[str, Any] = field(default_factory=dict)
+    told: LayerTold | None = None
     """What the analysis says."""
-    error: tuple[float, float] | None = None
+    error: tuple[Number, Number] | None = None
     """Before and after recovery."""
-    lanes: list[dict[str, Any]] = field(default_factory=list)
-    """Streams at its height: number, whether they begin, end, are written or read here."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Units that several layers write: where it begins and ends, and in which column it runs."""
+    """Units that several layers write: from which row to which, and in which column it runs."""
 
     name: str
-    layers: frozenset[str]
     first: int
     last: int
-    column: int
+    writes: tuple[int, ...]
+    """Rows of the layers that write it."""
+    reads: tuple[int, ...]
+    column: int = -1
 
 
 def layer_rows(run: Run) -> list[LayerRow]:
-    """All layers in the order they run, as far as that is known."""
+    """All layers: those the analysis knows in the order they run, then what else the plan names."""
     plan = run.plan
     if plan is None:
         return []
-    cuts = {
-        cut.tensor.rpartition(".")[0]: cut
-        for cut in plan.cuts
-        if cut.role in ("filter", "direction", "both") and cut.tensor.endswith("weight")
-    }
-    told = {str(own.get("layer")): own for own in (run.analysis or {}).get("layers", [])}
-    names = list(told) or list(dict.fromkeys(n for g in plan.groups for n in g.layers))
+    told = {own.layer: own for own in (run.analysis.layers if run.analysis else ())}
+    cuts = plan.filters()
+    groups = _groups_of(plan)
+    reasons: dict[str, list[str]] = {}
+    for frozen in plan.frozen:
+        for name in frozen.layers:
+            reasons.setdefault(name, []).append(frozen.reason)
     solved = {
-        own["layer"]: (own["before"], own["after"])
-        for own in (run.results.get("recovery") or {}).get("layers", [])
+        own.layer: (own.before, own.after)
+        for own in (run.results.recovery.layers if run.results.recovery else ())
     }
+    tensors = {cut.tensor for cut in plan.cuts} | set(told)
+    known = {*told, *(name if name in groups else layer_of(name) for name in told)}
+    named = dict.fromkeys([*groups, *reasons, *(n for n in cuts if n not in tensors)])
     rows = []
-    for name in names:
-        own = told.get(name, {})
-        cut = cuts.get(name)
-        group = next((g for g in plan.groups if name in g.layers), None)
-        filters = len(own.get("norms", ())) or (cut.size if cut else group.units if group else 0)
-        removed = cut.removed() if cut is not None and cut.blocks == 1 else []
-        others = len(group.layers) - 1 if group else 0
-        shared = f"{group.name}, with {others} other layers" if group and others else ""
+    for name in [*told, *(other for other in named if other not in known)]:
+        own, cut = told.get(name), cuts.get(name)
+        if own is not None and cut is not None and len(own.norms) != cut.total:
+            own = replace(own, norms=(), to_median=(), places=())  # of another network
+        filters = cut.total if cut is not None else len(own.norms) if own is not None else None
+        path = name if name in groups or name in reasons else layer_of(name)
         rows.append(
             LayerRow(
                 name,
                 filters,
-                filters - len(removed),
-                removed,
-                shared or (group.name if group else ""),
-                _why(plan, name),
-                dict(own),
+                filters if cut is None else cut.kept,
+                # Only as many as there are norms: a plan may claim any number of filters.
+                tuple(cut.removed()) if cut is not None and own is not None and own.norms else (),
+                tuple(_group_text(n, plan.groups[n]) for n in groups.get(path, ())),
+                "; ".join(dict.fromkeys(reasons.get(path, ()))),
+                own,
                 solved.get(name),
             )
         )
-    _draw_lanes(rows, streams(plan, rows))
     return rows
 
 
-def streams(plan: Plan, rows: Sequence[LayerRow]) -> list[Stream]:
-    """Groups of several layers, each in the first column that is free all the way."""
-    place = {row.name: number for number, row in enumerate(rows)}
-    found: list[Stream] = []
-    for group in plan.groups:
-        writers = frozenset(name for name in group.layers if name in place)
-        if len(writers) < 2:
-            continue
-        readers = {row.name for row in rows if group.name in row.told.get("reads", ())}
-        spots = [place[name] for name in writers | readers]
-        first, last = min(spots), max(spots)
-        taken = {s.column for s in found if s.first <= last and first <= s.last}
-        column = next(n for n in range(len(plan.groups) + 1) if n not in taken)
-        found.append(Stream(group.name, writers, first, last, column))
+def _groups_of(plan: Plan) -> dict[str, list[int]]:
+    """Numbers of the groups that each layer has units in."""
+    found: dict[str, list[int]] = {}
+    for number, group in enumerate(plan.groups):
+        for name in dict.fromkeys(group.layers):
+            found.setdefault(name, []).append(number)
     return found
 
 
-def _draw_lanes(rows: Sequence[LayerRow], found: Sequence[Stream]) -> None:
+def numbered(number: int, group: Group) -> str:
+    """A group by number and name: names alone need not differ."""
+    return f"{number + 1}. {clip(group.name)}"
+
+
+def _group_text(number: int, group: Group) -> str:
+    others = len(set(group.layers)) - 1
+    if not others:  # then the group is called what the layer is
+        return f"{number + 1}, of its own"
+    return f"{numbered(number, group)}, with {others} other layer{'s' * (others > 1)}"
+
+
+def clip(text: str, most: int = _LONGEST) -> str:
+    """A text without its middle, if it is long.
+
+    >>> clip("features.denseblock4.denselayer16.conv2", 20)
+    'features.d…er16.conv2'
+    """
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def streams(run: Run, rows: Sequence[LayerRow]) -> list[Stream]:
+    """Groups of several layers from top to bottom, each in the first column that is free.
+
+    Those for which there is no column left have none (-1).
+    """
+    plan, place = run.plan, {row.name: number for number, row in enumerate(rows)}
+    if plan is None:
+        return []
+    readers: dict[int, list[int]] = {}
+    same = run.analysis is not None and run.analysis.groups == tuple(g.name for g in plan.groups)
     for number, row in enumerate(rows):
-        reads = row.told.get("reads", ())
-        for which, stream in enumerate(found):
-            if stream.first <= number <= stream.last:
-                row.lanes.append(
-                    {
-                        "column": stream.column,
-                        "colour": which % 6,
-                        "top": number > stream.first,
-                        "bottom": number < stream.last,
-                        "writes": row.name in stream.layers,
-                        "reads": stream.name in reads,
-                        "name": stream.name,
-                    }
-                )
+        for group in row.told.read_groups if row.told is not None and same else ():
+            readers.setdefault(group, []).append(number)
+    found = []
+    for number, own in enumerate(plan.groups):
+        writers = sorted({place[name] for name in own.layers if name in place})
+        if len(writers) > 1:
+            spots = [*writers, *readers.get(number, ())]
+            first, last = min(spots), max(spots)
+            reads = tuple(n for n in readers.get(number, ()) if n not in writers)
+            found.append(Stream(numbered(number, own), first, last, tuple(writers), reads))
+    found.sort(key=lambda own: own.first)
+    ends: list[int] = []
+    placed = []
+    for stream in found:
+        column = next((n for n, end in enumerate(ends) if end < stream.first), len(ends))
+        if column < MOST_COLUMNS:
+            ends[column : column + 1] = [stream.last]
+            placed.append(replace(stream, column=column))
+        else:
+            placed.append(stream)
+    return placed
 
 
-def _why(plan: Plan, name: str) -> str:
-    reasons = [frozen.reason for frozen in plan.frozen if name in frozen.layers]
-    return "; ".join(dict.fromkeys(reasons))
+class Phrases:
+    """Texts that many layers share, each written once."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, int] = {}
+
+    def number(self, text: str) -> int | None:
+        """Of a text; none if it is empty."""
+        return self.all.setdefault(text, len(self.all)) if text else None
 
 
-def table_row(row: LayerRow) -> Mapping[str, Any]:
-    """What the table and the details of a layer show."""
-    keys = (
-        "norms", "to_median", "places", "macs_share", "params_share", "deviation", "least",
-        "effective_rank", "verdict", "overlap",
-    )  # fmt: skip
-    return {
-        "name": row.name,
+def embedded_row(row: LayerRow, phrases: Phrases, detail: int) -> Mapping[str, Any]:
+    """What the page is told of a layer, without what is not known.
+
+    With less `detail` than 2 the map of its filters is left out, with less than 1 all of them.
+    """
+    own = row.told
+    values: dict[str, Any] = {
+        "name": clip(row.name),
         "filters": row.filters,
         "kept": row.kept,
-        "removed": row.removed,
-        "group": row.group,
-        "why": row.why,
+        "groups": [phrases.number(text) for text in row.groups],
+        "why": phrases.number(row.why),
         "error": row.error,
-        **{key: _short(row.told.get(key)) for key in keys},
     }
+    if own is not None:
+        values |= {
+            "macs_share": own.macs_share,
+            "deviation": own.deviation,
+            "least": own.least,
+            "effective_rank": own.effective_rank,
+            "verdict": phrases.number(own.verdict),
+        }
+        if detail > 0:
+            values |= {"norms": own.norms, "to_median": own.to_median, "removed": row.removed}
+        if detail > 1:
+            values["places"] = own.places
+    return {key: _short(value) for key, value in values.items() if value not in (None, (), [])}
 
 
 def _short(value: Any) -> Any:
@@ -146,6 +202,4 @@ def _short(value: Any) -> Any:
         return float(f"{value:.4g}")
     if isinstance(value, list | tuple):
         return [_short(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
     return value

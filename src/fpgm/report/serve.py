@@ -14,7 +14,7 @@ from fpgm.report.run import read_run
 HOST = "127.0.0.1"
 WATCHED = (
     "results.json", "plan.json", "analysis.json", "sensitivity.json", "bench.json",
-    "metrics.jsonl", "recipe.json",
+    "metrics.jsonl", "recipe.json", "environment.json",
 )  # fmt: skip
 
 
@@ -24,11 +24,10 @@ def server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):  # a name that someone else made lead here
+            if not _is_own(self.headers.get("Host") or "", running.server_address[1]):
                 self._say(403, "text/plain", "Ask for 127.0.0.1.")
             elif self.path in ("/", "/index.html"):
-                self._told(lambda: page(read_run(folder), live=True), "text/html")
+                self._told(lambda: live_page(folder), "text/html")
             elif self.path == "/version":
                 self._told(lambda: version(folder), "text/plain")
             else:
@@ -36,23 +35,33 @@ def server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 
         def _told(self, make: Callable[[], str], kind: str) -> None:
             try:
-                self._say(200, kind, make())
+                code, text = 200, make()
             except FpgmError as error:
-                self._say(500, "text/plain", str(error))
+                code, kind, text = 500, "text/plain", str(error)
+            self._say(code, kind, text)
 
         def _say(self, code: int, kind: str, text: str) -> None:
-            content = text.encode()
+            content = text.encode("utf-8", "replace")
             self.send_response(code)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
+            if code == 500:  # a file may be whole a moment later
+                self.send_header("Refresh", "2")
             self.end_headers()
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Requests are not worth a line each."""
 
-    return ThreadingHTTPServer((HOST, port), Handler)
+    running = ThreadingHTTPServer((HOST, port), Handler)
+    return running
+
+
+def live_page(folder: Path) -> str:
+    """The page with the version it is of, which is looked up first: what changes after is newer."""
+    known = version(folder)
+    return page(read_run(folder), live=known)
 
 
 def version(folder: Path) -> str:
@@ -65,3 +74,13 @@ def version(folder: Path) -> str:
             continue
         found.update(f"{name} {about.st_mtime_ns} {about.st_size}".encode())
     return found.hexdigest()[:16]
+
+
+def _is_own(host: str, port: int) -> bool:
+    """Whether a request names this machine, and not something that was made to lead here.
+
+    >>> _is_own("LocalHost", 8765), _is_own("127.0.0.1:8765", 8765), _is_own("evil.example", 8765)
+    (True, True, False)
+    """
+    name, _, number = host.lower().partition(":")
+    return name in (HOST, "localhost") and number in ("", str(port))
