@@ -120,7 +120,7 @@ def planned(
     params: float | None = None,
     latency: float | None = None,
     rates: Mapping[str, float] | None = None,
-    align: int | Literal["auto"] = 8,
+    align: int | Literal["auto"] = ALIGN,
     allocate: Allocate = "uniform",
     loader: Iterable[Any] | None = None,
     backend: str = "eager",
