@@ -58,6 +58,8 @@ def session_of(data: bytes, threads: int = 0, profile: str | None = None) -> Any
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # Threads that go on waiting after a run take a core from whatever is timed next to it.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = profile
