@@ -150,7 +150,7 @@ def test_where_the_time_goes() -> None:
 
 def spent(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> Spent:
     known = kind == "Conv2d"
-    both = ((64, 64), widths) if known else (None, None)
+    both = ((128, 128), widths) if known else (None, None)
     return Spent("x", kind, both, (1.0, seconds), known)
 
 
@@ -162,10 +162,10 @@ def said(
 
 class TestVerdict:
     def test_near_enough(self) -> None:
-        assert said(1.9, [spent((39, 39), 1.0)]) == "1.9× faster; theory 2.0×"
+        assert said(1.9, [spent((79, 79), 1.0)]) == "1.9× faster; theory 2.0×"
 
     def test_odd_widths_are_named(self) -> None:
-        found = said(1.1, [spent((39, 40), 1.0), spent((40, 40), 1.0)])
+        found = said(1.1, [spent((79, 80), 1.0), spent((80, 80), 1.0)])
         assert "1 wide layers (50% of the time in PyTorch) have widths that are no mult" in found
 
     def test_narrow_layers_cannot_be_wider(self) -> None:
@@ -173,12 +173,12 @@ class TestVerdict:
         assert "multiple" not in said(1.1, [narrow])
 
     def test_memory_is_named(self) -> None:
-        found = said(1.1, [spent((40, 40), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
+        found = said(1.1, [spent((80, 80), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
         assert "75% of the time goes into BatchNorm2d, which wait for memory" in found
 
     def test_a_runtime_speaks_for_itself(self) -> None:
         pieces = [Piece("a", "FusedConv", 1.0), Piece("b", "Add", 1.0), Piece("c", "Gemm", 2.0)]
-        layers = [spent((40, 40), 1.0), spent((0, 0), 3.0, "BatchNorm2d")]
+        layers = [spent((80, 80), 1.0), spent((0, 0), 3.0, "BatchNorm2d")]
         found = said(1.1, layers, lambda: pieces)
         assert "25% of the time goes into Add, which" in found
         assert "BatchNorm" not in found

@@ -134,7 +134,7 @@ def test_prune(tmp_path: Path) -> None:
     assert _without_numbers(out).replace(str(tmp_path / "out"), "DIR") == PRUNE
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "plan.json", "results.json", "small.safetensors",
+        "analysis.json", "plan.json", "results.json", "small.safetensors",
     ]  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
     told = json.loads(out)
     assert told == json.loads((tmp_path / "out" / "results.json").read_text())
     seconds = told.pop("seconds")
-    assert list(seconds) == ["build", "watch and plan", "compact", "verify"]
+    assert list(seconds) == ["build", "watch and plan", "look at filters", "compact", "verify"]
     certificate = told.pop("certificate")
     assert certificate.pop("ok")
     assert certificate.pop("max_error") < 1e-5 < certificate.pop("moved")
@@ -455,6 +455,7 @@ def test_results_go_into_a_folder_that_is_there(
     run(*DIGITS, name)
     assert (tmp_path / "link").is_symlink()
     assert sorted(file.name for file in (tmp_path / "made").iterdir()) == [
+        "analysis.json",
         "plan.json",
         "results.json",
         "small.safetensors",
