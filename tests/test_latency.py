@@ -452,7 +452,8 @@ class TestRuntimes:
             assert sum(piece.seconds for piece in loaded.pieces()) > 0
 
 
-def test_the_command(ideal: Ideal, tmp_path: Path) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(aim, "SECONDS", 0.2)
     out, _ = run(
         "prune", "resnet20", "--latency", 0.3, "--backend", "eager", "--threads", 1,
         "--out", tmp_path / "out", "--json",
