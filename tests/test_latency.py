@@ -329,7 +329,9 @@ class TestBudget:
             nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Dropout(0.5), nn.Conv2d(64, 64, 3)
         ).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        fpgm.plan(model, torch.randn(1, 3, 32, 32), latency=0.1, backend="eager", threads=1)
+        fpgm.plan(
+            model, torch.randn(1, 3, 32, 32), latency=0.1, backend="eager", threads=1, align=8
+        )
         assert model.training
         assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
 
