@@ -43,6 +43,7 @@ def train(
     try:
         with Bars() as bars:
             outcome = engine.train(made, folder, bars)
+        engine.part()
     except KeyboardInterrupt:
         if _is_first():
             message = (

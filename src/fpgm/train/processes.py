@@ -37,6 +37,17 @@ def expect_unreached(accelerator: Accelerator) -> None:
     accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
+def part() -> None:
+    """Take leave of the other processes, if there are any: the last thing a finished one does.
+
+    A group that is still there when the interpreter ends is torn down beside its own threads, which
+    now and then aborts a process whose work is done.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def _join_after_restart() -> None:
     """Meet the other processes of this attempt.
 
