@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.runs import write_net
+from tests.shell import run
 from tests.small_cifar10 import COUNT, Small
 
 from fpgm.data import cifar10
@@ -73,3 +74,15 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "root"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, recovered and timed."""
+    place = tmp_path_factory.mktemp("run") / "small"
+    run(
+        "prune", "resnet20", "--weights", "shipped", "--macs", 0.5, "--recover", "norms",
+        "--data", "cifar10-sample", "--images", 64, "--test", 64, "--out", place,
+    )  # fmt: skip
+    run("bench", place, "--backend", "eager", "--seconds", 0.1, "--keep")
+    return place

@@ -62,7 +62,7 @@ Left whole:
 
 Certified: small and silenced original differ by # (at most 1e-04 is rounding), silenced and \
 original by #, over 2 inputs in float32.
-Written to DIR: small.safetensors, plan.json, results.json
+Written to DIR: small.safetensors, plan.json, results.json, analysis.json
 """
 
 

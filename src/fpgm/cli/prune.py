@@ -196,7 +196,9 @@ def prune(
     if json:
         common.show_json(results)
     else:
-        _show(out, made, certificate, told)
+        _show(made, certificate, told)
+        written = (res.SMALL, res.PLAN, res.RESULTS, *beside)
+        typer.echo(f"Written to {out}: {', '.join(written)}")
 
 
 def _method(recover: str | None, distil: float) -> Method | None:
@@ -274,7 +276,7 @@ def read_rates(items: list[str]) -> dict[str, float]:
     return rates
 
 
-def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any]) -> None:
+def _show(made: Plan, certificate: Certificate, told: dict[str, Any]) -> None:
     common.show_table(
         ("group", "layers", "units", "kept", "removed", "exact"),
         [
@@ -311,4 +313,3 @@ def _show(out: Path, made: Plan, certificate: Certificate, told: dict[str, Any])
     if told.get("accuracy"):
         shares = ", ".join(f"{name} {share:.2%}" for name, share in told["accuracy"].items())
         typer.echo(f"Accuracy on {told['test_images']} test pictures: {shares}.")
-    typer.echo(f"Written to {out}: {res.SMALL}, {res.PLAN}, {res.RESULTS}")

@@ -34,7 +34,7 @@ def verdict(faster: float, theory: float, spread: float, reasons: Reasons) -> st
     found = reasons()
     if spread > max(0.1, asked):
         found.append(f"the machine is busy (times vary by {spread:.0%})")
-    why = "; ".join(found) or "no single layer explains it: see where the time goes"
+    why = "; ".join(found) or "it is spread over many layers: see where the time goes"
     return f"{said}. Less than MACs promise: {why}"
 
 

@@ -162,7 +162,7 @@
     if (layer.groups) say((layer.groups.length > 1 ? "Groups: " : "Group: ") + layer.groups.map(phrase).join("; ") + ".");
     if (layer.why !== undefined) say((gone(layer) ? "Part of it stays: " : "Left whole: ") + phrase(layer.why) + ".");
     if (layer.verdict !== undefined) say("Norms: " + phrase(layer.verdict) + ".");
-    if (layer.error) say("Error of its output, solved for: " + layer.error.map((v) => v === null ? "?" : v.toPrecision(2)).join(" → ") + ".");
+    if (layer.error && layer.error[0] !== 0) say("Error of its output, solved for: " + layer.error.map((v) => v === null ? "?" : v.toPrecision(2)).join(" → ") + ".");
     if (!layer.norms) return;
     say("Filters from " + (layer.to_median ? "the nearest to the geometric median to the farthest" : "the smallest norm to the largest") + "; framed ones go:", "caption");
     const left = make("div", undefined, "chart"), right = make("div", undefined, "chart"), pair = make("div", undefined, "pair");
