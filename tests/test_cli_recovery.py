@@ -95,6 +95,9 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
         (("--allocate", "sensitivity"), "--allocate sensitivity looks at pictures: give --data."),
         (("--distil", 5), "--distil goes on from a recovered model: give --recover solve too."),
         (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
+        (("--distil", "nan", "--recover", "solve", *LOOK), "--distil is nan: give seconds, from 0"),
+        (("--distil", -5, "--recover", "solve", *LOOK), "--distil is -5.0: give seconds, from 0"),
+        (("--recover", "solve", *LOOK, "--images", 0), "--images is 0: give a whole number from 1"),
         (("--recover", "solve", *LOOK, "--mean", "1"), "--mean and --std go together"),
         (("--allocate", "no.json"), "no.json cannot be read"),
         (

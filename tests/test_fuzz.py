@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.fuzzing import _watched, damage
+from tests.fuzzing import GREY, _watched, damage
+
+import fpgm
+from fpgm.models import digits
 
 COUNT = 1000
 PARTS = 4
@@ -18,6 +22,15 @@ def test_damaged_files(tmp_path: Path, part: int) -> None:
     found = Counter(damage(tmp_path, seed) for seed in range(part, COUNT, PARTS))
     assert found["refused"] > COUNT / PARTS / 2
     assert found["loaded"] > 0
+
+
+def test_positions_that_are_none(tmp_path: Path) -> None:
+    """A plan whose adapters pick nothing at all: whatever becomes of it, Python says nothing."""
+    model = digits()
+    plan = fpgm.plan(model, GREY, rate=0.5, align=1, residual="independent")
+    nothing = tuple(replace(adapter, index=()) for adapter in plan.adapters)
+    assert nothing
+    fpgm.compact(model, fpgm.Plan.from_json(replace(plan, adapters=nothing).to_json()))
 
 
 def test_this_file_can_tell(tmp_path: Path) -> None:

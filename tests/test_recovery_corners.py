@@ -158,7 +158,7 @@ def test_passes_that_are_run_again_find_the_same(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("method", ["solve", "norms", "weights"])
-def test_not_a_number_ends_in_a_note(method: Any) -> None:
+def test_one_picture_that_is_no_number_spoils_no_weight(method: Any) -> None:
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     data = batches(3, 6, 6)
@@ -189,3 +189,16 @@ def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(
     before, after = unseen(net, small, plan, torch.randn(64, 3, 6, 6))
     assert after < 0.5 * before
     assert not small.fpgm_recovery.notes
+
+
+def test_batches_in_files_may_hold_a_tensor_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(Streams):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return super().forward((x + y) / 2)
+
+    monkeypatch.setattr("fpgm.recovery.batches.IN_MEMORY", 0)
+    model = stir(Two())
+    x = torch.randn(1, 3, 6, 6)
+    plan = fpgm.plan(model, {"x": x, "y": x}, rate=0.3, align=1)
+    small = recover(model, plan, [{"x": x, "y": x} for x in batches(3, 6, 6)])
+    assert getattr(small, RECOVERY).after < getattr(small, RECOVERY).before

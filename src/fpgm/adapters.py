@@ -80,7 +80,7 @@ def attach_(model: nn.Module, adapter: Adapter) -> None:
     taken = sum(name.startswith("fpgm_") for name, _ in module.named_buffers(recurse=False))
     buffer = f"fpgm_{adapter.side}_{taken}"
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    index = torch.tensor(adapter.index, device=device)
+    index = torch.tensor(adapter.index, dtype=torch.int64, device=device)
     module.register_buffer(buffer, index, persistent=False)
     if adapter.kind == "scatter":
         sources = torch.full((adapter.size,), len(index), device=device)

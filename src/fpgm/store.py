@@ -155,7 +155,8 @@ def _read(path: str | Path) -> _Stored:
     if not is_safetensors(first_bytes(file)):
         raise FileError(f"{file} is not a safetensors file.")
     tensors, metadata = read_tensors(file)
-    if _format_of(file, metadata) > 1 and metadata.get(DIGEST) != content_sha256(tensors, metadata):
+    told = _format_of(file, metadata) > 1 or DIGEST in metadata  # the first format had none
+    if told and metadata.get(DIGEST) != content_sha256(tensors, metadata):
         raise FileError(f"{file} is damaged: what it holds is not what was saved (sha256 differs).")
     try:
         raw = json.loads(metadata["fpgm_plans"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -121,6 +122,8 @@ def prune(
         "min_channels": min_channels, "approximate": approximate,
     }  # fmt: skip
     method = _method(recover, distil)
+    if images < 1:
+        raise RequestError(f"--images is {images}: give a whole number from 1 up.")
     for needs, wanting in (
         (method in ("solve", "norms"), f"--recover {recover}"),
         (allocate == "sensitivity", "--allocate sensitivity"),
@@ -203,6 +206,8 @@ def prune(
 
 def _method(recover: str | None, distil: float) -> Method | None:
     """What `--recover` names."""
+    if not 0 <= distil < math.inf:
+        raise RequestError(f"--distil is {distil}: give seconds, from 0 up.")
     if recover is None and distil:
         raise RequestError("--distil goes on from a recovered model: give --recover solve too.")
     for method in get_args(Method):
@@ -303,7 +308,7 @@ def _show(made: Plan, certificate: Certificate, told: dict[str, Any]) -> None:
     if "recovery" in told:
         r = told["recovery"]
         typer.echo(f"Recovered in {r['seconds']:.0f} s; inputs looked at: {r['inputs']}.")
-        if r["before"] is not None:
+        if r["before"] is not None and r["after"] < r["before"]:
             typer.echo(
                 "The outputs' squared error, as a share of their squares, fell from "
                 f"{r['before']:.3g} to {r['after']:.3g}."

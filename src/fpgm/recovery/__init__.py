@@ -25,8 +25,8 @@ from fpgm.errors import RequestError
 from fpgm.examples import Example, beside, float_outputs, squared, tensors_in
 from fpgm.plan import Plan
 from fpgm.progress import Progress
-from fpgm.recovery.batches import Inputs, read_inputs, read_unseen
-from fpgm.recovery.distil import distil_
+from fpgm.recovery.batches import Inputs, read_apart
+from fpgm.recovery.distil import Distilled, distil_, endless
 from fpgm.recovery.guess import stood_in
 from fpgm.recovery.layer import LayerWork, Solved
 from fpgm.recovery.norms import reestimate_
@@ -63,6 +63,11 @@ class Recovery:
     """Squared error of the outputs, as a share of their size: compact against original."""
     after: float | None
     inputs: int
+    """Looked at to recover from."""
+    judges: int
+    """Other inputs, on which `before` and `after` were measured; 0 if it was on the same."""
+    steps: int
+    """Of distillation, if it was kept."""
     seconds: float
     notes: tuple[str, ...] = ()
 
@@ -96,8 +101,8 @@ def recover(
     read until they hold `images` inputs. `method="norms"` only takes batch norms' statistics anew,
     and `method="weights"` guesses from the weights alone how units vary together: one batch, of
     noise if need be, shows it how the model runs. Then `distil` seconds may go into training
-    towards the original's answers, with all batches a loader gives if it can be read again. What
-    was done is in the result's `fpgm_recovery`.
+    towards the original's answers, with all batches a loader gives if it can be read again, less
+    up to 512 inputs that judge it. What was done is in the result's `fpgm_recovery`.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -110,16 +115,20 @@ def recover(
         raise RequestError(f"method is {method!r}: give 'solve', 'norms' or 'weights'.")
     if not isinstance(images, int) or images < 1:
         raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
-    if not 0 <= distil < math.inf:
+    if not isinstance(distil, int | float) or not 0 <= distil < math.inf:
         raise RequestError(f"distil is {distil!r}: give seconds, from 0 up.")
+    if distil > 0 and torch.is_inference_mode_enabled():
+        raise RequestError("distil trains: call recover outside of torch.inference_mode().")
     start = time.perf_counter()
     plain = compact(model, plan)
     small = compact(model, plan)
     modes = [module.training for module in small.modules()]
-    inputs = read_inputs((beside(model, batch) for batch in loader), images)
-    unseen: Inputs | None = None
+    moved = (beside(model, batch) for batch in loader)
+    # What was solved with is fitted already: only other inputs tell what training adds.
+    inputs, judges = read_apart(moved, images, JUDGES if distil > 0 else 0)
     notes: list[str] = []
     solved: list[Solved] = []
+    trained: Distilled | None = None
     try:
         with undisturbed(model), plain_attention(), full_precision():
             for net in (model, plain, small):
@@ -134,49 +143,63 @@ def recover(
                 solved = _solve_(model, small, plan, inputs, progress)
                 notes = [s.note for s in solved if s.note is not None]
             nets = [plain, small]
-            judges, steps = inputs, 0
             if distil > 0:
-                # What was solved with is fitted already: only other inputs tell what training adds.
-                unseen = read_unseen(model, loader, len(inputs), JUDGES)
                 nets.append(copy.deepcopy(small))
-                steps = distil_(
-                    nets[-1], model, plan, loader, inputs, distil, progress, spared=len(unseen)
-                )
-                judges = unseen if len(unseen) else inputs
-            errors = _output_errors(model, nets, judges)
+                others = endless(model, loader, inputs, judges)
+                trained = distil_(nets[-1], model, plan, others, distil, progress)
+            errors = _output_errors(model, nets, judges if len(judges) else inputs)
     finally:
         inputs.close()
-        if unseen is not None:
-            unseen.close()
-    best, said = _best(errors, distil, steps)
-    small, notes = nets[best], [*notes, *said]
+        judges.close()
+    best, said = _best(errors)
+    if trained is not None:
+        said.append(_told(trained, distil, kept=best == 2))
+    small = nets[best]
     for module, mode in zip(small.modules(), modes, strict=True):
         module.training = mode
-    seconds = round(time.perf_counter() - start, 2)
     before, after = (None, None) if errors is None else (errors[0], errors[best])
-    told = Recovery(method, tuple(solved), before, after, inputs.count, seconds, tuple(notes))
+    told = Recovery(
+        method,
+        tuple(solved),
+        before,
+        after,
+        inputs.count,
+        judges.count,
+        trained.steps if trained is not None and best == 2 else 0,
+        round(time.perf_counter() - start, 2),
+        (*notes, *said),
+    )
     setattr(small, RECOVERY, told)
     return small
 
 
-def _best(errors: Sequence[float] | None, distil: float, steps: int) -> tuple[int, list[str]]:
+def _best(errors: Sequence[float] | None) -> tuple[int, list[str]]:
     """Which of compact, recovered and distilled model is nearest to the original; what to say."""
     if errors is None:
-        return (2 if distil > 0 else 1), ["The outputs have other shapes: they were not compared."]
+        return 1, ["The outputs have other shapes: they were not compared."]
     # Only a smaller error is a reason to change anything.
     best = min(range(len(errors)), key=lambda i: (math.isnan(errors[i]), errors[i]))
-    notes = []
-    if distil > 0:
-        kept = "" if best == 2 else "; that did not help and was taken back"
-        if best != 2 and steps < FEW_STEPS:
-            kept += ": give it more time"
-        notes.append(f"{steps} steps of distillation in {distil:g} s{kept}.")
-    if best == 0:
-        notes.append(
-            f"The outputs' error would not have fallen ({errors[0]:.3g}, then {errors[1]:.3g}): "
-            "weights were left alone."
-        )
-    return best, notes
+    if best > 0:
+        return best, []
+    told = f"({errors[0]:.3g}, then {errors[1]:.3g})"
+    return best, [f"The outputs' error would not have fallen {told}: weights were left alone."]
+
+
+def _told(trained: Distilled, seconds: float, *, kept: bool) -> str:
+    """What is to be said of a training.
+
+    >>> _told(Distilled(steps=1), 5, kept=False)
+    '1 step of distillation in 5 s; that did not help and was taken back: give it more time.'
+    """
+    if trained.why is not None:
+        return f"Nothing was distilled: {trained.why}."
+    said = f"{trained.steps} step{'s' * (trained.steps != 1)} of distillation in {seconds:g} s"
+    if trained.skipped:
+        said += f", {trained.skipped} more left out for numbers that are not finite"
+    if not kept:
+        said += "; that did not help and was taken back"
+        said += ": give it more time" if trained.steps < FEW_STEPS else ""
+    return f"{said}."
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The inputs recovery looks at, read once from any iterable.
 
-They are needed again for every layer. A few stay in memory; what is more goes to a temporary file,
+They are needed again for every layer. A few stay in memory; what is more goes to temporary files,
 so that memory does not grow with their number.
 """
 
@@ -9,20 +9,21 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fpgm.errors import RequestError
-from fpgm.examples import Example, beside, tensors_in
+from fpgm.examples import Example, tensors_in
 
 IN_MEMORY = 512 * 2**20
 """Bytes of inputs kept at hand."""
+_END = object()
+"""Comes after the last batch."""
 
 
 class Inputs:
@@ -80,7 +81,7 @@ class Inputs:
         self._kept.append(_Filed(example, Path(self._folder.name) / f"{len(self)}.safetensors"))
 
     def close(self) -> None:
-        """Remove the file, if there is one."""
+        """Forget the batches, and remove the files of some, if there are any."""
         self._kept.clear()
         if self._folder is not None:
             self._folder.cleanup()
@@ -95,7 +96,9 @@ class _Filed:
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         self._devices = {name: tensor.device for name, tensor in tensors.items()}
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+        # Copies: a file of this kind holds no two tensors that share their memory.
+        whole = torch.contiguous_format
+        save_file({name: t.clone(memory_format=whole) for name, t in tensors.items()}, file)
 
     def read(self) -> Example:
         leaves = list(self._leaves)
@@ -107,40 +110,72 @@ class _Filed:
 
 def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
     """The first batches of a loader, until they hold so many inputs."""
-    found = _read(loader, images)
-    if not len(found):
-        raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
+    found, _ = read_apart(loader, images, 0)
     return found
 
 
-def read_unseen(model: nn.Module, loader: Iterable[Any], seen: int, images: int) -> Inputs:
-    """Batches that come after so many, until they hold so many inputs; there may be none.
+def read_apart(loader: Iterable[Any], images: int, others: int) -> tuple[Inputs, Inputs]:
+    """The first batches, until they hold so many inputs, and so many others, if there are any.
 
-    Only a loader that can be read again has any, and where its order is another each time, some
-    of them may have been seen.
+    Of what follows every second batch is one of the others: a short loader keeps some it was not
+    read for.
     """
-    again = () if iter(loader) is loader else loader
-    return _read((beside(model, batch) for batch in islice(again, seen, None)), images)
-
-
-def _read(loader: Iterable[Any], images: int) -> Inputs:
-    found = Inputs()
+    inputs, apart = Inputs(), Inputs()
+    rest = iter(loader)
     try:
-        for batch in loader:
-            example = as_call(batch)
-            first = next(iter(tensors_in((example.args, dict(example.kwargs)))), None)
-            if first is None or not first.ndim:
-                raise RequestError(
-                    f"The loader gives {type(batch).__name__} without a tensor of inputs: give "
-                    "batches of inputs, or pairs of inputs and labels."
-                )
-            found.add(example, first.shape[0], _classes(batch, first.shape[0]))
-            if found.count >= images:
-                break
+        for found, wanted in ((inputs, images), (apart, others)):
+            while found.count < wanted and (batch := next(rest, _END)) is not _END:
+                count = inputs_in(batch)
+                found.add(as_call(batch), count, _classes(batch, count))
+                if found is apart:
+                    next(rest, None)
+        if not len(inputs):
+            raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
     except BaseException:
-        found.close()
+        inputs.close()
+        apart.close()
         raise
-    return found
+    return inputs, apart
+
+
+def inputs_in(batch: Any) -> int:
+    """How many inputs a batch holds: the first size of its first tensor."""
+    example = as_call(batch)
+    first = next(iter(tensors_in((example.args, dict(example.kwargs)))), None)
+    if first is None or not first.ndim:
+        raise RequestError(
+            f"The loader gives {type(batch).__name__} without a tensor of inputs: give batches of "
+            "inputs, or pairs of inputs and labels."
+        )
+    return int(first.shape[0])
+
+
+class Known:
+    """Inputs that are known again by their values, in whatever order they come."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._marks = {mark for n in range(len(inputs)) for mark in _marks(inputs[n])}
+
+    def without(self, example: Example) -> Example | None:
+        """A batch less the inputs that are known; None if nothing is left."""
+        marks = _marks(example) if self._marks else []
+        new = [place for place, mark in enumerate(marks) if mark not in self._marks]
+        if len(new) == len(marks):
+            return example
+
+        def chosen(value: Any) -> Any:
+            counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == len(marks)
+            return value[new] if counts else value
+
+        args, kwargs = tree_map(chosen, (example.args, dict(example.kwargs)))
+        return Example(args, kwargs) if new else None
+
+
+def _marks(example: Example) -> list[bytes]:
+    """One for every input of a batch, made of the first tensor's values."""
+    first = tensors_in((example.args, dict(example.kwargs)))[0].detach().cpu()
+    rows = first.reshape(first.shape[0], -1).contiguous().view(torch.uint8).numpy()
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
 def _classes(batch: Any, inputs: int) -> Tensor | None:
@@ -155,4 +190,6 @@ def as_call(batch: Any) -> Example:
     """A batch as the model takes it: what stands behind the first of several is not looked at."""
     if isinstance(batch, Mapping):
         return Example((), dict(batch))
+    if isinstance(batch, Sequence) and not batch:
+        return Example((), {})
     return Example((batch[0] if isinstance(batch, Sequence) else batch,), {})

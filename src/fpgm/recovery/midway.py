@@ -7,7 +7,7 @@ it, and before the last layer. What one layer alone reads, the network may use a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm.examples import Example
 from fpgm.plan import Plan
+from fpgm.recovery import rows
 from fpgm.recovery.sites import solvable
 from fpgm.rules import tensors
 from fpgm.tensors import modules_by_path
@@ -66,11 +67,14 @@ def reading(net: nn.Module, places: list[Place], cut: bool) -> Iterator[dict[str
     for place in places:
         keep = place.keep if cut else None
 
-        def hook(_: nn.Module, args: Any, *, place: Place = place, keep: Any = keep) -> None:
-            x = args[0]
+        def hook(
+            _: nn.Module, args: Any, kwargs: Any, *, place: Place = place, keep: Any = keep
+        ) -> None:
+            x = rows.read(args, kwargs)
             read[place.layer] = x if keep is None else x.index_select(place.dim, keep.to(x.device))
 
-        handles.append(net.get_submodule(place.layer).register_forward_pre_hook(hook))
+        layer = net.get_submodule(place.layer)
+        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
     try:
         yield read
     finally:
@@ -90,7 +94,7 @@ class _Uses(TorchDispatchMode):
     def run(self, net: nn.Module, example: Example) -> None:
         """One pass."""
         handles = [
-            module.register_forward_pre_hook(self._read(path))
+            module.register_forward_pre_hook(self._read(path), with_kwargs=True)
             for path, module in modules_by_path(net).items()
             if solvable(module)
         ]
@@ -106,14 +110,13 @@ class _Uses(TorchDispatchMode):
         return int(self._uses.get(self._tensors[path], 0))
 
     def _read(self, path: str) -> Any:
-        def hook(_: nn.Module, args: Any) -> None:
-            again = path in self._tensors
-            if again or not args or not isinstance(args[0], Tensor):
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            x = rows.read(args, kwargs)
+            if path in self._tensors:
                 self.shapes.pop(path, None)  # at several calls it is not known which is which
             else:
-                self.shapes[path] = tuple(args[0].shape)
-            if args and isinstance(args[0], Tensor):
-                self._tensors[path] = args[0]
+                self.shapes[path] = tuple(x.shape)
+            self._tensors[path] = x
 
         return hook
 
@@ -123,6 +126,13 @@ class _Uses(TorchDispatchMode):
         for x in tensors((*args, *(kwargs or {}).values())):
             self._uses[x] = self._uses.get(x, 0) + 1
         out = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable:
-            self._uses[args[0]] = 0  # what it was is gone; what it is has not been used yet
+        for x in tensors(tuple(_written(func._schema, args, kwargs or {}))):
+            self._uses[x] = 0  # what it was is gone; what it is has not been used yet
         return out
+
+
+def _written(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Arguments that an operator writes into."""
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[place] if place < len(args) else kwargs.get(argument.name)

@@ -91,7 +91,7 @@ def _accuracy_caption(run: Run) -> str:
     if recovery is None:
         return "Of the original, and of what is left of it."
     how = _RECOVERED.get(recovery.method, "after recovery")
-    if "distil" in run.results.asked:
+    if recovery.steps:
         how += " and it was trained towards the original's answers"
     return f"Of the original, of what is left of it at once, and {how}."
 

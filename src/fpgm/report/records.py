@@ -53,6 +53,8 @@ class Recovery:
 
     method: str = ""
     layers: tuple[Solved, ...] = ()
+    steps: Number = 0
+    """Of distillation, as far as it was kept."""
 
 
 @dataclass(frozen=True)
