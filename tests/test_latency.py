@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fpgm
-from fpgm.budget import Budget, Rounder
+from fpgm.budget import ALIGN, Budget, Rounder
 from fpgm.examples import Example
 from fpgm.export.onnx import layer_to_onnx
 from fpgm.latency import aim, backends
@@ -322,15 +322,14 @@ class TestBudget:
         assert plan.latency.measured == pytest.approx(0.4, abs=0.06)
         assert len({group.rate for group in plan.groups}) > 1
 
-    def test_the_model_stays_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In PyTorch itself, with what training would change."""
-        monkeypatch.setattr(aim, "SECONDS", 0.1)
+    def test_the_model_stays_as_it_was(self, ideal: Ideal) -> None:
+        """With what training would change."""
         model = nn.Sequential(
             nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Dropout(0.5), nn.Conv2d(64, 64, 3)
         ).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         fpgm.plan(
-            model, torch.randn(1, 3, 32, 32), latency=0.1, backend="eager", threads=1, align=8
+            model, torch.randn(1, 3, 32, 32), latency=0.1, backend="ideal", threads=1, align=8
         )
         assert model.training
         assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
@@ -388,6 +387,7 @@ class TestBudget:
         ("options", "message"),
         [
             ({"latency": 1.5}, r"latency is 1\.5"),
+            ({"latency": 0}, "latency is 0: give a share above 0"),
             ({"latency": 0.5, "macs": 0.5}, "one budget, not 2: macs, latency"),
             ({"latency": 0.5, "backend": "abacus"}, "backend is 'abacus': give one of eager"),
             ({"latency": 0.5, "threads": 0}, "threads is 0"),
@@ -416,16 +416,33 @@ def test_measuring_draws_no_random_numbers(ideal: Ideal) -> None:
 
 
 class Stepwise(Ideal):
-    """Works on blocks of eight channels, as vector units do."""
+    """Works on blocks of channels, as vector units do, and takes some time before it begins."""
+
+    def __init__(self, block: int = 8, overhead: float = 0.0) -> None:
+        super().__init__()
+        self.block, self.overhead = block, overhead
+        """Time of a layer before any work, as a share of one of 64 channels."""
 
     def layer_seconds(self, layer: Layer, threads: int) -> float:
-        blocks = math.ceil(layer.reads / 8) * math.ceil(layer.writes / 8)
-        return 1e-6 * blocks
+        blocks = math.ceil(layer.reads / self.block) * math.ceil(layer.writes / self.block)
+        return 1e-6 * (blocks * self.block**2 + self.overhead * 64**2)
 
 
 class TestAlignment:
-    def test_blocks_are_noticed(self) -> None:
-        assert best_step([Called("0", CONV, 1)], Table(Stepwise(), 1)) == 8
+    @pytest.mark.parametrize("overhead", [0.0, 0.02, 0.1, 0.5])
+    @pytest.mark.parametrize("block", [1, 8, 16, 32])
+    @pytest.mark.parametrize("width", [64, 128])
+    def test_blocks_are_noticed(self, block: int, overhead: float, width: int) -> None:
+        """Whatever a layer takes before its work begins."""
+        layer = Called("0", CONV.sized(width, width), 1)
+        assert best_step([layer], Table(Stepwise(block, overhead), 1)) == block
+
+    def test_of_narrow_layers_nothing_is_claimed(self, ideal: Ideal) -> None:
+        assert best_step([Called("0", CONV.sized(48, 48), 1)], Table(ideal, 1)) is None
+        narrow = nn.Sequential(nn.Conv2d(3, 48, 3), nn.ReLU(), nn.Conv2d(48, 16, 3))
+        plan = fpgm.plan(narrow, X, rate=0.4, align="auto", backend="ideal")
+        assert plan.asked["align"] == ALIGN
+        assert "no layer is wide enough to measure" in plan.notes[-1]
 
     @pytest.mark.parametrize("writes", [64, 128, 200])
     def test_layers_of_any_width(self, writes: int) -> None:
@@ -438,6 +455,53 @@ class TestAlignment:
         monkeypatch.setitem(BACKENDS, "ideal", Stepwise())
         plan = fpgm.plan(net(), X, rate=0.4, align="auto", backend="ideal")
         assert plan.asked["align"] == 8
+
+
+class TestFailures:
+    def test_a_runtime_that_cannot_run_it_says_so_in_a_line(self) -> None:
+        if why := BACKENDS["onnxruntime"].missing():
+            pytest.skip(why)
+        with pytest.raises(fpgm.ModelError, match=r"^onnxruntime cannot run this model: .*\.$"):
+            fpgm.plan(net().double(), X.double(), latency=0.3, backend="onnxruntime", threads=1)
+
+    def test_nor_a_layer(self, ideal: Ideal, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> float:
+            raise OSError("no such kernel")
+
+        monkeypatch.setattr(ideal, "layer_seconds", fail)
+        with pytest.raises(fpgm.ModelError, match="ideal cannot run this model: no such kernel"):
+            fpgm.plan(net(), X, latency=0.3, backend="ideal", threads=1)
+
+    def test_the_planner_remembers_what_was_asked(self, ideal: Ideal) -> None:
+        planner = Planner(net(), X, budget=Budget(latency=0.31))
+        planner.timed(aim.Where.of("ideal", 1))
+        assert planner.budget == Budget(latency=0.31)
+
+    def test_layers_of_other_numbers_have_other_times(self) -> None:
+        called = [called_layers(own, Example((x,), {}))[0].layer
+                  for own, x in ((net(), X), (net().double(), X.double()))]  # fmt: skip
+        assert called[0].key() != called[1].key()
+        assert called[1].module().weight.dtype == called[1].input().dtype == torch.float64
+        border = replace(CONV, border="circular")
+        assert border.key() != CONV.key()
+        assert border.module().padding_mode == "circular"
+
+    @pytest.mark.skipif(bool(BACKENDS["compile"].missing()), reason="no C++ compiler")
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+    def test_compiling_leaves_what_was_compiled_alone(self) -> None:
+        graphs: list[Any] = []
+
+        def count(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        mine = torch.compile(net(), backend=count)
+        mine(X)
+        assert len(graphs) == 1
+        for _ in range(2):
+            BACKENDS["compile"].load(nn.Identity(), Example((X,), {}), 1).run()
+        mine(X)
+        assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("name", ["eager", "channels-last", "onnxruntime", "openvino"])
@@ -454,15 +518,14 @@ class TestRuntimes:
             assert sum(piece.seconds for piece in loaded.pieces()) > 0
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(aim, "SECONDS", 0.2)
+def test_the_command(ideal: Ideal, tmp_path: Path) -> None:
     out, _ = run(
-        "prune", "resnet20", "--latency", 0.3, "--backend", "eager", "--threads", 1,
+        "prune", "resnet20", "--latency", 0.3, "--backend", "ideal", "--threads", 1,
         "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     told = json.loads(out)
     assert told["asked"]["latency"] == 0.3
-    assert told["asked"]["backend"] == "eager"
+    assert told["asked"]["backend"] == "ideal"
     assert told["achieved"]["latency"]["asked"] == 0.3
 
 

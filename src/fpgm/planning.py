@@ -131,8 +131,10 @@ def planned(
     """A plan, and the planner that drew it: what it knows of the model need not be found again."""
     notes: list[str] = []
     if align == "auto":
-        align = measured_align(model, example_inputs, Where.of(backend, threads))
-        notes.append(f"Widths are multiples of {align} where layers are wide enough, as measured.")
+        found = measured_align(model, example_inputs, Where.of(backend, threads))
+        align = found or ALIGN
+        how = "as measured" if found else "for no layer is wide enough to measure which is best"
+        notes.append(f"Widths are multiples of {align} where layers are wide enough, {how}.")
     planner = Planner(
         model,
         example_inputs,
@@ -159,12 +161,12 @@ def planned(
     return (replace(made, notes=(*made.notes, *notes)) if notes else made), planner
 
 
-def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int:
+def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int | None:
     """The multiple of which widths should be for speed there, found by timing the model's layers.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    >>> measured_align(net, torch.zeros(1, 3, 8, 8), Where.of("eager", 1))  # too narrow to matter
-    1
+    >>> print(measured_align(net, torch.zeros(1, 3, 8, 8), Where.of("eager", 1)))  # too narrow
+    None
     """
     _check_model(model)
     called = called_layers(model, as_examples(beside(model, example_inputs))[0])
@@ -286,13 +288,20 @@ class Planner:
 
     def timed(self, where: Where, progress: Progress | None = None) -> Plan:
         """The plan that takes away as much of the measured time as the budget asks for."""
+        if not self.budget.latency:
+            raise RequestError(f"latency is {self.budget.latency}: give a share above 0.")
         self.clocked = Clocked(self.model, self.examples[0], where, self.rounder, progress)
+
+        asked = self.budget
 
         def drawn(budget: Budget) -> Plan:
             self.budget = budget
             return self.draw().plan
 
-        return reach(self.clocked, self.budget, drawn)
+        try:
+            return reach(self.clocked, asked, drawn)
+        finally:
+            self.budget = asked
 
     def sense(
         self,

@@ -129,7 +129,7 @@ def input_arrays(data: bytes, example: Example) -> dict[str, Any]:
 
 def layer_to_onnx(layer: Layer) -> bytes:
     """One layer with random weights; its input is `x`."""
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
 
     module = layer.module()
     weight = module.weight
@@ -160,8 +160,8 @@ def layer_to_onnx(layer: Layer) -> bytes:
     graph = helper.make_graph(
         [node],
         "layer",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(layer.input().shape))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("x", initial[0].data_type, list(layer.input().shape))],
+        [helper.make_tensor_value_info("y", initial[0].data_type, None)],
         initial,
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])

@@ -21,7 +21,7 @@ from fpgm.costs import Floats
 from fpgm.coupling import Structure
 from fpgm.errors import RequestError
 from fpgm.examples import Example
-from fpgm.latency.backends import Backend, backend_of
+from fpgm.latency.backends import Backend, backend_of, running
 from fpgm.latency.layers import called_layers
 from fpgm.latency.predict import Predictor, share_left
 from fpgm.latency.table import Table
@@ -69,9 +69,15 @@ class Clocked:
     ) -> None:
         self.model, self.example, self.where, self.rounder = model, example, where, rounder
         self.progress = progress
+        if any(p.is_cuda for p in model.parameters()) and not where.backend.name.startswith("cuda"):
+            raise RequestError(
+                f"The model is on a CUDA device, and {where.backend.name} is timed on the "
+                "processor: move the model there, or give backend='cuda'."
+            )
         original = copy.deepcopy(model).eval()  # timing is not to be noticed
-        self.loaded = where.backend.load(original, example, where.threads)
-        self.seconds = side_by_side([self.loaded.run], SECONDS)[0].median
+        with running(where.backend):
+            self.loaded = where.backend.load(original, example, where.threads)
+            self.seconds = side_by_side([self.loaded.run], SECONDS)[0].median
         self._called = called_layers(model, example)
         self._table = Table(where.backend, where.threads)
 
@@ -91,8 +97,9 @@ class Clocked:
 
     def share_saved(self, small: nn.Module) -> tuple[float, float, float]:
         """By which share a smaller model is faster, turn by turn; and seconds of both by that."""
-        loaded = self.where.backend.load(small.eval(), self.example, self.where.threads)
-        mine, other = side_by_side([self.loaded.run, loaded.run], SECONDS)
+        with running(self.where.backend):
+            loaded = self.where.backend.load(small.eval(), self.example, self.where.threads)
+            mine, other = side_by_side([self.loaded.run, loaded.run], SECONDS)
         left = 1 / ratio(mine, other)
         return 1 - left, mine.median, mine.median * left
 

@@ -13,7 +13,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.errors import RequestError
+from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.examples import Example
 from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
 from fpgm.latency.layers import Layer
 from fpgm.latency.memory import process_bytes, torch_bytes
 from fpgm.latency.timing import side_by_side
+from fpgm.wording import reason
 
 LAYER_SECONDS = 0.02
 """Time given to one layer of one size."""
@@ -106,13 +107,11 @@ class Torch:
         args, kwargs = self._placed((example.args, dict(example.kwargs)))
         net = self._brought(model)
         waits = any(p.is_cuda for p in net.parameters())
-        if self.compiled:
-            torch._dynamo.reset()
-            net = torch.compile(net)  # type: ignore[assignment]
+        call = _compiled(net) if self.compiled else net
 
         def run() -> None:
             with torch.no_grad(), torch_threads(threads):
-                net(*args, **kwargs)
+                call(*args, **kwargs)
                 if waits:
                     torch.cuda.synchronize()
 
@@ -257,6 +256,17 @@ def backend_of(name: str) -> Backend:
 
 
 @contextmanager
+def running(backend: Backend) -> Iterator[None]:
+    """Whatever a runtime objects to in here is said in one line."""
+    try:
+        yield
+    except FpgmError:
+        raise
+    except Exception as error:  # runtimes have errors of their own kinds
+        raise ModelError(f"{backend.name} cannot run this model: {reason(error)}.") from error
+
+
+@contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
     """So many threads for torch in here."""
     before = torch.get_num_threads()
@@ -270,6 +280,20 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _compiled(net: nn.Module) -> Callable[..., Any]:
+    """A model as torch compiles it, anew: by a function that nothing was compiled for before.
+
+    torch gives up on functions it had to compile too often, and a class has one for all models.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return net(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    compiled: Callable[..., Any] = torch.compile(call)
+    return compiled
+
+
 def _middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -279,10 +303,12 @@ def _compiler() -> bool:
 
 
 def _processor() -> str:
-    """The processor's name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    """The processor's name and cores, as far as the system tells."""
+    told: dict[str, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            told.setdefault(key.strip(), value.strip())
+    parts = [told[key] for key in ("CPU implementer", "CPU part") if key in told]
+    name = told.get("model name") or " ".join([platform.processor() or platform.machine(), *parts])
+    return f"{name}, {os.cpu_count()} cores"

@@ -35,6 +35,9 @@ class Layer:
     output_padding: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = True
+    border: str = "zeros"
+    """How a convolution goes on beyond the edges."""
+    dtype: torch.dtype = torch.float32
 
     @property
     def depthwise(self) -> bool:
@@ -49,7 +52,7 @@ class Layer:
     def module(self) -> nn.Module:
         """As torch has it, with random weights; the caller's random numbers stay as they are."""
         with torch.random.fork_rng(devices=[]):
-            return self._module().eval()
+            return self._module().to(self.dtype).eval()
 
     def _module(self) -> nn.Module:
         if self.kind == "linear":
@@ -60,6 +63,7 @@ class Layer:
             "dilation": self.dilation,
             "groups": self.groups,
             "bias": self.bias,
+            "padding_mode": self.border,
         }
         if self.kind == "transposed":
             options["output_padding"] = self.output_padding
@@ -72,13 +76,14 @@ class Layer:
     def input(self) -> Tensor:
         """Noise of the right shape."""
         shape = (self.batch, self.reads, *self.space)
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.dtype)
 
     def key(self) -> str:
         """A name under which its time can be kept."""
         values = (
             self.kind, self.batch, self.space, self.reads, self.writes, self.kernel, self.stride,
             self.padding, self.dilation, self.output_padding, self.groups, int(self.bias),
+            self.border, str(self.dtype).removeprefix("torch."),
         )  # fmt: skip
         return " ".join(_text(value) for value in values)
 
@@ -133,7 +138,7 @@ def _called(path: str, module: nn.Module, x: Tensor, out: Tensor) -> Iterator[Ca
     if isinstance(module, nn.Linear):
         layer = Layer(
             "linear", x.numel() // x.shape[-1], (), module.in_features, module.out_features,
-            bias=module.bias is not None,
+            bias=module.bias is not None, dtype=x.dtype,
         )  # fmt: skip
         yield Called(path, layer, out.numel())
     elif isinstance(module, (*_CONVS, *_TRANSPOSED)) and x.ndim == len(module.kernel_size) + 2:
@@ -151,6 +156,8 @@ def _called(path: str, module: nn.Module, x: Tensor, out: Tensor) -> Iterator[Ca
             tuple(module.output_padding) if transposed else (),
             module.groups,
             module.bias is not None,
+            module.padding_mode,
+            x.dtype,
         )
         yield Called(path, layer, out.numel())
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from fpgm.errors import FileError
 from fpgm.files import write_text
-from fpgm.latency.backends import Backend
+from fpgm.latency.backends import Backend, running
 from fpgm.latency.layers import Layer
 from fpgm.wording import reason
 
-FORMAT = 1
+FORMAT = 2
+LEAST = 1e-7
+"""Seconds: less is what a clock does not tell."""
 
 
 def default_cache() -> Path:
@@ -46,7 +48,9 @@ class Table:
         """How long a layer takes, measured if it is not known."""
         key = layer.key()
         if key not in self._seconds:
-            self._seconds[key] = self.backend.layer_seconds(layer, self.threads)
+            with running(self.backend):
+                taken = self.backend.layer_seconds(layer, self.threads)
+            self._seconds[key] = max(LEAST, taken)
             self._unsaved += 1
         return self._seconds[key]
 
