@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -204,6 +205,21 @@ def test_a_link_stays_a_link(tmp_path: Path, file: Path) -> None:
     fpgm.save(net(), link)
     assert link.is_symlink()
     assert store.read_plans(file) == {}
+
+
+def test_the_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "small.safetensors"
+    waited = []
+
+    def spied(number: int) -> None:
+        assert not path.exists()
+        waited.append(os.fstat(number))
+
+    monkeypatch.setattr(os, "fsync", spied)
+    fpgm.save(net(), path)
+    assert [(s.st_ino, s.st_size) for s in waited] == [(path.stat().st_ino, path.stat().st_size)]
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(

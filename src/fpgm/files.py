@@ -23,19 +23,31 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Let `write` fill a file that appears under its name only when all of it is on the disk."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to fill in here; it has the name `path` only when all of it is on the disk.
+
+    Through a link, the file it points to is replaced, not the link. It is as readable as any other.
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("wb") as stream:
-            write(stream)
-            stream.flush()
+        part.touch()
+        mode = part.stat().st_mode
+        yield part
+        with part.open("rb+") as stream:
             os.fsync(stream.fileno())
-        part.replace(path)
-    except BaseException:
+        part.chmod(mode)  # safetensors lets nobody else read what it writes
+        part.replace(target)
+    finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        raise
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Let `write` fill a file that is whole or not there, as with `whole`."""
+    with whole(path) as part, part.open("wb") as stream:
+        write(stream)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from torch import Tensor, nn
 from fpgm._version import __version__
 from fpgm.compact import PLANS, compact, fingerprint
 from fpgm.errors import FileError, ModelError, PlanError, RequestError
+from fpgm.files import whole
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
 from fpgm.tensorfile import SHARED, first_bytes, is_safetensors, read_tensors, with_shared
@@ -46,31 +44,27 @@ def save(model: nn.Module, path: str | Path) -> None:
     """
     model = unwrapped(model)
     tensors, shared = _storable(model)
-    plans = {name: _plans_of(module) for name, module in model.named_modules()}
     metadata = {
         "format": "pt",
         "fpgm_format": str(FORMAT),
         "fpgm_version": __version__,
         SHARED: json.dumps(shared),
-        "fpgm_plans": json.dumps(
-            {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
-        ),
+        "fpgm_plans": plans_json(model),
     }
     metadata[DIGEST] = content_sha256(tensors, metadata)
-    # Through a link, the file it points to is replaced, not the link.
-    target = Path(os.path.realpath(path))
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        part.touch()
-        mode = part.stat().st_mode
-        save_file(tensors, part, metadata)
-        part.chmod(mode)  # safetensors lets nobody else read what it writes
-        part.replace(target)
+        with whole(Path(path)) as part:
+            save_file(tensors, part, metadata)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be written: {reason(error)}.") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+
+
+def plans_json(model: nn.Module) -> str:
+    """The plans that made a model and those of submodules pruned alone, as files hold them."""
+    plans = {name: _plans_of(module) for name, module in model.named_modules()}
+    return json.dumps(
+        {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
+    )
 
 
 def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
+import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
 from fpgm.errors import RequestError
+from fpgm.examples import Example
 from fpgm.export import Exported, Format
 from fpgm.export import export as write
+from fpgm.export.inputs import pieces
 from fpgm.export.onnx import OnnxModule
 
 ENDINGS = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}
@@ -69,7 +72,8 @@ def export(
         shares: dict[str, Any] = {}
         if pictures is not None and to == "onnx" and test:
             with steps.step("count accuracy"):
-                shares = _accuracies(pictures, test, small, done)
+                batch = shape[0] if fixed_batch else None
+                shares = _accuracies(pictures, test, small, done, batch)
     if json:
         common.show_json({**done.to_dict(), "accuracy": shares or None})
     else:
@@ -77,12 +81,28 @@ def export(
 
 
 def _accuracies(
-    pictures: pic.Pictures, count: int, small: nn.Module, done: Exported
+    pictures: pic.Pictures, count: int, small: nn.Module, done: Exported, batch: int | None
 ) -> dict[str, float]:
-    """Of the model in PyTorch and of the file in ONNX Runtime."""
+    """Of the model in PyTorch and of the file in ONNX Runtime; in pieces if they take one size."""
     nets = {"PyTorch": small, done.path.name: OnnxModule(done.path.read_bytes())}
+    if batch is not None:
+        nets = {name: _Pieces(net, batch) for name, net in nets.items()}
     found = {name: pictures.accuracy(net, count) for name, net in nets.items()}
     return {name: share for name, share in found.items() if share is not None}
+
+
+class _Pieces(nn.Module):
+    """A model of one batch size, asked about any number of pictures."""
+
+    def __init__(self, net: nn.Module, batch: int) -> None:
+        super().__init__()
+        self._net, self._batch = net, batch
+
+    def forward(self, x: Tensor) -> Any:
+        """Scores of all, or what comes of the first piece if those are no scores."""
+        found = [piece.call(self._net) for piece in pieces(Example((x,), {}), self._batch)]
+        scores = all(isinstance(out, Tensor) and out.ndim for out in found)
+        return torch.cat(found)[: len(x)] if scores else found[0]
 
 
 def _show(done: Exported, shares: dict[str, float]) -> None:
@@ -90,8 +110,8 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
     typer.echo(
         f"Written to {done.path}: {done.format}, {done.bytes / 1e6:.3g} MB. "
         f"{'Its outputs' if plain else 'Outputs of the model it was made from'} differ from "
-        f"PyTorch's by {done.error:.1e} of the largest at most, over {done.inputs} inputs (noise "
-        "and pictures)."
+        f"PyTorch's by {done.error:.1e} of the largest at most, over {done.noise} inputs of noise"
+        f"{f' and {done.inputs} pictures' if done.inputs else ''}."
     )
     for name, own in (
         (f"{len(done.splits)} layers in two", done.low_rank),

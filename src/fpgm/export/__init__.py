@@ -1,7 +1,7 @@
 """Handing a model over: formats that other runtimes read, each checked against PyTorch.
 
 What is written computes what the model computes, or there is no file: it is read back as its
-runtime reads it and run on noise of several batch sizes and on real inputs, if there are any.
+runtime reads it and run on the example, on noise and on real inputs, if there are any.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 
 from fpgm._version import __version__
 from fpgm.budget import check_share
-from fpgm.compact import PLANS
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
 from fpgm.examples import (
     Example,
@@ -32,13 +32,15 @@ from fpgm.examples import (
     resized,
     tensors_in,
 )
-from fpgm.export.comparison import Beside, compared
+from fpgm.export.comparison import Beside, compared, lost
 from fpgm.export.fold import folded
-from fpgm.export.int8 import to_int8
+from fpgm.export.inputs import noise, real
+from fpgm.export.int8 import RUINED, to_int8
 from fpgm.export.low_rank import Split, split_layers
 from fpgm.export.onnx import OnnxModule, batch_dims, to_onnx, uninstalled
 from fpgm.files import write_whole, writing
-from fpgm.recovery.batches import read_inputs
+from fpgm.store import plans_json
+from fpgm.tensors import unwrapped
 from fpgm.wording import reason
 
 Format = Literal["onnx", "pt2", "torchscript"]
@@ -47,8 +49,6 @@ Run = Callable[[Example], list[Tensor]]
 
 TOLERANCE = 1e-4
 """Largest difference of an output, as a share of its largest number, that is rounding."""
-_BATCHES = (1, 2, 5)
-"""Sizes an exported model is tried with."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,11 @@ class Exported:
     error: float
     """Largest difference of an output to PyTorch's, as a share of its largest number; of the model
     before layers were split or bits taken, which have figures of their own."""
+    noise: int
+    """How many inputs of noise it was compared on, beside the example; what is no floating-point
+    number is the example's there."""
     inputs: int
-    """How many inputs it was compared on."""
+    """How many inputs of the loader it was compared on."""
     splits: tuple[Split, ...] = ()
     """Layers that were split in two, if that was asked for."""
     low_rank: Beside | None = None
@@ -90,11 +93,13 @@ def export(
     """Write a model for another runtime, of any batch size, batch norms folded.
 
     `to="onnx"` is for ONNX Runtime, OpenVINO and TensorRT, `"pt2"` for `torch.export.load`,
-    `"torchscript"` for `torch.jit.load`. The file is tried on noise, and on `images` inputs of a
-    `loader`; if its outputs are not the model's, that is a `VerificationError` and no file is left.
+    `"torchscript"` for `torch.jit.load`. The file is tried on the example, on noise, and on
+    `images` inputs of a `loader`; if its outputs are not the model's, that is a `VerificationError`
+    and no file is left. With `any_batch=False` it takes the example's batch size only.
     ONNX only: with `low_rank=0.05` layers are split in two where that is cheaper and the squared
     error of their weights stays below 5 %; with `int8=True` weights and activations have eight
-    bits, the size of activations looked up on those inputs. What both lose and gain is measured.
+    bits, the size of activations looked up on those inputs. What both lose and gain is measured;
+    eight bits that change the outputs by more than half of their squares are a `VerificationError`.
     """
     if to not in get_args(Format):
         raise RequestError(f"to is {to!r}: give {', '.join(map(repr, get_args(Format)))}.")
@@ -111,13 +116,16 @@ def export(
     if any_batch:  # of one alone the exporter would think that it is always one
         example = resized(example, max(2, batch_of(example) or 2))
     fixed = None if any_batch else batch_of(example)
-    real = [positional(plain, own) for own in _read(model, loader, images, fixed)]
-    tried = [*_noise(example, any_batch), *real]
+    read, inputs = real(model, loader, images, fixed)
+    shown = [positional(plain, own) for own in read]
+    made = list(noise(example, any_batch=any_batch))
+    tried = [example, *made, *shown]
     wanted = [_answers(plain, own, any_batch) for own in tried]
     small = _folded(plain, example, wanted[0])
+    told = about(model, to)
 
     def written(net: nn.Module, answers: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
-        data, run = _WRITERS[to](net, example, any_batch, about(model))
+        data, run = _WRITERS[to](net, example, any_batch, told)
         return data, _checked(run, tried, answers)
 
     data, error = written(small, wanted)
@@ -126,16 +134,19 @@ def export(
     thin = eight = None
     if low_rank is not None:
         small, splits = split_layers(small, example, error=low_rank)
+        ranks = {split.layer: split.rank for split in splits}
+        told["fpgm_low_rank"] = json.dumps({"error": low_rank, "ranks": ranks})
         data, _ = written(small, [_answers(small, own, any_batch) for own in tried])
-        thin = compared(first, data, real or [example], fixed or 1)
+        thin = compared(first, data, shown or [example], fixed or 1)
     if int8:
-        data = to_int8(data, real)
-        eight = compared(first, data, real, fixed or 1)
+        told["fpgm_int8"] = json.dumps(True)
+        data = _eight_bits(data, shown, told)
+        eight = compared(first, data, shown, fixed or 1)
     target = Path(path)
     with writing(target):
         write_whole(target, lambda stream: stream.write(data))
-    count = sum(batch_of(own) or 1 for own in tried)
-    return Exported(target, to, len(data), error, count, tuple(splits), thin, eight)
+    count = sum(batch_of(own) or 1 for own in made)
+    return Exported(target, to, len(data), error, count, inputs, tuple(splits), thin, eight)
 
 
 @torch.no_grad()
@@ -174,29 +185,28 @@ def _checked(run: Run, tried: Sequence[Example], wanted: Sequence[Sequence[Tenso
     return off
 
 
-def _read(
-    model: nn.Module, loader: Iterable[Any] | None, images: int, batch: int | None
-) -> list[Example]:
-    """Real inputs, in batches as they come, or of the one size there is."""
-    if loader is None:
-        return []
-    if not isinstance(images, int) or images < 1:
-        raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
-    read = read_inputs((beside(model, own) for own in loader), images)
-    try:
-        found = [read[number] for number in range(len(read))]
-    finally:
-        read.close()
-    return found if batch is None else [resized(own, batch) for own in found]
+def _eight_bits(data: bytes, examples: Sequence[Example], told: dict[str, str]) -> bytes:
+    """The model in eight bits, if it is still that model."""
+    made = to_int8(data, examples, told)
+    off = lost(data, made, examples)
+    if not off <= RUINED:
+        raise VerificationError(
+            f"Eight bits change the outputs by {off:.0%} of their squares (beyond {RUINED:.0%} the "
+            "model is ruined): nothing was written. Export it without int8."
+        )
+    return made
 
 
-def about(model: nn.Module) -> dict[str, str]:
-    """What a file says about itself: versions, and the plans that made the model."""
-    plans = [json.loads(plan.to_json()) for plan in getattr(model, PLANS, ())]
+def about(model: nn.Module, to: Format) -> dict[str, str]:
+    """What a file says about itself: versions, the plans that made the model, and what it is."""
+    packages = ("onnx", "onnxruntime") if to == "onnx" else ()
     return {
         "fpgm_version": __version__,
         "torch_version": str(torch.__version__),
-        "fpgm_plans": json.dumps(plans),
+        **{f"{name}_version": str(import_module(name).__version__) for name in packages},
+        "fpgm_plans": plans_json(unwrapped(model)),
+        "fpgm_low_rank": json.dumps(None),
+        "fpgm_int8": json.dumps(False),
     }
 
 
@@ -252,26 +262,6 @@ _WRITERS: dict[str, Callable[..., tuple[bytes, Run]]] = {
 }
 
 
-def _noise(example: Example, any_batch: bool) -> Iterable[Example]:
-    """The example, and noise of its shape in several batch sizes."""
-    yield example
-    random = torch.Generator().manual_seed(0)
-
-    def like(value: Any, batch: int) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
-            return value
-        shape = (batch, *value.shape[1:])
-        return torch.randn(shape, generator=random).to(value)
-
-    values = (*example.args, *example.kwargs.values())
-    if any_batch and all(isinstance(v, Tensor) and v.is_floating_point() for v in values):
-        for batch in _BATCHES:
-            yield Example(
-                tuple(like(v, batch) for v in example.args),
-                {name: like(v, batch) for name, v in example.kwargs.items()},
-            )
-
-
 def difference(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Largest difference of an output, as a share of its largest number; inf if not comparable.
 
@@ -283,14 +273,15 @@ def difference(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     if [t.shape for t in given] != [t.shape for t in wanted]:
         return math.inf
     worst = 0.0
-    for g, w in zip((t.detach() for t in given), (t.detach() for t in wanted), strict=True):
+    for mine, theirs in zip(given, wanted, strict=True):
+        g, w = mine.detach().cpu(), theirs.detach().cpu()
         finite = w.isfinite()
         if not torch.equal(g.isfinite(), finite) or not torch.equal(
-            g[~finite].nan_to_num().cpu().float(), w[~finite].nan_to_num().cpu().float()
+            g[~finite].nan_to_num().float(), w[~finite].nan_to_num().float()
         ):
             return math.inf
         if bool(finite.any()):
-            mine, theirs = g[finite].double().cpu(), w[finite].double().cpu()
-            size = float(theirs.abs().max()) or 1.0
-            worst = max(worst, float((mine - theirs).abs().max()) / size)
+            g, w = g[finite].double(), w[finite].double()
+            size = float(w.abs().max()) or 1.0
+            worst = max(worst, float((g - w).abs().max()) / size)
     return worst

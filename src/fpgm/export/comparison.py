@@ -33,6 +33,14 @@ class Beside:
 def compared(before: bytes, after: bytes, examples: Sequence[Example], batch: int) -> Beside:
     """Outputs on the examples, and time on so many inputs."""
     threads = torch.get_num_threads()
+    error = lost(before, after, examples)
+    one = resized(examples[0], batch)
+    slow, fast = side_by_side([_timed(data, one, threads) for data in (before, after)], _SECONDS)
+    return Beside(len(before), error, slow.median, fast.median, ratio(slow, fast), threads)
+
+
+def lost(before: bytes, after: bytes, examples: Sequence[Example]) -> float:
+    """Squared difference of the outputs, as a share of their squares."""
     missed = size = 0.0
     nets = OnnxModule(before), OnnxModule(after)
     for example in examples:
@@ -40,10 +48,7 @@ def compared(before: bytes, after: bytes, examples: Sequence[Example], batch: in
         for w, g in zip(wanted, given, strict=True):
             missed += squared(g, w)
             size += squared(torch.zeros_like(w), w)
-    one = resized(examples[0], batch)
-    slow, fast = side_by_side([_timed(data, one, threads) for data in (before, after)], _SECONDS)
-    error = missed / (size or 1.0)
-    return Beside(len(before), error, slow.median, fast.median, ratio(slow, fast), threads)
+    return missed / (size or 1.0)
 
 
 def _timed(data: bytes, example: Example, threads: int) -> Callable[[], Any]:
