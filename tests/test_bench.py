@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +18,12 @@ from torch import nn
 
 import fpgm
 from fpgm.examples import Example
-from fpgm.latency.backends import Piece, backend_of
+from fpgm.latency.backends import BACKENDS, Loaded, Piece, Torch, backend_of
 from fpgm.latency.bench import bench
-from fpgm.latency.breakdown import Spent, breakdown
+from fpgm.latency.breakdown import BETWEEN, Spent, breakdown
 from fpgm.latency.memory import process_bytes, torch_bytes
 from fpgm.latency.verdict import reasons, verdict
+from fpgm.report.records import BenchTold, decode
 
 X = torch.randn(1, 3, 32, 32)
 
@@ -57,6 +63,48 @@ class TestMemory:
     def test_a_runtime_that_fails_there(self) -> None:
         assert process_bytes("onnxruntime", b"no model", {}, 1) is None
 
+    def test_a_runtime_that_takes_too_long_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def late(command: list[str], **options: Any) -> None:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+
+        monkeypatch.setattr("fpgm.latency.memory.subprocess.run", late)
+        (row,) = bench([wide(8)], X, backends=["onnxruntime"], seconds=0.0).rows
+        assert row.figures[0].memory_bytes is None
+
+    @pytest.mark.parametrize("own", [None, "3"])
+    def test_the_environment_stays_as_it_is(
+        self, own: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+        if own is not None:
+            monkeypatch.setenv("KINETO_LOG_LEVEL", own)
+        net = nn.Linear(4, 4)
+        torch_bytes(net, lambda: net(torch.zeros(1, 4)))
+        assert os.environ.get("KINETO_LOG_LEVEL") == own
+
+    def test_what_others_hold_on_the_device_is_not_the_model_s(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """1,000 bytes are there before, the model's 80 among them; a run takes 300 more."""
+
+        class OnCuda(nn.Linear):
+            def parameters(self, recurse: bool = True) -> Iterator[Any]:
+                yield SimpleNamespace(is_cuda=True)
+
+        monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 1000)
+        monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+        monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 1300)
+        assert torch_bytes(OnCuda(4, 4), lambda: None) == 4 * (16 + 4) + 300
+
+
+class Fussy(Torch):
+    """PyTorch that takes no batch of two."""
+
+    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
+        if len(example.args[0]) == 2:
+            raise RuntimeError("no pairs here.")
+        return super().load(model, example, threads)
+
 
 class TestBench:
     def test_a_smaller_model_is_faster_in_every_runtime(self) -> None:
@@ -74,8 +122,20 @@ class TestBench:
             assert big.memory_bytes is not None
             assert small.memory_bytes < big.memory_bytes
             assert big.per_second == pytest.approx(1 / big.seconds)
-            assert row.theory == pytest.approx(16, rel=0.1)
-            assert "× faster; theory" in row.verdict
+            assert (big.theory, big.verdict) == (None, None)
+            assert small.theory == pytest.approx(16, rel=0.1)
+            assert small.verdict is not None
+            assert "× faster; theory" in small.verdict
+
+    def test_every_model_has_its_own_theory_and_verdict(self) -> None:
+        models = {"a": wide(64), "b": wide(32), "c": wide(16)}
+        (row,) = bench(models, X, backends=["eager"], threads=[1], seconds=0.05).rows
+        assert [own.theory for own in row.figures] == [None, pytest.approx(2), pytest.approx(4)]
+        _, b, c = (own.verdict for own in row.figures)
+        assert b is not None
+        assert c is not None
+        assert "; theory 2.0×" in b
+        assert "; theory 4.0×" in c
 
     def test_batches_and_threads_are_all_combined(self) -> None:
         found = bench(
@@ -88,7 +148,29 @@ class TestBench:
             [wide(8).double()], X.double(), backends=["eager", "onnxruntime"], seconds=0.0
         )
         assert [row.backend for row in found.rows] == ["eager"]
-        assert list(found.skipped) == ["onnxruntime"]
+        assert list(found.skipped) == [f"onnxruntime, batch 1, threads {torch.get_num_threads()}"]
+
+    def test_a_size_that_fails_costs_only_its_own_row(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(BACKENDS, "eager", Fussy("eager"))
+        found = bench([wide(8)], X, backends=["eager"], batches=[1, 2, 3], threads=[1], seconds=0.0)
+        assert [row.where for row in found.rows] == [
+            "eager, batch 1, threads 1",
+            "eager, batch 3, threads 1",
+        ]
+        assert found.skipped == {"eager, batch 2, threads 1": "no pairs here"}
+        with pytest.raises(fpgm.ModelError, match=r": eager, batch 2, threads 1: no pairs here\.$"):
+            bench([wide(8)], X, backends=["eager"], batches=[2], threads=[1])
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+    def test_compiled(self) -> None:
+        if (why := BACKENDS["compile"].missing()) is not None:
+            pytest.skip(why)
+        (row,) = bench([wide(16), wide(8)], X, backends=["compile"], seconds=0.0).rows
+        verdict = row.figures[1].verdict
+        assert verdict is not None
+        assert "; theory 2.0×" in verdict
 
     def test_an_input_the_model_cannot_take(self) -> None:
         with pytest.raises(fpgm.ModelError, match="Model 'original' fails on the example"):
@@ -128,6 +210,9 @@ class TestBench:
             ({"threads": [0]}, "threads is 0"),
             ({"threads": 2}, "threads is 2: give a list"),
             ({"backends": "eager"}, "backends is 'eager': give a list"),
+            ({"backends": []}, "backends is empty: give at least one"),
+            ({"batches": []}, "batches is empty: give at least one"),
+            ({"threads": []}, "threads is empty: give at least one"),
         ],
     )
     def test_bad_requests(self, options: dict[str, list[object]], message: str) -> None:
@@ -141,11 +226,54 @@ class TestBench:
 
 def test_where_the_time_goes() -> None:
     found = {s.path: s for s in breakdown([wide(256), wide(8)], Example((X,), {}), 1)}
-    assert list(found) == ["0", "1", "2", "3"]
+    assert list(found) == ["0", "1", "2", "3", BETWEEN]
     assert found["0"].widths == ((3, 256), (3, 8))
     assert found["1"].widths == (None, None)
     assert found["3"].seconds[0] > found["3"].seconds[1]
     assert found["3"].seconds[0] > found["2"].seconds[1]
+
+
+class Sorts(nn.Module):
+    """Nearly all its time goes into what is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).repeat(1, 16, 1, 1).flatten(1).sort().values
+
+
+def test_time_that_no_layer_owns_is_told() -> None:
+    conv, between = found = breakdown([Sorts(), Sorts()], Example((X,), {}), 1)
+    assert (conv.path, between.path) == ("conv", "between layers")
+    assert all(b > c for b, c in zip(between.seconds, conv.seconds, strict=True))
+    assert "of the time goes into functional code, which wait for memory" in said(1.1, found)
+
+
+def test_layers_that_only_some_models_have() -> None:
+    split = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 8, 3)), nn.ReLU())
+    whole = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    found = {s.path: s for s in breakdown([whole, split], Example((X,), {}), 1)}
+    assert list(found) == ["0", "1", "0.0", "0.1", BETWEEN]
+    assert (found["0"].kind, found["0"].seconds[1]) == ("Conv2d", 0)
+    assert found["0.1"].widths == (None, (2, 8))
+    assert found["0.1"].seconds[0] == 0
+
+
+def test_a_module_owns_what_it_does_not_call() -> None:
+    """Attention reads the weights of a linear layer that it holds, and never calls that."""
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x, x, x)[0]
+
+    (own, _) = breakdown([Attends().eval()], Example((torch.zeros(5, 1, 8),), {}), 1)
+    assert (own.path, own.multiplies) == ("inner", True)
 
 
 def spent(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> Spent:
@@ -157,7 +285,7 @@ def spent(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> Spen
 def said(
     faster: float, layers: list[Spent], pieces: Callable[[], list[Piece]] | None = None
 ) -> str:
-    return verdict(faster, 2.0, 0.02, reasons(layers, pieces))
+    return verdict(faster, 2.0, 0.02, reasons(layers, 1, pieces))
 
 
 class TestVerdict:
@@ -166,11 +294,21 @@ class TestVerdict:
 
     def test_odd_widths_are_named(self) -> None:
         found = said(1.1, [spent((79, 80), 1.0), spent((80, 80), 1.0)])
-        assert "1 wide layers (50% of the time in PyTorch) have widths that are no mult" in found
+        assert "1 layer (50% of the time in PyTorch) has widths that are no multiple" in found
 
-    def test_narrow_layers_cannot_be_wider(self) -> None:
-        narrow = Spent("x", "Conv2d", ((16, 16), (10, 10)), (1.0, 1.0))
-        assert "multiple" not in said(1.1, [narrow])
+    def test_odd_widths_matter_from_twice_the_multiple_on(self) -> None:
+        def layer(before: int, after: int) -> Spent:
+            return Spent("x", "Conv2d", ((before,) * 2, (after,) * 2), (1.0, 1.0))
+
+        assert "2 layers (100% of the time in PyTorch) have" in said(1.1, [layer(64, 39)] * 2)
+        assert "1 layer (100%" in said(1.1, [layer(32, 20)])
+        assert "multiple" not in said(1.1, [layer(64, 48)])
+        assert "multiple" not in said(1.1, [layer(16, 10)])
+
+    def test_each_model_has_its_own_reasons(self) -> None:
+        layer = Spent("x", "Conv2d", ((64, 64), (48, 48), (39, 39)), (1.0, 1.0, 1.0))
+        assert reasons([layer], 1, None)() == []
+        assert len(reasons([layer], 2, None)()) == 1
 
     def test_memory_is_named(self) -> None:
         found = said(1.1, [spent((80, 80), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
@@ -184,7 +322,23 @@ class TestVerdict:
         assert "BatchNorm" not in found
 
     def test_a_busy_machine_is_named(self) -> None:
-        assert "the machine is busy" in verdict(1.1, 2.0, 0.7, list)
+        assert "the machine is busy (times vary by 11%)" in verdict(1.2, 2.0, 0.11, list)
+        assert "busy" not in verdict(1.2, 2.0, 0.09, list)
+
+    @pytest.mark.parametrize(
+        ("faster", "spread", "words"),
+        [
+            (0.99, 0.0, "as fast"),
+            (1.04, 0.0, "as fast"),
+            (1.06, 0.0, "1.1× faster"),
+            (1.06, 0.06, "as fast"),
+            (0.92, 0.1, "as fast"),
+            (0.92, 0.02, "1.1× slower"),
+            (1.5, 0.5, "1.5× faster"),  # turns are compared one by one, so this is no chance
+        ],
+    )
+    def test_no_difference_is_called_that(self, faster: float, spread: float, words: str) -> None:
+        assert verdict(faster, 1.0, spread, list) == f"{words}; theory 1.0×"
 
     def test_slower(self) -> None:
         assert verdict(0.8, 1.5, 0.02, list).startswith("1.2× slower; theory 1.5×. Less than MACs")
@@ -197,8 +351,34 @@ def test_the_command(tmp_path: Path) -> None:
     out, _ = run("bench", folder, *options, "--json")
     told = json.loads(out)
     assert told["models"] == ["original", str(folder)]
-    assert told["rows"][0]["theory"] > 1.5
+    original, small = told["rows"][0]["figures"]
+    assert (original["theory"], original["verdict"]) == (None, None)
+    assert small["theory"] > 1.5
     text, _ = run("bench", "resnet20", folder, *options)
     assert "eager, batch 1, threads 1: " in text
     assert "Where the time goes" in text
-    assert "named twice" in refused("bench", folder, folder, *options)
+    told = refused("bench", folder, folder, "resnet20", *options)
+    assert told == f"{folder} is named twice: give different models."
+    text, _ = run("bench", "resnet20", folder, "resnet32", *options)
+    assert f"eager, batch 1, threads 1, {folder}: " in text
+    assert "eager, batch 1, threads 1, resnet32: " in text
+
+
+def test_a_folder_called_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("prune", "digits", "--rate", 0.4, "--out", "original")
+    out, _ = run("bench", "original", "--backend", "eager", "--seconds", 0, "--json")
+    told = json.loads(out)
+    assert told["models"] == ["its original", "original"]
+    assert told["rows"][0]["figures"][1]["theory"] > 1.5
+
+
+def test_the_report_knows_the_theory_of_old_and_new_files() -> None:
+    found = bench([wide(16), wide(8)], X, backends=["eager"], seconds=0.0)
+    (row,) = decode(BenchTold, json.loads(json.dumps(found.to_dict()))).rows
+    assert row.promised == pytest.approx(2)
+    old = asdict(found.rows[0]) | {"theory": 3.0, "verdict": "3.0× faster"}
+    for own in old["figures"]:
+        del own["theory"], own["verdict"]
+    (row,) = decode(BenchTold, json.loads(json.dumps({"rows": [old]}))).rows
+    assert row.promised == 3

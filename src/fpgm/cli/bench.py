@@ -73,6 +73,9 @@ def _read(
     names: Sequence[str], given: str | None, trusted: Sequence[str]
 ) -> tuple[dict[str, nn.Module], tuple[int, ...]]:
     """The models, and an input they all take."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise RequestError(f"{name} is named twice: give different models.")
     nets: dict[str, nn.Module] = {}
     shape: tuple[int, ...] | None = None
     for name in names:
@@ -81,13 +84,12 @@ def _read(
             told = res.read(folder, trusted)
             shape = shape or tuple(told["input"])
             if len(names) == 1:
-                nets["original"] = common.build(told["model"], None)
+                first = "original" if name != "original" else "its original"
+                nets[first] = common.build(told["model"], None)
             nets[name] = res.small_of(folder, told).eval()
         else:
             shape = shape or common.input_shape(given, name)
             nets[name] = common.build(name, None)
-    if len(nets) < len(names):
-        raise RequestError(f"{names[-1]} is named twice: give different models.")
     assert shape is not None
     return nets, shape if given is None else common.input_shape(given, names[0])
 
@@ -107,10 +109,13 @@ def _show(found: Bench) -> None:
         ],
         left=2,
     )  # fmt: skip
-    if len(found.rows[0].figures) > 1:
+    count = len(found.rows[0].figures)
+    if count > 1:
         typer.echo("")
         for row in found.rows:
-            typer.echo(f"{row.backend}, batch {row.batch}, threads {row.threads}: {row.verdict}.")
+            for own in row.figures[1:]:
+                which = row.where if count == 2 else f"{row.where}, {own.model}"
+                typer.echo(f"{which}: {own.verdict}.")
     if found.layers:
         typer.echo("\nWhere the time goes (PyTorch):\n")
         _show_layers(found.layers)

@@ -48,6 +48,10 @@ class Figures:
     memory_bytes: int | None
     """Needed to run, weights included: in PyTorch by its allocations, elsewhere by how much a
     process grows; None where that cannot be told."""
+    theory: float | None = None
+    """How many times fewer MACs it takes than the first model; None of the first itself."""
+    verdict: str | None = None
+    """In words, against the first model; None of the first itself."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,11 @@ class Row:
     batch: int
     threads: int
     figures: tuple[Figures, ...]
-    theory: float
-    """How many times fewer MACs the last model takes."""
-    verdict: str
-    """In words, for the last model against the first."""
+
+    @property
+    def where(self) -> str:
+        """In words: `eager, batch 1, threads 2`."""
+        return _where(self.backend, self.batch, self.threads)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Bench:
     rows: tuple[Row, ...]
     layers: tuple[Spent, ...]
     skipped: Mapping[str, str]
-    """Runtimes that could not be used, and why."""
+    """What could not be measured, and why: whole runtimes, or one size in one of them."""
     versions: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,25 +105,24 @@ def bench(
     >>> x = torch.zeros(1, 3, 32, 32)
     >>> small = fpgm.prune(net, x, rate=0.5)
     >>> row = bench([net, small], x, backends=["eager"], seconds=0.1).rows[0]
-    >>> row.backend, round(row.theory, 1), len(row.figures)
-    ('eager', 2.0, 2)
+    >>> row.where, [own.theory and round(own.theory, 1) for own in row.figures]
+    ('eager, batch 1, threads ...', [None, 2.0])
     """
+    wanted = list(BACKENDS) if backends is None else _several("backends", backends)
+    counts = [torch.get_num_threads()] if threads is None else _several("threads", threads)
+    sizes = None if batches is None else _several("batches", batches)
     named = {name: copy.deepcopy(model).eval() for name, model in _named(models).items()}
     example = as_examples(beside(next(iter(named.values())), example_inputs))[0]
-    wanted = tuple(BACKENDS) if backends is None else _several("backends", backends)
-    counts = [torch.get_num_threads()] if threads is None else _several("threads", threads)
     for name in wanted:
         if name not in BACKENDS:
             raise RequestError(f"backends has {name!r}: give some of {', '.join(BACKENDS)}.")
     for count in counts:
         Where.of("eager", count)
-    sizes = () if batches is None else _several("batches", batches)
-    sized = [resized(example, batch) for batch in sizes] or [example]
+    sized = [example] if sizes is None else [resized(example, batch) for batch in sizes]
     skipped = {name: why for name in wanted if (why := BACKENDS[name].missing()) is not None}
     usable = [BACKENDS[name] for name in wanted if name not in skipped]
     if not usable:
-        told = "; ".join(f"{name}: {why}" for name, why in skipped.items())
-        raise RequestError(f"None of these runtimes can be used here: {told}.")
+        raise RequestError(f"None of these runtimes can be used here: {_told(skipped)}.")
     rows: list[Row] = []
     macs = [[_macs(name, model, own) for name, model in named.items()] for own in sized]
     layers = breakdown(list(named.values()), sized[0], counts[0])
@@ -126,14 +130,12 @@ def bench(
     for number, (backend, count, (own, work)) in enumerate(jobs):
         if progress is not None:
             progress(backend.name, number, len(jobs))
-        if backend.name in skipped:
-            continue
         try:
             rows.append(_row(named, own, work, backend, count, seconds, layers))
         except Exception as error:  # runtimes have errors of their own kinds
-            skipped[backend.name] = reason(error)
+            skipped[_where(backend.name, batch_of(own) or 1, count)] = reason(error)
     if not rows:
-        raise ModelError(f"No runtime ran these models: {'; '.join(skipped.values())}.")
+        raise ModelError(f"No runtime ran these models: {_told(skipped)}.")
     versions = {backend.name: backend.version() for backend in usable}
     return Bench(tuple(rows), tuple(layers), skipped, versions)
 
@@ -158,7 +160,17 @@ T = TypeVar("T")
 def _several(name: str, values: Sequence[T]) -> list[T]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError(f"{name} is {values!r}: give a list.")
+    if not values:
+        raise RequestError(f"{name} is empty: give at least one, or leave it out.")
     return list(values)
+
+
+def _where(backend: str, batch: int, threads: int) -> str:
+    return f"{backend}, batch {batch}, threads {threads}"
+
+
+def _told(skipped: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in skipped.items())
 
 
 def _row(
@@ -173,25 +185,29 @@ def _row(
     loaded = [backend.load(model, example, threads) for model in named.values()]
     timings = side_by_side([own.run for own in loaded], seconds)
     batch = batch_of(example) or 1
-    figures = tuple(
-        Figures(
-            name,
-            timing.median,
-            timing.spread,
-            batch / timing.median,
-            ratio(timings[0], timing),
-            own.size or weight_bytes(model),
-            own.memory(),
+    figures: list[Figures] = []
+    for place, (name, model) in enumerate(named.items()):
+        own, timing = loaded[place], timings[place]
+        faster = ratio(timings[0], timing)
+        theory = said = None
+        if place > 0:
+            theory = macs[0] / macs[place] if macs[0] and macs[place] else 1.0
+            spread = max(timings[0].spread, timing.spread)
+            said = verdict(faster, theory, spread, reasons(layers, place, own.pieces))
+        figures.append(
+            Figures(
+                name,
+                timing.median,
+                timing.spread,
+                batch / timing.median,
+                faster,
+                own.size or weight_bytes(model),
+                own.memory(),
+                theory,
+                said,
+            )
         )
-        for (name, model), timing, own in zip(named.items(), timings, loaded, strict=True)
-    )
-    theory = macs[0] / macs[-1] if macs[-1] and macs[0] else 1.0
-    spread = max(f.spread for f in figures)
-    why = reasons(layers, loaded[-1].pieces)
-    return Row(
-        backend.name, batch, threads, figures, theory,
-        verdict(figures[-1].faster, theory, spread, why),
-    )  # fmt: skip
+    return Row(backend.name, batch, threads, tuple(figures))
 
 
 @torch.no_grad()

@@ -1,10 +1,14 @@
-"""Where a model's time goes in PyTorch: every layer on its own, two models side by side."""
+"""Where a model's time goes in PyTorch: every layer on its own, models side by side.
+
+What no layer owns (functional activations, additions, channels that adapters move) is what the
+whole model takes beyond its layers.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +21,15 @@ from fpgm.latency.backends import torch_threads
 from fpgm.latency.layers import called_layers
 from fpgm.tensors import modules_by_path
 
+BETWEEN = "between layers"
+"""In place of a path: time of the whole model in which no layer runs."""
 _ROUNDS = 7
 _WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Spent:
-    """A layer in both models: its widths and its seconds."""
+    """A layer in all models, or what is between layers: its widths and its seconds."""
 
     path: str
     kind: str
@@ -36,55 +42,98 @@ class Spent:
 
 @torch.no_grad()
 def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> list[Spent]:
-    """Seconds of every innermost module, in the order they first run; models take turns."""
-    rounds: list[list[dict[str, float]]] = [[] for _ in models]
+    """Seconds of every innermost module, in the order they first run, and of all between them.
+
+    Models take turns.
+    """
+    rounds: list[list[_Round]] = [[] for _ in models]
     with torch_threads(threads):
         for number in range(_WARM_UP + _ROUNDS):
             for place, model in enumerate(models):
-                with _clocked(model) as times:
+                with _clocked(modules_by_path(model)) as times, _clocked({"": model}) as whole:
+                    example.call(model)
+                with _clocked({"": model}) as alone:
                     example.call(model)
                 if number >= _WARM_UP:
-                    rounds[place].append(dict(times))
+                    rounds[place].append(_Round(times, whole[""], alone[""]))
     widths = [
         {c.path: (c.layer.reads, c.layer.writes) for c in called_layers(model, example)}
         for model in models
     ]
-    modules = modules_by_path(models[0])
-    return [
+    modules: dict[str, nn.Module] = {}
+    for model in reversed(models):  # a layer that only some have is theirs; of all, the first's
+        modules |= modules_by_path(model)
+    layers = [
         Spent(
             path,
             type(modules[path]).__name__,
             tuple(own.get(path) for own in widths),
-            tuple(statistics.median(r.get(path, 0.0) for r in own) for own in rounds),
+            tuple(statistics.median(r.layers.get(path, 0.0) for r in own) for own in rounds),
             any(p.ndim > 1 for p in modules[path].parameters()),
         )
-        for path in rounds[0][0]
+        for path in dict.fromkeys(path for own in rounds for path in own[0].layers)
+    ]
+    between = tuple(_between(own) for own in rounds)
+    return [
+        *layers,
+        Spent(BETWEEN, "functional code", (None,) * len(models), between, multiplies=False),
     ]
 
 
+@dataclass(frozen=True)
+class _Round:
+    """A run with clocks in all layers, and one without."""
+
+    layers: dict[str, float]
+    whole: float
+    alone: float
+    """The whole, where no clock of a layer makes it longer."""
+
+
+def _between(rounds: Sequence[_Round]) -> float:
+    """Seconds of the whole in which no layer runs.
+
+    Within a run they hold what the clocks take; between two runs, whatever held up the second one
+    alone. The smaller is nearer the truth.
+    """
+    within = statistics.median(r.whole - sum(r.layers.values()) for r in rounds)
+    across = statistics.median(r.alone - sum(r.layers.values()) for r in rounds)
+    return max(0.0, min(within, across))
+
+
 @contextmanager
-def _clocked(model: nn.Module) -> Iterator[dict[str, float]]:
-    """Seconds by path of the modules that have no module inside, added up over their calls."""
+def _clocked(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
+    """Seconds by path of those modules in which no other of them runs, added up over their calls.
+
+    A module may hold others and not call them, as attention does: then the time is its own.
+    """
     times: dict[str, float] = {}
-    begun: dict[str, float] = {}
-    handles = []
+    latest, begun = "", 0.0
+    waits = any(p.is_cuda for p in modules[""].parameters())
+
+    def now() -> float:
+        if waits:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def before(path: str) -> Any:
         def hook(*_: Any) -> None:
-            begun[path] = time.perf_counter()
+            nonlocal latest, begun
+            latest, begun = path, now()
 
         return hook
 
     def after(path: str) -> Any:
         def hook(*_: Any) -> None:
-            times[path] = times.get(path, 0.0) + time.perf_counter() - begun[path]
+            if latest == path:
+                times[path] = times.get(path, 0.0) + now() - begun
 
         return hook
 
-    for path, module in modules_by_path(model).items():
-        if not any(True for _ in module.children()):
-            handles.append(module.register_forward_pre_hook(before(path), prepend=True))
-            handles.append(module.register_forward_hook(after(path)))
+    handles = []
+    for path, module in modules.items():
+        handles.append(module.register_forward_pre_hook(before(path), prepend=True))
+        handles.append(module.register_forward_hook(after(path)))
     try:
         yield times
     finally:

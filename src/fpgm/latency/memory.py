@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from fpgm.tensors import named_tensors
 
 _CHILD = Path(__file__).with_name("_held.py")
+_LOG = "KINETO_LOG_LEVEL"
 _PATIENCE = 120
 """Seconds for a process to load a model and run it."""
 
@@ -33,13 +35,21 @@ def weight_bytes(model: nn.Module) -> int:
 
 def torch_bytes(model: nn.Module, run: Callable[[], Any]) -> int:
     """Weights, and the most that is allocated at once while `run` runs the model."""
-    if any(p.is_cuda for p in model.parameters()):
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        return torch.cuda.max_memory_allocated()
     run()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes to the terminal when it starts
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+    on_cuda = any(p.is_cuda for p in model.parameters())
+    return weight_bytes(model) + (_cuda_bytes(run) if on_cuda else _cpu_bytes(run))
+
+
+def _cuda_bytes(run: Callable[[], Any]) -> int:
+    """The most that is allocated at once beyond what was before, which others hold, too."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _cpu_bytes(run: Callable[[], Any]) -> int:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
         run()
     kineto = told.profiler.kineto_results if told.profiler is not None else None
     events = [] if kineto is None else kineto.events()
@@ -48,20 +58,36 @@ def torch_bytes(model: nn.Module, run: Callable[[], Any]) -> int:
     for _, change in changes:
         held += change
         worst = max(worst, held)
-    return weight_bytes(model) + worst
+    return worst
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the profiler from writing to the terminal when it starts."""
+    if _LOG in os.environ:
+        yield
+        return
+    os.environ[_LOG] = "99"
+    try:
+        yield
+    finally:
+        del os.environ[_LOG]
 
 
 def process_bytes(runtime: str, model: bytes, feed: Mapping[str, Any], threads: int) -> int | None:
-    """By how much a process grows that runs a model in ONNX; None where the system does not say."""
+    """By how much a process grows that runs a model in ONNX; None where that cannot be told."""
     if not sys.platform.startswith("linux"):
         return None
     with tempfile.TemporaryDirectory() as folder:
         file, inputs = Path(folder) / "model.onnx", Path(folder) / "inputs.npz"
         file.write_bytes(model)
         np.savez(inputs, **feed)
-        done = subprocess.run(
-            [sys.executable, str(_CHILD), runtime, str(file), str(inputs), str(threads)],
-            capture_output=True, text=True, timeout=_PATIENCE, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [sys.executable, str(_CHILD), runtime, str(file), str(inputs), str(threads)],
+                capture_output=True, text=True, timeout=_PATIENCE, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return None
     told = done.stdout.split()
     return int(told[-1]) if done.returncode == 0 and told else None
