@@ -18,8 +18,9 @@ from torch import nn
 import fpgm
 from fpgm.plan import Cut, Frozen, Group, Latency
 from fpgm.report import LARGEST, compare_page, page, report
+from fpgm.report.charts import charts
 from fpgm.report.headline import cards
-from fpgm.report.layers import layer_rows, streams
+from fpgm.report.layers import LayerRow, layer_rows, streams
 from fpgm.report.records import (
     AnalysisTold,
     BenchTold,
@@ -43,6 +44,7 @@ class TestPage:
         told = {card.name: card for card in cards(read_run(folder))}
         assert list(told) == ["MACs", "Parameters", "Latency", "Accuracy", "Certificate"]
         assert told["MACs"].value.startswith("−50.")
+        assert told["MACs"].detail == "40.6 M → 20.2 M multiply-adds"
         assert re.fullmatch(
             r"original [\d.]+%, compact [\d.]+%, recovered [\d.]+%; 64 test pictures",
             told["Accuracy"].detail,
@@ -100,6 +102,30 @@ class TestPage:
         titles = re.findall(r"<h3>([^<]+)</h3>", report(folder).read_text())
         assert titles[:3] == ["Accuracy", "Units of every group", "Time against theory"]
 
+    def test_layers_without_an_error_are_no_points(self) -> None:
+        """What comes before any pruned layer has none, before and after."""
+        errors = {"stem": (0.0, 0.0), "body": (0.5, 0.25), "twin": (0.0, 0.125)}
+        rows = [LayerRow(name, 8, 4, (), (), "", None, own) for name, own in errors.items()]
+        (chart,) = charts(Run("a"), rows)
+        drawn = {row["layer"] for row in chart.spec["data"]["values"]}
+        assert drawn == {"1. body", "2. twin"}
+
+    def test_the_dearest_groups_are_named(self) -> None:
+        """Colours alone would not tell which curve is whose."""
+        harms = [{"name": n, "harm": [0.0, h]} for n, h in zip("abcd", (1, 4, 2, 3), strict=True)]
+        told = Run("a", sensitivity=decode(SensitivityTold, {"groups": harms}))
+        (chart,) = charts(told, [])
+        assert chart.caption.endswith("Dearest: 2. b, 4. d, 3. c.")
+
+    def test_nothing_is_said_of_streams_where_there_are_none(self) -> None:
+        alone, together = plan_of([("a", ("a",))]), plan_of([("a", ("a", "b"))])
+        assert "A line on the left" not in page(Run("a", plan=alone))
+        assert "A line on the left" in page(Run("a", plan=together))
+
+    def test_a_dark_page_is_dark_before_anything_is_drawn(self, folder: Path) -> None:
+        head, _, _ = page(read_run(folder)).partition("<body")
+        assert "dataset.theme = " in head
+
     def test_somewhere_else(self, folder: Path, tmp_path: Path) -> None:
         assert report(folder, tmp_path / "a.html") == tmp_path / "a.html"
         with pytest.raises(fpgm.FileError, match="cannot be written"):
@@ -123,14 +149,25 @@ class TestEscapes:
         text = page(self.evil_run())
         parts = Parts(text)
         scripts = [given for tag, given in parts.tags if tag == "script"]
-        assert len(scripts) == 3  # of data, the library, ours
+        assert len(scripts) == 4  # the theme, data, the library, ours
         assert not any(tag == "img" for tag, _ in parts.tags)
         assert EVIL in "".join(parts.words)  # shown as it is
 
     def test_in_a_comparison_too(self) -> None:
         parts = Parts(compare_page([self.evil_run(), self.evil_run()]))
-        assert len([tag for tag, _ in parts.tags if tag == "script"]) == 3
+        assert len([tag for tag, _ in parts.tags if tag == "script"]) == 4
         assert not any(tag == "img" for tag, _ in parts.tags)
+
+
+class TestComparison:
+    def test_accuracies_on_other_data_are_called_that(self) -> None:
+        def tested(data: str) -> Run:
+            results = decode(Results, {"accuracy": {"compact": 0.5}, "asked": {"data": data}})
+            return Run(data, results, plan_of([("a", ("a",))]))
+
+        told = "They were not all tested on the same data."
+        assert told in compare_page([tested("digits"), tested("cifar10")])
+        assert told not in compare_page([tested("digits"), tested("digits")])
 
 
 class TestLayers:
@@ -148,7 +185,7 @@ class TestLayers:
     def test_all_groups_of_a_layer(self, folder: Path) -> None:
         by_name = {row.name: row for row in layer_rows(read_run(folder))}
         assert len(by_name["layer3.2.conv2"].groups) == 3
-        assert by_name["layer1.0.conv1"].groups == ("2, of its own",)
+        assert by_name["layer1.0.conv1"].groups == ("2, this layer alone",)
 
     def test_streams_that_do_not_meet_share_a_column(self) -> None:
         told = Run(
@@ -243,7 +280,7 @@ class TestTraining:
         told = read_run(place)
         found = {card.name: card for card in cards(told)}
         assert found["Accuracy"].detail == "of the compact model, on test data"
-        assert found["Certificate"].detail.startswith("compact and masked model differ by ")
+        assert found["Certificate"].detail.startswith("the small model and the trained one with ")
         text = report(place).read_text()
         assert "<title>digits · fpgm</title>" in text
         assert "<dt>train.epochs</dt><dd>1</dd>" in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.shell import run
 from tests.test_report import TestEscapes as Escapes
 
 import fpgm
-from fpgm.plan import Group
+from fpgm.plan import Cut, Group
 from fpgm.report import compare, page, report
 from fpgm.report.records import AnalysisTold, decode
 from fpgm.report.run import Run
@@ -265,6 +266,136 @@ def test_long_names_keep_their_ends(browser: Any, tmp_path: Path) -> None:
     shown.page.close()
 
 
+def wide(tmp_path: Path) -> str:
+    """A network with many streams at once, 120 groups, long names and a thousand classes."""
+    names = [f"backbone.stage{n // 10}.block{n}.branch.conv" for n in range(120)]
+    groups = [Group(name, (name, names[n - n % 10 + 9]), 64, 40) for n, name in enumerate(names)]
+    layers = [{"layer": name, "norms": [1.0 + n for n in range(64)]} for name in names]
+    layers.append({"layer": "head", "norms": [1.0] * 1000})
+    cuts = tuple(Cut(f"{name}.weight", 0, 64, tuple(range(40)), "filter") for name in names)
+    plan = fpgm.Plan("", {}, cuts, groups=tuple(groups), macs_before=2, macs_after=1)
+    told = Run("a", plan=plan, analysis=decode(AnalysisTold, {"layers": layers}))
+    (tmp_path / "a.html").write_text(page(told))
+    return (tmp_path / "a.html").as_uri()
+
+
+def test_many_streams_leave_room_for_names_and_counts(browser: Any, tmp_path: Path) -> None:
+    shown = Opened(browser, wide(tmp_path), viewport={"width": 360, "height": 740})
+    row = shown.page.locator(".layer").nth(20)
+    inside = row.locator(".count").bounding_box()
+    assert inside["x"] + inside["width"] <= row.bounding_box()["x"] + row.bounding_box()["width"]
+    assert row.locator(".name").bounding_box()["width"] >= 80
+    assert row.locator("svg").bounding_box()["width"] <= 90
+    shown.page.close()
+
+
+def test_a_thousand_classes_leave_room_for_64_filters(browser: Any, tmp_path: Path) -> None:
+    """A quarter of the length, since a sixteenth would not be seen; of it 40 of 64 are filled."""
+    shown = Opened(browser, wide(tmp_path), viewport={"width": 1200, "height": 900})
+    bar = shown.page.locator(".layer").first.locator(".bar")
+    whole = bar.bounding_box()["width"]
+    kept = bar.locator(".kept").bounding_box()["width"]
+    gone = bar.locator(".gone").bounding_box()["width"]
+    assert (kept + gone) / whole == pytest.approx((64 / 1000) ** 0.5, rel=0.05)
+    assert kept / (kept + gone) == pytest.approx(40 / 64, rel=0.05)
+    shown.page.close()
+
+
+def test_a_long_chart_scrolls_in_its_place_by_keyboard_too(browser: Any, tmp_path: Path) -> None:
+    shown = Opened(browser, wide(tmp_path), viewport={"width": 1200, "height": 900})
+    chart = shown.page.locator("[data-chart='0']")
+    assert chart.bounding_box()["height"] <= 620
+    assert chart.evaluate("e => e.scrollHeight") > 1000
+    assert chart.get_attribute("tabindex") == "0"
+    axis = chart.locator("svg text >> text='units'").bounding_box()
+    assert axis["y"] < chart.bounding_box()["y"] + 60  # at the top, where reading begins
+    shown.page.emulate_media(media="print")
+    assert chart.bounding_box()["height"] > 1000
+    shown.page.close()
+
+
+def test_no_label_of_a_chart_is_cut(opened: Opened) -> None:
+    opened.page.click(".layer >> text=layer3.0.conv1")
+    opened.page.wait_for_selector("#map svg")
+    cut = """[...document.querySelectorAll('.chart svg')].flatMap(svg => {
+        const all = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text')].filter(text => {
+            const own = text.getBoundingClientRect();
+            return own.width && (own.right > all.right + 1 || own.left < all.left - 1);
+        }).map(text => text.textContent);
+    })"""
+    assert opened.page.evaluate(cut) == []
+
+
+def test_headings_are_an_outline(opened: Opened) -> None:
+    """No level is skipped: readers of the screen go from one to the next."""
+    found = opened.page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(e => e.tagName)")
+    assert found.count("H1") == 1
+    levels = [int(name[1]) for name in found]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    above = opened.page.locator("h2").all_inner_texts()
+    assert above == ["In short", "The network", "Charts", "Layers", "How it was made"]
+
+
+def test_arrows_go_from_layer_to_layer(opened: Opened) -> None:
+    opened.page.locator(".layer").first.focus()
+    focused = "document.activeElement.dataset.layer"
+    for key, layer in (("ArrowDown", "1"), ("ArrowUp", "0"), ("End", "19"), ("Home", "0")):
+        opened.page.keyboard.press(key)
+        assert opened.page.evaluate(focused) == layer
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert opened.page.evaluate(outline) == "solid"  # one sees where one is
+
+
+def test_on_a_phone_a_layer_s_filters_come_into_sight(browser: Any, folder: Path) -> None:
+    narrow = Opened(browser, report(folder).as_uri(), viewport={"width": 360, "height": 740})
+    narrow.page.locator("#h-network").scroll_into_view_if_needed()
+    narrow.page.click(".layer >> text=layer1.0.conv1")
+    top = "document.getElementById('details').getBoundingClientRect().top"
+    assert 0 <= narrow.page.evaluate(top) < 0.6 * 740
+    narrow.page.click("#table .link >> text=layer3.1.conv2")
+    assert narrow.page.locator("#details h3").inner_text() == "layer3.1.conv2"
+    assert 0 <= narrow.page.evaluate(top) < 0.6 * 740
+    narrow.page.close()
+
+
+def test_on_a_phone_names_stay_in_sight_when_the_table_is_pushed(
+    browser: Any, folder: Path
+) -> None:
+    narrow = Opened(browser, report(folder).as_uri(), viewport={"width": 360, "height": 740})
+    name = narrow.page.locator("#table tbody th").first
+    before = name.bounding_box()["x"]
+    narrow.page.locator(".scroll").evaluate("e => { e.scrollLeft = 200; }")
+    assert name.bounding_box()["x"] == pytest.approx(before, abs=2)
+    narrow.page.close()
+
+
+def test_small_shares_are_no_zeros(opened: Opened) -> None:
+    opened.page.fill("#search", "the model's output")
+    assert column(opened, 4) == ["0%"]  # nothing goes
+    assert column(opened, 5) == ["<0.1%"]  # of the MACs: little, and not nothing
+
+
+def test_on_paper_a_chart_stays_with_its_heading(opened: Opened) -> None:
+    opened.page.set_viewport_size({"width": 700, "height": 900})
+    opened.page.emulate_media(media="print")
+    for place in ("figure", ".details", "tr"):
+        broken = opened.page.locator(place).first.evaluate("e => getComputedStyle(e).breakInside")
+        assert broken == "avoid"
+    after = opened.page.locator("#h-how").evaluate("e => getComputedStyle(e).breakAfter")
+    assert after == "avoid"
+
+
+def test_where_the_clipboard_is_closed_the_command_is_selected(opened: Opened) -> None:
+    opened.page.evaluate(
+        "Object.defineProperty(navigator, 'clipboard', "
+        "{ value: { writeText: () => Promise.reject(new Error('no')) } })"
+    )
+    opened.page.click("#copy")
+    opened.page.wait_for_selector("#copy >> text=Selected")
+    assert opened.page.evaluate("String(getSelection())").startswith("fpgm prune resnet20")
+
+
 def test_names_that_try_to_be_code(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "evil.html").write_text(page(Escapes().evil_run()))
     shown = Opened(browser, (tmp_path / "evil.html").as_uri())
@@ -282,6 +413,8 @@ def test_a_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     file = compare([folder, other], tmp_path / "both.html")
     shown = Opened(browser, file.as_uri())
     assert "other" in shown.page.locator("thead").inner_text()
+    assert shown.page.locator("tbody tr:has-text('Accuracy') td").nth(1).inner_text() == "–"
+    assert "Settings" in shown.page.locator("tbody th[scope='rowgroup']").all_inner_texts()
     assert shown.page.locator("[data-chart] svg").count() >= 1
     assert shown.complaints == []
     shown.page.close()

@@ -45,13 +45,10 @@ def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN) -> A
     """
     alt = altair()
     names = [row["run"] for row in rows]
+    scale = alt.Scale(zero=False, padding=12)  # or the outermost points lie on the frame
     base = alt.Chart(data([dict(row) for row in rows])).encode(
-        x=alt.X(
-            "macs:Q", title="MACs removed", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)
-        ),
-        y=alt.Y(
-            "accuracy:Q", title="accuracy", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)
-        ),
+        x=alt.X("macs:Q", title="MACs removed", axis=alt.Axis(format="%"), scale=scale),
+        y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format=".1%"), scale=scale),
     )
     line = base.mark_line(color=QUIET, strokeWidth=1).encode(detail="setting:N")
     points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
@@ -81,7 +78,12 @@ def kept_by_group(
         .mark_line(point=alt.OverlayMarkDef(filled=True, size=35), interpolate="step")
         .encode(
             x=alt.X("group:N", sort=list(groups), title=None, axis=names_axis()),
-            y=alt.Y("kept:Q", axis=alt.Axis(format="%"), title="units kept"),
+            y=alt.Y(
+                "kept:Q",
+                axis=alt.Axis(format="%"),
+                scale=alt.Scale(domain=[0, 1]),
+                title="units kept",
+            ),
             color=_colour(names, "run"),
             shape=_shape(names, "run"),
             strokeDash=_dash(names, "run"),

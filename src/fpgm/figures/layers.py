@@ -10,11 +10,16 @@ from fpgm.plan import Group
 
 
 def widths(
-    groups: Sequence[Group], *, numbers: Sequence[int] | None = None, width: int = COLUMN
+    groups: Sequence[Group],
+    *,
+    numbers: Sequence[int] | None = None,
+    axis_on_top: bool = False,
+    width: int = COLUMN,
 ) -> Any:
     """A bar for every group, from top to bottom: units that stay, then units that go.
 
     `numbers` says which of a plan's groups they are, counted from 0; all of them, by default.
+    With the axis on top, and the legend, a long figure can be read from its beginning.
     """
     alt = altair()
     counted = range(len(groups)) if numbers is None else numbers
@@ -36,11 +41,16 @@ def widths(
                 title=None,
                 axis=alt.Axis(labelLimit=150, labelFontSize=9, labelExpr=ends(28)),
             ),
-            x=alt.X("units:Q", title="units"),
+            x=alt.X(
+                "units:Q",
+                title="units",
+                **({"axis": alt.Axis(orient="top")} if axis_on_top else {}),
+            ),
             color=alt.Color(
                 "kind:N",
                 sort=["kept", "removed"],
                 scale=alt.Scale(domain=["kept", "removed"], range=[KEPT, GONE]),
+                **({"legend": alt.Legend(orient="top")} if axis_on_top else {}),
             ),
             order="order:Q",
             tooltip=["group:N", "kind:N", "units:Q"],

@@ -67,7 +67,12 @@ def page(run: Run, *, live: str | None = None) -> str:
     }
     text = ""
     for left_out, data, shown in _smaller_and_smaller(rows, lanes, drawn):
-        values |= {"left_out": left_out, "layers": len(data["layers"]), "charts": shown}
+        values |= {
+            "left_out": left_out,
+            "layers": len(data["layers"]),
+            "lanes": len(data["streams"]),
+            "charts": shown,
+        }
         text = _render("run.html", values, data, live)
         if len(text.encode()) <= LARGEST:
             break

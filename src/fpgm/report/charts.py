@@ -89,11 +89,11 @@ def _accuracy(run: Run) -> Iterator[Chart]:
 def _accuracy_caption(run: Run) -> str:
     recovery = run.results.recovery
     if recovery is None:
-        return "Of the original, and of what is left of it."
+        return "Of the original, and of what is left of it (compact)."
     how = _RECOVERED.get(recovery.method, "after recovery")
     if recovery.steps:
         how += " and it was trained towards the original's answers"
-    return f"Of the original, of what is left of it at once, and {how}."
+    return f"Of the original, of what is left of it (compact), and {how} (recovered)."
 
 
 def _widths(run: Run) -> Iterator[Chart]:
@@ -109,13 +109,16 @@ def _widths(run: Run) -> Iterator[Chart]:
     )
     yield Chart(
         "Units of every group",
-        f"A group is what several layers must keep or lose together.{only}",
-        spec_of(figures.widths([groups[n] for n in shown], numbers=shown)),
+        "A unit is a filter of one layer, or what several layers must keep or lose together; the "
+        f"units of the same layers are a group.{only}",
+        spec_of(figures.widths([groups[n] for n in shown], numbers=shown, axis_on_top=True)),
     )
 
 
 def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
-    all_solved = [(row.name, *row.error) for row in rows if row.error is not None]
+    all_solved = [
+        (row.name, *row.error) for row in rows if row.error is not None and any(row.error)
+    ]
     solved = sorted(all_solved, key=lambda own: -(own[2] or 0))[:MOST_GROUPS]
     if not solved:
         return
@@ -160,7 +163,7 @@ def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
 def _times(run: Run) -> Iterator[Chart]:
     rows = []
     for row in run.bench.rows[:MOST_GROUPS] if run.bench else ():
-        theory, faster = row.theory, row.figures[-1].faster if len(row.figures) > 1 else None
+        theory, faster = row.promised, row.figures[-1].faster if len(row.figures) > 1 else None
         if theory is not None and faster is not None and min(theory, faster) > _SLOWEST:
             rows.append(
                 {
@@ -193,10 +196,11 @@ def _sensitivity(run: Run) -> Iterator[Chart]:
         else ""
     )
     harms = {f"{n + 1}. {clip(name, _LONGEST)}": thinned(harm) for n, name, harm in shown}
+    dearest = ", ".join(sorted(harms, key=lambda name: -harms[name][-1])[:3])
     yield Chart(
         "What every group can spare",
         "Squared error of the outputs by the share of a group that goes, the others whole; colours "
-        f"run from the first group (blue) to the last (green).{only}",
+        f"run from dark, the first group, to light, the last. Dearest: {dearest}.{only}",
         spec_of(figures.sensitivity_curves(harms)),
     )
 

@@ -81,9 +81,12 @@ def _curve(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
                 }
             )
     if len(rows) > 1:
+        tested = {_asked(run).get("data") for run in runs if last_accuracy(run) is not None}
+        apart = " They were not all tested on the same data." if len(tested) > 1 else ""
         yield Chart(
             "Accuracy by MACs removed",
-            "A point a run. Lines join runs of which the same was asked but for how much goes.",
+            "A point is a run. A line joins runs whose settings are the same but for how much was "
+            f"to go.{apart}",
             spec_of(figures.runs_by_macs(rows)),
         )
 
@@ -112,7 +115,7 @@ def _kept_by(runs: Mapping[str, Run], which: str) -> Chart:
     only = f" The first {MOST_GROUPS} of {total} groups." if total > MOST_GROUPS else ""
     return Chart(
         "What stays of every group" + (f": {which}" if which else ""),
-        f"One line a run.{only}",
+        f"The share of its units that each run keeps.{only}",
         spec_of(figures.kept_by_group(labels, shares)),
     )
 

@@ -39,7 +39,7 @@ def _costs(run: Run) -> Iterator[Card]:
     yield Card(
         "MACs",
         _less(plan.macs_removed),
-        f"{_count(plan.macs_before)} → {_count(plan.macs_after)}",
+        f"{_count(plan.macs_before)} → {_count(plan.macs_after)} multiply-adds",
     )
     yield Card(
         "Parameters",
@@ -58,7 +58,7 @@ def _time(run: Run) -> Iterator[Card]:
         faster, best = max(rows, key=lambda own: own[0] or 0)
         assert faster is not None
         of = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
-        theory = "" if best.theory is None else f"; by MACs {best.theory:.2f}×"
+        theory = "" if best.promised is None else f"; MACs promise {best.promised:.2f}×"
         yield Card(
             "Latency",
             f"{faster:.2f}× faster" if faster >= 1 else f"{1 / faster:.2f}× slower",
@@ -100,11 +100,11 @@ def _certificate(run: Run) -> Iterator[Card]:
     if told is not None:
         of = "of the pruning, before recovery: " if run.results.recovery is not None else ""
         differ = "" if told.max_error is None else f" differ by {told.max_error:.1e}"
-        most = "" if told.tolerance is None else f"; at most {told.tolerance:.0e} is rounding"
+        most = "" if told.tolerance is None else f"; up to {told.tolerance:.0e} is rounding"
         yield Card(
             "Certificate",
             "certified" if told.ok else "NOT certified",
-            f"{of}small and silenced original{differ}{most}",
+            f"{of}the small model and the original with the same units silenced{differ}{most}",
             "good" if told.ok else "bad",
         )
     elif run.plan is not None and run.results.max_error is not None:
@@ -112,7 +112,8 @@ def _certificate(run: Run) -> Iterator[Card]:
         yield Card(
             "Certificate",
             "certified",
-            f"compact and masked model differ by {run.results.max_error:.1e}",
+            "the small model and the trained one with the same units silenced differ by "
+            f"{run.results.max_error:.1e}",
             "good",
         )
 
@@ -131,9 +132,9 @@ def _count(number: float) -> str:
     """A count with three digits.
 
     >>> _count(125_485_706), _count(999_950), _count(950)
-    ('125 M', '1 M', '950')
+    ('125 M', '1.00 M', '950')
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= 0.9995 * size:
-            return f"{number / size:.3g} {letter}"
+            return f"{number / size:#.3g}".rstrip(".") + f" {letter}"
     return f"{number:.0f}"

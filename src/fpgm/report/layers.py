@@ -108,7 +108,7 @@ def numbered(number: int, group: Group) -> str:
 def _group_text(number: int, group: Group) -> str:
     others = len(set(group.layers)) - 1
     if not others:  # then the group is called what the layer is
-        return f"{number + 1}, of its own"
+        return f"{number + 1}, this layer alone"
     return f"{numbered(number, group)}, with {others} other layer{'s' * (others > 1)}"
 
 

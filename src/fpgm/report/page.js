@@ -17,9 +17,7 @@
   const phrase = (number) => (number === undefined ? "" : phrases[number]);
 
   // What was chosen outlives a reload; where the browser keeps nothing, it does not.
-  const key = "fpgm " + location.pathname + " ";
-  const remember = (name, value) => { try { sessionStorage.setItem(key + name, value); } catch { /* then not */ } };
-  const remembered = (name) => { try { return sessionStorage.getItem(key + name); } catch { return null; } };
+  const remember = (name, value) => { try { sessionStorage.setItem(storeKey + name, value); } catch { /* then not */ } };
 
   // Charts take their letters and lines from the page; their colours have a partner for the dark.
   const DARK = { "#0072b2": "#56b4e9", "#d55e00": "#ee8a45", "#009e73": "#3fc79a", "#cc79a7": "#e7a3cb", "#e69f00": "#f2c14e",
@@ -32,15 +30,18 @@
     const ink = colour("--ink"), line = colour("--line");
     const font = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif";
     return {
-      background: null, font, view: { stroke: null },
+      background: null, font, view: { stroke: null }, padding: { left: 2, right: 14, top: 5, bottom: 2 }, // the last label sticks out
       axis: { labelColor: ink, titleColor: ink, domainColor: line, tickColor: line, grid: true,
-        gridColor: line, gridOpacity: 0.5, labelFontSize: 11, labelSeparation: 4, titleFontSize: 12, titleFontWeight: "normal" },
-      legend: { labelColor: ink, titleColor: ink, orient: "bottom", title: null, labelFontSize: 11, columnPadding: 6, columns: 3, labelLimit: 150 },
+        gridColor: line, gridOpacity: 0.5, labelFontSize: 11, labelSeparation: 4, labelFlush: false, titleFontSize: 12, titleFontWeight: "normal" },
+      axisBand: { grid: false }, axisPoint: { grid: false },
+      legend: { labelColor: ink, titleColor: ink, orient: "bottom", title: null, labelFontSize: 11, columnPadding: 6, columns: 3, labelLimit: 150, symbolOpacity: 1 },
       title: { color: ink, anchor: "start", fontWeight: "normal" }, text: { color: ink },
     };
   };
   const draw = (place, spec) =>
-    vegaEmbed(place, themed(spec), { renderer: "svg", actions: false, config: config() }).catch((error) => {
+    vegaEmbed(place, themed(spec), { renderer: "svg", actions: false, config: config() }).then(() => {
+      if (place.scrollHeight > place.clientHeight + 1) place.tabIndex = 0; // else the keyboard could not scroll it
+    }).catch((error) => {
       place.textContent = "This chart cannot be drawn: " + error.message;
     });
   const drawAll = () => {
@@ -64,28 +65,32 @@
         beside[row].push({ stream, colour: which % 6, top: row > stream.first, bottom: row < stream.last, writes: writes.has(row), reads: reads.has(row) });
     });
     const columns = 1 + streams.reduce((most, stream) => Math.max(most, stream.column), -1);
+    const step = Math.max(6, Math.min(14, 0.25 * diagram.clientWidth / columns)), radius = Math.min(5, step / 2 - 0.5);
     const widest = layers.reduce((most, layer) => Math.max(most, layer.filters || 0), 1);
+    const length = (layer) => 100 * Math.sqrt((layer.filters || 0) / widest); // or 1000 classes would leave 64 filters no room
     diagram.append(...layers.map((layer, number) => {
       const button = make("button", undefined, "layer");
       button.type = "button";
       button.dataset.layer = number;
       button.title = layer.name;
       button.setAttribute("aria-pressed", "false");
-      const lanes = drawn("svg", { width: 14 * columns + 4, height: 26, "aria-hidden": "true", focusable: "false" });
+      const lanes = drawn("svg", { width: columns ? step * columns + 4 : 0, height: 26, "aria-hidden": "true", focusable: "false" });
       const told = [layer.name + ": " + (layer.filters === undefined ? "all filters stay" : layer.kept + " of " + layer.filters + " filters stay")];
       beside[number].forEach((lane) => {
-        const x = 14 * lane.stream.column + 9, name = "c" + lane.colour;
+        const x = step * (lane.stream.column + 0.5) + 2, name = "c" + lane.colour;
         if (lane.top) lanes.append(drawn("line", { class: "lane " + name, x1: x, y1: 0, x2: x, y2: 13 }));
         if (lane.bottom) lanes.append(drawn("line", { class: "lane " + name, x1: x, y1: 13, x2: x, y2: 26 }));
-        if (lane.writes) lanes.append(drawn("circle", { class: "dot full " + name, cx: x, cy: 13, r: 5 }));
-        else if (lane.reads) lanes.append(drawn("circle", { class: "dot " + name, cx: x, cy: 13, r: 4 }));
+        if (lane.writes) lanes.append(drawn("circle", { class: "dot full " + name, cx: x, cy: 13, r: radius }));
+        else if (lane.reads) lanes.append(drawn("circle", { class: "dot " + name, cx: x, cy: 13, r: radius - 1 }));
         if (lane.writes || lane.reads) told.push((lane.writes ? "writes" : "reads") + " stream " + lane.stream.name);
       });
       button.setAttribute("aria-label", told.join("; "));
       const bar = make("span", undefined, "bar"), kept = make("span", undefined, "kept"), lost = make("span", undefined, "gone");
       bar.setAttribute("aria-hidden", "true");
-      kept.style.width = 100 * (layer.kept || 0) / widest + "%";
-      lost.style.width = 100 * gone(layer) / widest + "%";
+      if (layer.filters) {
+        kept.style.width = length(layer) * layer.kept / layer.filters + "%";
+        lost.style.width = length(layer) * gone(layer) / layer.filters + "%";
+      }
       bar.append(kept, ...(gone(layer) ? [lost] : []));
       const name = make("span", undefined, "name"), count = make("span", layer.filters === undefined ? "all" : String(layer.kept), "count");
       name.append(make("bdi", layer.name));
@@ -95,13 +100,23 @@
     }));
     diagram.addEventListener("click", (event) => {
       const button = event.target.closest(".layer");
-      if (button) pick(Number(button.dataset.layer));
+      if (!button) return;
+      pick(Number(button.dataset.layer));
+      showDetails();
+    });
+    diagram.addEventListener("keydown", (event) => {
+      const own = document.activeElement.closest(".layer");
+      const next = own && { ArrowDown: own.nextElementSibling, ArrowUp: own.previousElementSibling,
+        Home: diagram.firstElementChild, End: diagram.lastElementChild }[event.key];
+      if (!next) return;
+      event.preventDefault();
+      next.focus();
     });
   }
 
   // One layer.
   let chosen = null;
-  const percent = (share, digits = 1) => (100 * share).toFixed(digits) + "%";
+  const percent = (share) => share === 0 ? "0%" : share < 0.0005 ? "<0.1%" : (100 * share).toFixed(1) + "%";
   const filters = (count) => count + (count === 1 ? " filter" : " filters");
   const sentence = (layer) => {
     if (layer.filters === undefined) return "All of its filters stay.";
@@ -119,11 +134,17 @@
     domain: ["kept", "removed"].concat(middle ? ["median"] : []),
     range: [colour("--kept"), colour("--gone")].concat(middle ? [colour("--ink")] : []),
   });
+  const around = (layer) => { // a little more than there is, so that the curve ends where nothing is
+    const norms = layer.norms.filter((norm) => norm !== null);
+    const low = norms.reduce((a, b) => Math.min(a, b), Infinity), high = norms.reduce((a, b) => Math.max(a, b), -Infinity);
+    const margin = 0.15 * (high - low) || 0.1;
+    return norms.length ? [Math.max(0, low - margin), high + margin] : [0, 1];
+  };
   const normSpec = (layer) => ({
     width: "container", height: 170, data: { values: points(layer) },
     layer: [
-      { transform: [{ density: "norm", as: ["norm", "density"] }], mark: { type: "area", opacity: 0.25, color: colour("--kept"), line: { color: colour("--kept") } },
-        encoding: { x: { field: "norm", type: "quantitative", title: "norm" }, y: { field: "density", type: "quantitative", title: "density" } } },
+      { transform: [{ density: "norm", as: ["norm", "density"], extent: around(layer) }], mark: { type: "area", opacity: 0.25, color: colour("--kept"), line: { color: colour("--kept") } },
+        encoding: { x: { field: "norm", type: "quantitative", title: "norm", scale: { domain: around(layer), nice: false } }, y: { field: "density", type: "quantitative", title: "density" } } },
       { mark: { type: "tick", thickness: 1.5, size: 14, yOffset: 0 },
         encoding: { x: { field: "norm", type: "quantitative" }, y: { value: 163 }, color: { field: "kind", type: "nominal", scale: kinds(false) },
           tooltip: [{ field: "filter" }, { field: "norm", format: ".3g" }, { field: "kind" }] } },
@@ -178,6 +199,12 @@
     remember("layer", layers[number].name);
     document.getElementById("said").textContent = layers[number].name + ": " + sentence(layers[number]);
   };
+  const showDetails = () => { // on a phone they are below the network, perhaps out of sight
+    const place = document.getElementById("details"), top = place.getBoundingClientRect().top;
+    const below = top >= diagram.getBoundingClientRect().bottom;
+    if (below && (top < 0 || top > 0.6 * window.innerHeight)) place.scrollIntoView();
+    return below;
+  };
 
   // The table: columns of which anything is known.
   const table = document.getElementById("table");
@@ -192,10 +219,10 @@
       ["least", (layer) => layer.least, (value) => value.toFixed(3)],
       ["rank", (layer) => layer.effective_rank, (value) => value.toFixed(1)],
       ["group", (layer) => layer.groups && layer.groups.map(phrase).join("; "), String],
-      ["stays whole, or in part, because", (layer) => phrase(layer.why) || undefined, String],
+      ["why it stays", (layer) => phrase(layer.why) || undefined, String],
     ];
     const columns = all.filter(([, value]) => layers.some((layer) => value(layer) !== undefined));
-    const worded = (name) => name === "layer" || name === "group" || name.startsWith("stays");
+    const worded = (name) => name === "layer" || name === "group" || name.startsWith("why");
     const head = table.tHead.rows[0], body = table.tBodies[0];
     const rows = layers.map((layer, number) => {
       const row = make("tr");
@@ -207,11 +234,14 @@
           link.append(make("bdi", text));
           cell.append(link);
           row.append(cell);
-        } else if (name === "group" && layer.groups && layer.groups.length > 3) {
-          const cell = make("td", layer.groups.slice(0, 2).map(phrase).join("; ") + " and " + (layer.groups.length - 2) + " more", "text groups");
+        } else if (name === "group") {
+          const cell = make("td", undefined, "text groups"), groups = (layer.groups || []).map(phrase);
+          const shown = groups.length > 3 ? groups.slice(0, 2) : groups;
+          cell.append(...shown.map((group) => make("div", group)));
+          if (shown.length < groups.length) cell.append(make("div", "and " + (groups.length - shown.length) + " more"));
           cell.title = text;
           row.append(cell);
-        } else row.append(make("td", text, worded(name) ? "text" + (name === "group" ? " groups" : "") : ""));
+        } else row.append(make("td", text, worded(name) ? "text" : ""));
       });
       const words = columns.filter(([name]) => worded(name)).map(([, value]) => value(layer) || "");
       return { row, layer, text: words.join(" ").toLowerCase() };
@@ -240,7 +270,8 @@
       const link = event.target.closest(".link");
       if (!link) return;
       pick(Number(link.dataset.layer));
-      document.getElementById("h-network").scrollIntoView();
+      diagram.children[Number(link.dataset.layer)].scrollIntoView({ block: "nearest" });
+      if (!showDetails()) document.getElementById("h-network").scrollIntoView();
       document.getElementById("details").focus({ preventScroll: true });
     });
     const search = document.getElementById("search");
@@ -257,8 +288,15 @@
 
   const copy = document.getElementById("copy");
   if (copy) copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(document.getElementById("command").textContent);
-    copy.textContent = "Copied";
+    const command = document.getElementById("command");
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+      copy.textContent = "Copied";
+    } catch { // not every browser lets a page: then it is selected, to be copied by hand
+      getSelection().selectAllChildren(command);
+      copy.textContent = "Selected";
+    }
+    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
   });
 
   if (layers.length) {
@@ -271,7 +309,7 @@
     remember("theme", name);
     setTheme(name);
   });
-  setTheme(remembered("theme") || (dark.matches ? "dark" : "light"));
+  setTheme(root.dataset.theme);
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
   window.matchMedia("print").addEventListener("change", () => { if (root.dataset.theme === "dark") drawAll(); });
 

@@ -123,6 +123,7 @@ class Timed:
 
     model: str
     faster: Number = None
+    theory: Number = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,13 @@ class TimedRow:
     threads: int
     figures: tuple[Timed, ...]
     theory: Number = None
+    """In files of earlier versions: that of the last model."""
+
+    @property
+    def promised(self) -> Number:
+        """How many times fewer MACs the last model takes."""
+        own = self.figures[-1].theory if self.figures else None
+        return self.theory if own is None else own
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,7 @@ def decode(kind: type[Record], value: Any) -> Record:
     """A record from what JSON holds; what does not fit is an `UnfitError` that says where.
 
     >>> decode(Timed, {"model": "small", "faster": float("nan"), "more": 1})
-    Timed(model='small', faster=None)
+    Timed(model='small', faster=None, theory=None)
     >>> decode(Timed, {"model": 3})
     Traceback (most recent call last):
         ...
