@@ -118,7 +118,8 @@ def test_other_runtimes_are_needed_only_where_they_are_used(module: str) -> None
 def test_training_needs_its_extra_and_only_the_command_line_needs_training() -> None:
     used = set().union(*(outside(module) for module in under("fpgm.train")))
     assert used <= {"torch", "numpy", "accelerate", "tomli"}
-    others = [m for m in FILES if m not in (*under("fpgm.train"), "fpgm.cli.train")]
+    users = ("fpgm.cli.train", *under("fpgm.reproduce"))
+    others = [m for m in FILES if m not in (*under("fpgm.train"), *users)]
     assert all("train" not in own(module) for module in others)
 
 

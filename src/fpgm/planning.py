@@ -33,6 +33,7 @@ from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import read_inputs
 from fpgm.replay import MismatchError, needs_replay, replay
+from fpgm.scored import Scored
 from fpgm.select import Choice, Selector
 from fpgm.streams import watcher
 from fpgm.tensors import named_tensors, tensors_sha256
@@ -40,7 +41,7 @@ from fpgm.tracer import undisturbed
 from fpgm.verify import certify, verify
 from fpgm.watch import watch
 
-Criterion = str | Callable[[Tensor], Tensor]
+Criterion = str | Callable[[Tensor], Tensor] | Scored
 
 Allocate = Literal["uniform", "sensitivity"] | Sensitivity
 
@@ -213,7 +214,8 @@ class Planner:
         self.budget = budget
         steps = Rounder.steps if budget.latency is None else _TIMED_STEPS
         self.rounder = Rounder(align, rounding, min_channels, steps)
-        criteria.resolve(criterion, distance=distance, seed=seed)  # refuse a bad name at once
+        if not isinstance(criterion, Scored):  # refuse a bad name at once
+            criteria.resolve(criterion, distance=distance, seed=seed)
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
         seen = watch(watcher(model, self.examples, residual), self.examples, keep_outputs)
@@ -285,6 +287,19 @@ class Planner:
         raise ModelError(
             "No plan could be made to fit the model's own code; please report this model."
         )
+
+    def choose(self, budget: Budget) -> Choice:
+        """What would go for a budget, by the weights as they are; the model's code is not asked."""
+        return self._selector(None).choose(budget)
+
+    def scores(self) -> list[Tensor]:
+        """The score of every unit, pool by pool."""
+        return self._selector(None).scores()
+
+    def score_by(self, criterion: Criterion) -> None:
+        """From now on choose by another criterion."""
+        self.criterion = criterion
+        self.asked["criterion"] = _name(criterion)
 
     def timed(self, where: Where, progress: Progress | None = None) -> Plan:
         """The plan that takes away as much of the measured time as the budget asks for."""
@@ -393,6 +408,8 @@ class Planner:
         return found
 
     def _scorer_of(self, layer: str) -> criteria.Scorer:
+        if isinstance(self.criterion, Scored):
+            return self.criterion.scorer(layer)
         # A seed of its own, or random would pick the same positions in every layer of one width.
         seed = self.seed + crc32(layer.encode())
         return criteria.resolve(self.criterion, distance=self.distance, seed=seed)
@@ -458,4 +475,6 @@ def _nothing(structure: Structure) -> str:
 
 
 def _name(criterion: Criterion) -> str:
+    if isinstance(criterion, Scored):
+        return criterion.name
     return criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "custom")

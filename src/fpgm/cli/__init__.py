@@ -17,11 +17,13 @@ from typer.core import TyperGroup
 from fpgm._version import __version__
 from fpgm.cli.analyze import analyze
 from fpgm.cli.bench import bench
+from fpgm.cli.compare import compare
 from fpgm.cli.data import data
 from fpgm.cli.export import export
 from fpgm.cli.inspect import inspect
 from fpgm.cli.prune import prune
 from fpgm.cli.report import report
+from fpgm.cli.reproduce import reproduce
 from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
@@ -65,10 +67,12 @@ app = typer.Typer(
 )
 app.command()(analyze)
 app.command()(bench)
+app.command()(compare)
 app.command()(export)
 app.command()(inspect)
 app.command()(prune)
 app.command()(report)
+app.command()(reproduce)
 app.command()(sensitivity)
 app.command()(train)
 app.command()(verify)

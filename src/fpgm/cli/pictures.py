@@ -78,15 +78,36 @@ class Pictures:
         return right, seen
 
 
-def open_pictures(data: str, mean: str | None, std: str | None, size: int) -> Pictures:
-    """The data an option names; folders are cropped to `size`."""
+class Epochs:
+    """Training batches, of a new epoch at every reading."""
+
+    def __init__(self, sets: Sets) -> None:
+        self._sets, self._epoch = sets, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self._epoch += 1
+        for batch in self._sets.train.epoch(self._epoch):
+            yield batch.images, batch.labels
+
+
+def open_pictures(
+    data: str, mean: str | None, std: str | None, size: int, *, augment: bool = False
+) -> Pictures:
+    """The data an option names; folders are cropped to `size`.
+
+    `augment` shifts and mirrors CIFAR-10's training pictures, as its recipes do; those in folders
+    are cropped and mirrored always.
+    """
     named = data in ("cifar10", "cifar10-sample", "digits", "synthetic")
+    moved = augment and data.startswith("cifar10")
     if (mean is None) != (std is None):
         raise RequestError("--mean and --std go together: give both or neither.")
     wanted = Wanted(
         data if named else "folder",
         BATCH if named else min(BATCH, 32),
         root=None if named else data,
+        crop=4 if moved else 0,
+        flip=moved,
         mean=None if mean is None else _numbers("--mean", mean),
         std=None if std is None else _numbers("--std", std),
         size=size,

@@ -1,0 +1,259 @@
+"""`fpgm compare`: several methods on your own model and data, at equal MACs and equal training."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+import typer
+
+from fpgm._version import __version__
+from fpgm.budget import Budget, Residual
+from fpgm.cli import common
+from fpgm.cli import pictures as pic
+from fpgm.cli import results as res
+from fpgm.errors import FileError, FpgmError, RequestError
+from fpgm.files import file_sha256, write_text, writing
+from fpgm.methods import METHODS, Schedule, Task, find
+from fpgm.methods.comparison import Compared
+from fpgm.methods.comparison import compare as run_one
+from fpgm.report import compare as write_comparison
+from fpgm.tables import latex, markdown
+from fpgm.tensors import tensors_sha256
+from fpgm.wording import reason
+
+USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")
+"""Methods that need neither labels nor training."""
+NAME = "compare"
+"""Of the files that hold the table."""
+PAGE = "comparison.html"
+
+
+def compare(
+    context: typer.Context,
+    model: common.Model,
+    data: Annotated[
+        str, typer.Option(metavar="NAME|DIR", help="Pictures to look at, train and test on.")
+    ],
+    macs: Annotated[float, typer.Option(metavar="SHARE", help="Share of MACs that goes.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; the same goes on.")],
+    methods: Annotated[
+        str, typer.Option(metavar="A,B,…", help=f"Some of {', '.join(METHODS)}; or all.")
+    ] = ",".join(USUAL),
+    steps: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Steps of training for each method; 0: none.")
+    ] = 0,
+    lr: Annotated[float, typer.Option(help="Learning rate of that training.")] = 0.01,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repeat with N seeds.")] = 1,
+    residual: Annotated[str, typer.Option(help="coupled or independent.")] = "coupled",
+    align: Annotated[int, typer.Option(metavar="N", help="Widths are multiples of this.")] = 1,
+    images: pic.Images = 512,
+    test: pic.Test = 2000,
+    mean: pic.Mean = None,
+    std: pic.Std = None,
+    weights: common.Weights = None,
+    input: common.Input = None,  # noqa: A002  (the option's name)
+    json: common.AsJson = False,
+) -> None:
+    """Prune one model by several methods, recover and train each alike, and set them in a table."""
+    chosen = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    for name in chosen:
+        find(name)
+    Budget(macs=macs)
+    if test < 1 or images < 1:
+        raise RequestError("--test and --images are whole numbers from 1 up.")
+    shape = common.input_shape(input, model)
+    asked = {
+        "model": model, "weights": file_sha256(weights) if weights else None, "data": data,
+        "macs": macs, "steps": steps, "lr": lr, "residual": residual, "align": align,
+        "images": images, "test": test, "mean": mean, "std": std, "input": list(shape),
+        "fpgm": __version__,
+    }  # fmt: skip
+    folder = _Folder(out, asked)
+    with common.LayerBar() as bar:
+        net = common.build(model, weights)
+        look, learn = (
+            pic.open_pictures(data, mean, std, shape[-1], augment=own) for own in (False, True)
+        )
+        look.check(net, data, model)
+        task = Task(
+            net,
+            common.example(shape),
+            macs,
+            loader=look,
+            training=pic.Epochs(learn.sets),
+            images=images,
+            before=Schedule(max(1, steps // 2), lr),
+            residual=cast(Residual, residual),
+            align=align,
+            progress=bar.show,
+        )
+
+        def count(own: torch.nn.Module) -> float:
+            share = look.accuracy(own, test)
+            if share is None:
+                raise RequestError(f"{model} gives no class scores: compare counts accuracy.")
+            return share
+
+        whole = count(net)
+        about = {
+            "model": model,
+            "weights": {"file": weights.name, "sha256": file_sha256(weights)} if weights else None,
+            "original_sha256": tensors_sha256(net),
+            "input": list(shape),
+            "command": context.obj,
+        }
+        folder.begin()
+        for seed in range(seeds):
+            for name in chosen:
+                if folder.known(name, seed) is None:
+                    bar.show(name, 0, 1)
+                    try:
+                        done = run_one(
+                            find(name), replace(task, seed=seed), Schedule(steps, lr), count
+                        )
+                    except FpgmError as error:
+                        folder.fail(name, seed, str(error))
+                    else:
+                        folder.keep(done, {**about, "accuracy": whole})
+    rows = [folder.row(name, seed) for name in chosen for seed in range(seeds)]
+    shown = table(rows, whole)
+    told = {"asked": asked, "original": whole, "rows": rows}
+    page = folder.finish(told, *shown)
+    if json:
+        common.show_json({**told, "page": None if page is None else str(page)})
+        return
+    common.show_table(*shown)
+    for row in rows:
+        for note in [row["failed"]] if "failed" in row else row["notes"]:
+            typer.echo(f"\n{row['method']}: {note}")
+    typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")
+    if page is not None:
+        typer.echo(f"Side by side: {page}")
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]], whole: float
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """One line a method, the mean over seeds with the spread beside it; what failed says so.
+
+    >>> _, lines = table([{"method": "fpgm", "macs_removed": 0.5, "once": 0.3, "recovered": 0.9,
+    ...                    "tuned": None, "seconds": 2.0}], 0.92)
+    >>> lines[1]
+    ('FPGM', '50.0%', '30.00%', '90.00%', '–', '2 s')
+    """
+    header = ("method", "MACs removed", "at once", "recovered", "trained on", "time")
+    lines: list[tuple[str, ...]] = [("original", "0.0%", f"{whole:.2%}", "–", "–", "–")]
+    for name in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == name]
+        title = METHODS[name].title
+        if any("failed" in row for row in own):
+            lines.append((title, "failed", "–", "–", "–", "–"))
+            continue
+        shares = [
+            _spread([row[key] for row in own if row[key] is not None])
+            for key in ("once", "recovered", "tuned")
+        ]
+        removed = statistics.mean(row["macs_removed"] for row in own)
+        seconds = statistics.mean(row["seconds"] for row in own)
+        lines.append((title, f"{removed:.1%}", *shares, f"{seconds:.0f} s"))
+    return header, lines
+
+
+def _spread(shares: Sequence[float]) -> str:
+    if not shares:
+        return "–"
+    mean = f"{statistics.mean(shares):.2%}"
+    return mean if len(shares) == 1 else f"{mean} ± {statistics.stdev(shares):.2%}"
+
+
+class _Folder:
+    """Where rows are kept, each in a folder that the other commands read."""
+
+    def __init__(self, out: Path, asked: Mapping[str, Any]) -> None:
+        self._out, self._asked = out, asked
+        self._file = out / "asked.json"
+        if out.exists() and not out.is_dir():
+            raise FileError(f"{out} is a file: --out names a folder.")
+        if self._file.exists():
+            if self._read(self._file) != asked:
+                raise FileError(f"{out} holds another comparison: choose another --out.")
+        elif out.exists() and any(out.iterdir()):
+            raise FileError(f"{out} is not empty: choose another --out.")
+
+    def begin(self) -> None:
+        """Write what is asked, so that the folder is known again."""
+        self._write(self._file, self._asked)
+
+    def known(self, method: str, seed: int) -> dict[str, Any] | None:
+        """A row that was made before."""
+        file = self._place(method, seed) / res.RESULTS
+        row = self._read(file).get("row") if file.exists() else None
+        return row if isinstance(row, dict) else None
+
+    def row(self, method: str, seed: int) -> dict[str, Any]:
+        """A row, or why there is none."""
+        found = self.known(method, seed)
+        assert found is not None
+        return found
+
+    def keep(self, done: Compared, about: Mapping[str, Any]) -> None:
+        """Write what came of a method, as `fpgm prune` writes it."""
+        row = done.row
+        shares = {"original": about["accuracy"], "compact": row.once, "recovered": row.recovered,
+                  "trained on": row.tuned}  # fmt: skip
+        results = {
+            **about,
+            "format": res.FORMAT,
+            "small_sha256": tensors_sha256(done.best),
+            "asked": {**self._asked, "criterion": row.method, "seed": row.seed},
+            "accuracy": {name: share for name, share in shares.items() if share is not None},
+            "test_images": self._asked["test"],
+            "seconds": {"prune": row.seconds},
+            "versions": {"fpgm": __version__, "torch": torch.__version__},
+            "row": row.to_dict(),
+        }
+        place = self._place(row.method, row.seed)
+        if done.plan is not None:
+            res.write(place, done.best, done.plan, results, {})
+        else:
+            self._write(place / res.RESULTS, results)
+
+    def fail(self, method: str, seed: int, why: str) -> None:
+        """Write that a method cannot do it, and why."""
+        row = {"method": method, "seed": seed, "failed": why}
+        self._write(self._place(method, seed) / res.RESULTS, {"row": row})
+
+    def finish(
+        self, told: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]
+    ) -> Path | None:
+        """Write the table in all its forms, and a page if there are several runs to show."""
+        self._write(self._out / f"{NAME}.json", told)
+        for ending, form in (("md", markdown), ("tex", latex)):
+            with writing(self._out / NAME):
+                write_text(self._out / f"{NAME}.{ending}", form(header, lines) + "\n")
+        runs = [
+            self._place(row["method"], row["seed"])
+            for row in told["rows"]
+            if "failed" not in row and row["seed"] == 0
+        ]
+        return write_comparison(runs, self._out / PAGE) if len(runs) > 1 else None
+
+    def _place(self, method: str, seed: int) -> Path:
+        return self._out / (f"{method}-{seed}" if seed else method)
+
+    def _read(self, file: Path) -> dict[str, Any]:
+        try:
+            return dict(jsonlib.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise FileError(f"{file} cannot be read: {reason(error)}.") from error
+
+    def _write(self, file: Path, value: Mapping[str, Any]) -> None:
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, common.to_json(value) + "\n")

@@ -1,0 +1,58 @@
+"""Methods the paper compares itself with, and others a user would name, on one core.
+
+A method is a short file that says what is different about it. Which units can go, what goes with
+them, compaction and its proof are the same for all; so are the data, the share of MACs, and the
+steps of training that each may spend.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from fpgm.errors import RequestError
+from fpgm.methods import (
+    cp,
+    group_norm,
+    hrank,
+    mil,
+    nisp,
+    once,
+    pfec,
+    rethinking,
+    slimming,
+    soft,
+    taylor,
+    thinet,
+)
+from fpgm.methods.task import Method, Pruned, Schedule, Task
+
+__all__ = ["METHODS", "Method", "Pruned", "Schedule", "Task", "find"]
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *once.METHODS,
+        soft.FPGM,
+        pfec.METHOD,
+        pfec.CAREFUL,
+        soft.SFP,
+        thinet.METHOD,
+        cp.METHOD,
+        nisp.METHOD,
+        rethinking.METHOD,
+        mil.METHOD,
+        slimming.METHOD,
+        taylor.METHOD,
+        group_norm.METHOD,
+        hrank.METHOD,
+    )
+}
+
+
+def find(name: str) -> Method:
+    """A method by name."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise RequestError(f"There is no method {name!r}{hint}: give some of {', '.join(METHODS)}.")
+    return METHODS[name]

@@ -1,0 +1,96 @@
+"""One model, one budget, several methods: what each keeps at once, recovered, and trained on.
+
+Every method prunes the same model to the same share of MACs. What comes of it is counted three
+times: as the method leaves it, with its choice of units recovered by `fpgm.recover`, and after a
+training that is as long for all, what a method spent before it pruned included.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fpgm.methods.task import Method, Pruned, Schedule, Task, train_
+from fpgm.plan import Plan
+from fpgm.recovery import recover
+
+Count = Callable[[nn.Module], float]
+"""A model's accuracy."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one method with one seed."""
+
+    method: str
+    seed: int
+    macs_removed: float
+    once: float
+    """Accuracy as the method leaves it, before any training that follows pruning."""
+    recovered: float | None
+    """With its units gone from the original, recovered without training; None where none are."""
+    tuned: float | None
+    """After the training that all are given; None if there was none."""
+    steps: int
+    """Of training in all, before and after pruning."""
+    seconds: float
+    """Of the method itself."""
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row, and the models behind it."""
+
+    row: Row
+    pruned: Pruned
+    best: nn.Module
+    """The last of what was made: trained on, recovered, or as the method left it."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """Which units went."""
+        return self.pruned.plan
+
+
+def compare(method: Method, task: Task, tuning: Schedule, accuracy: Count) -> Compared:
+    """Prune, recover, train on; the task's model stays as it is.
+
+    A method that trains before it prunes has that much less training left: `tuning` is for all.
+    """
+    torch.manual_seed(task.seed)
+    spent = 0
+    if method.needs == "training":
+        spent = min(task.before.steps, tuning.steps or task.before.steps)
+        task = replace(task, before=replace(task.before, steps=spent))
+    start = time.perf_counter()
+    pruned = method.prune(task)
+    seconds = time.perf_counter() - start
+    once = accuracy(pruned.model.eval())
+    best, recovered, tuned = pruned.model, None, None
+    if pruned.plan is not None and task.loader != ():
+        origin = task.model if pruned.trained is None else pruned.trained
+        solved = recover(origin, pruned.plan, task.loader, images=task.images).eval()
+        recovered = accuracy(solved)
+        best = solved if recovered > once else best
+    left = tuning.steps - spent
+    if left > 0:
+        net = copy.deepcopy(pruned.model)
+        train_(net, task, replace(tuning, steps=left), title=f"{method.name}: training on")
+        tuned = accuracy(net)
+        best = net
+    row = Row(
+        method.name, task.seed, pruned.macs_removed, once, recovered, tuned,
+        spent + max(0, left), round(seconds, 1), pruned.notes,
+    )  # fmt: skip
+    return Compared(row, pruned, best)

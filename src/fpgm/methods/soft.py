@@ -1,0 +1,56 @@
+"""SFP, and the paper's own Algorithm 1: prune, train on, let what was pruned come back.
+
+He, Kang and others zero the filters with the smallest l2 norm after every epoch and go on training
+all of them; FPGM does the same with the most replaceable ones. After the last epoch what is zero is
+removed. An epoch here is a share of the steps a task allows before it prunes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fpgm.methods.task import Method, Pruned, Task, cut, train_
+from fpgm.soft import SoftPruner
+
+ROUNDS = 5
+"""Prunings within the steps a task allows."""
+
+
+def soft(task: Task, criterion: str) -> Pruned:
+    """Train and zero in turns, then cut."""
+    model = task.copy()
+    pruner = SoftPruner(
+        model, task.example, macs=task.macs, criterion=criterion, residual=task.residual,
+        align=task.align, seed=task.seed,
+    )  # fmt: skip
+    done = 0
+
+    def zero(_: float) -> None:
+        nonlocal done
+        done += 1
+        if done * ROUNDS // task.before.steps > pruner.epoch:
+            pruner.step()
+
+    train_(model, task, task.before, settle=zero)
+    return cut(task.planner(criterion, model), trained=model)
+
+
+SFP = Method(
+    "sfp",
+    "SFP",
+    "He, Kang, Dong, Fu, Yang: Soft Filter Pruning for Accelerating Deep Convolutional Neural "
+    "Networks (IJCAI 2018), arXiv:1808.06866",
+    "The smallest l2 norms are zeroed again and again during training, and removed at its end.",
+    "training",
+    partial(soft, criterion="l2"),
+)
+FPGM = Method(
+    "fpgm-soft",
+    "FPGM, soft",
+    "He, Liu, Wang, Hu, Yang: Filter Pruning via Geometric Median for Deep Convolutional Neural "
+    "Networks Acceleration (CVPR 2019), arXiv:1811.00250",
+    "Algorithm 1: the filters nearest the geometric median are zeroed again and again during "
+    "training, and removed at its end.",
+    "training",
+    partial(soft, criterion="fpgm"),
+)

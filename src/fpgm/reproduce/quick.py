@@ -1,0 +1,261 @@
+"""Rows at a scale that two cores finish: the same code, from trained weights, on a small budget.
+
+What takes the paper hundreds of epochs is a few hundred steps here, so figures are not the
+paper's; what can be compared is the order of methods, and the savings.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fpgm.paper as counted
+from fpgm.compact import compact
+from fpgm.latency.bench import bench
+from fpgm.methods import METHODS, Schedule, Task
+from fpgm.methods.comparison import compare
+from fpgm.methods.task import train_
+from fpgm.models import resnet, vgg16
+from fpgm.models.spec import load_model
+from fpgm.models.weights import load_weights
+from fpgm.planning import plan, prune
+from fpgm.progress import Progress
+from fpgm.recipes import SHIPPED
+from fpgm.reproduce.printed import Row
+from fpgm.reproduce.results import Made
+from fpgm.soft import SoftPruner
+from fpgm.store import load, save
+from fpgm.verify import verify
+
+WIDTH = 0.25
+"""Of VGG-16, which takes too long at full width."""
+VGG_WEIGHTS = "vgg16_quarter.safetensors"
+LONG = 4
+"""Times as long is the second fine-tuning, as the paper's 160 epochs are beside its 40."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pictures to look at, to train on, and to count accuracy on."""
+
+    look: Iterable[Any]
+    learn: Iterable[Any]
+    accuracy: Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a quick row may spend."""
+
+    steps: int = 100
+    """Of training, 128 pictures each."""
+    epochs: int = 6
+    """Of training from scratch."""
+    images: int = 1024
+    seconds: float = 4.0
+    """For a comparison of times."""
+
+
+class Quick:
+    """Makes rows; trained weights are read from a folder."""
+
+    def __init__(
+        self, weights: Path, data: Callable[[], Data], budget: Budget, progress: Progress | None
+    ) -> None:
+        self.weights, self._open, self.budget, self.progress = weights, data, budget, progress
+        self._data: Data | None = None
+
+    @property
+    def data(self) -> Data:
+        """Opened when it is needed: times need none."""
+        if self._data is None:
+            self._data = self._open()
+        return self._data
+
+    def make(self, table: str, row: Row, seed: int) -> Made | None:
+        """A row, or None where this scale has none."""
+        makers: dict[str, Callable[[Row, int], Made | None]] = {
+            "table1": self._cifar,
+            "table3": self._vgg_trained,
+            "table4": self._vgg_scratch,
+            "table5": self._times,
+            "ablations": self._ablation,
+        }
+        torch.manual_seed(seed)
+        return makers[table](row, seed) if table in makers else None
+
+    def _cifar(self, row: Row, seed: int) -> Made | None:
+        depth = int(row.network.removeprefix("resnet"))
+        file = self.weights / f"cifar10_{row.network}.safetensors"
+        if not file.exists():
+            return None
+        model = load_weights(resnet(depth), file).eval()
+        layers = counted.cifar_resnet(depth)
+        macs = row.macs if row.rate is None else counted.saving(layers, row.rate) / 100
+        task = self._task(model, macs, seed)
+        start = time.perf_counter()
+        made = compare(METHODS[row.method], task, Schedule(self.budget.steps), self.data.accuracy)
+        whole = 100 * self.data.accuracy(model)
+        tuned = made.row.once if made.row.tuned is None else made.row.tuned
+        ours = {
+            "baseline": whole, "accuracy": 100 * tuned, "drop": whole - 100 * tuned,
+            "FLOPs": 100 * made.row.macs_removed,
+        }  # fmt: skip
+        return Made(
+            ours,
+            round(time.perf_counter() - start, 1),
+            f"from trained weights, {self.budget.steps} steps of training in all",
+        )
+
+    def _task(self, model: nn.Module, macs: float, seed: int) -> Task:
+        return Task(
+            model,
+            torch.zeros(1, 3, 32, 32).normal_(generator=torch.Generator().manual_seed(0)),
+            macs,
+            loader=self.data.look,
+            training=self.data.learn,
+            images=self.budget.images,
+            before=Schedule(max(1, self.budget.steps // 2)),
+            residual="independent",
+            seed=seed,
+            progress=self.progress,
+        )
+
+    def _vgg(self) -> nn.Module:
+        """The trained network of Tables 3 and 4, trained now if it never was."""
+        file = self.weights / VGG_WEIGHTS
+        if file.exists():
+            return load(file, lambda: vgg16(width=WIDTH)).eval()
+        torch.manual_seed(0)
+        model = vgg16(width=WIDTH)
+        train_(model, self._task(model, 0.3, 0), self._long(), title="VGG-16")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save(model, file)
+        return model
+
+    def _long(self) -> Schedule:
+        batches = sum(1 for _ in self.data.look)
+        return Schedule(self.budget.epochs * batches, lr=0.05)
+
+    def _vgg_trained(self, row: Row, seed: int) -> Made:
+        model = self._vgg()
+        task = self._task(model, row.macs, seed)
+        start = time.perf_counter()
+        made = plan(model, task.example, **vgg_options(row))
+        small = compact(model, made)
+        verify(model, made, task.example, compacted=small).check()
+        ours: dict[str, float | None] = {
+            "baseline": 100 * self.data.accuracy(model),
+            "without fine-tuning": 100 * self.data.accuracy(small.eval()),
+        }
+        for column, times in (("40 epochs", 1), ("160 epochs", LONG)):
+            net = copy.deepcopy(small)
+            train_(net, task, Schedule(times * self.budget.steps))
+            ours[column] = 100 * self.data.accuracy(net)
+        return Made(
+            ours,
+            round(time.perf_counter() - start, 1),
+            f"a quarter as wide, {self.budget.steps} and {LONG * self.budget.steps} steps of "
+            "fine-tuning",
+        )
+
+    def _vgg_scratch(self, row: Row, seed: int) -> Made:
+        whole = 100 * self.data.accuracy(self._vgg())
+        torch.manual_seed(seed)
+        model = vgg16(width=WIDTH)
+        task = self._task(model, row.macs, seed)
+        schedule = self._long()
+        pruners: list[SoftPruner] = []
+        done = 0
+
+        def begin(optimizer: torch.optim.Optimizer) -> None:
+            pruners.append(
+                SoftPruner(
+                    model, task.example, mode="hard", optimizer=optimizer, **vgg_options(row)
+                )
+            )
+
+        def settle(_: float) -> None:
+            nonlocal done
+            done += 1
+            if done % (schedule.steps // self.budget.epochs) == 0:
+                pruners[0].step()
+
+        start = time.perf_counter()
+        train_(model, task, schedule, begin=begin, settle=settle, title="VGG-16")
+        small = pruners[0].compact()
+        made = pruners[0].plan
+        assert made is not None
+        return Made(
+            {"baseline": whole, "accuracy": 100 * self.data.accuracy(small.eval()),
+             "FLOPs": 100 * made.macs_removed},
+            round(time.perf_counter() - start, 1),
+            f"a quarter as wide, {self.budget.epochs} epochs",
+        )  # fmt: skip
+
+    def _ablation(self, row: Row, seed: int) -> Made:
+        """On digits, a small residual network trained by its own recipe."""
+        from fpgm.train import read_recipe, train
+
+        start = time.perf_counter()
+        given = [f"seed={seed}", *row.changes]
+        recipe = read_recipe(SHIPPED / "digits-quick.toml", ["prune.align=1", *given])
+        with tempfile.TemporaryDirectory() as place:
+            if row.start == "trained":
+                whole = replace(recipe, prune=None)
+                train(whole, Path(place) / "whole")
+                weights = str(Path(place) / "whole" / "weights.safetensors")
+                recipe = replace(
+                    recipe,
+                    model=replace(recipe.model, weights=weights),
+                    train=replace(recipe.train, lr=recipe.train.lr / 10),
+                )
+            results: dict[str, Any] = train(recipe, Path(place) / "run").results
+        return Made(
+            {"accuracy": 100 * results["accuracy"],
+             "FLOPs": 100 * (1 - results["macs_after"] / results["macs_before"])},
+            round(time.perf_counter() - start, 1),
+            f"digits, a small residual network, {recipe.train.epochs} epochs",
+        )  # fmt: skip
+
+    def _times(self, row: Row, seed: int) -> Made:
+        assert row.rate is not None
+        start = time.perf_counter()
+        model = load_model(row.network).eval()
+        x = torch.zeros(4, 3, 224, 224).normal_()
+        small = prune(model, x[:1], rate=row.rate)
+        (found,) = bench([model, small], x, backends=["eager"], seconds=self.budget.seconds).rows
+        before, after = found.figures
+        assert after.theory is not None
+        return Made(
+            {"ms before": 1000 * before.seconds, "ms after": 1000 * after.seconds,
+             "realised": 100 * (1 - 1 / after.faster), "theory": 100 * (1 - 1 / after.theory)},
+            round(time.perf_counter() - start, 1),
+            "PyTorch on the processor, batch 4, fresh weights, streams pruned too",
+        )  # fmt: skip
+
+
+def vgg_options(row: Row) -> dict[str, Any]:
+    """What PFEC prunes of VGG-16 by its sensitivity, or the same share of every convolution."""
+    common = {"criterion": row.method, "rounding": "paper", "align": 1}
+    if row.rate is not None:
+        return {**common, "rate": row.rate, "ignore": ["classifier.*"]}
+    return {**common, "rates": pfec_rates()}
+
+
+def pfec_rates() -> dict[str, float]:
+    """PFEC's rates by the paths of this package's VGG-16."""
+    paths = [name for name, m in vgg16(width=WIDTH).named_modules() if isinstance(m, nn.Conv2d)]
+    return {
+        path: rate
+        for path, layer in zip(paths, counted.cifar_vgg16(), strict=False)
+        if (rate := counted.pfec_vgg16(layer.name)) > 0
+    }

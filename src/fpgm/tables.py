@@ -1,0 +1,48 @@
+"""A table as Markdown and as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SPECIAL = {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\{", "}": r"\}",
+            "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+            "±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "−": "$-$", "–": "--"}  # fmt: skip
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """With all but the first `left` columns to the right.
+
+    >>> print(markdown(("name", "n"), [("a", "1")]))
+    | name | n |
+    | --- | --: |
+    | a | 1 |
+    """
+    marks = ["---" if place < left else "--:" for place in range(len(header))]
+    lines = [header, marks, *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+                     for line in lines)  # fmt: skip
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    r"""As a tabular, every special letter escaped.
+
+    >>> print(latex(("name", "acc. %"), [("a_b", "1")]))
+    \begin{tabular}{lr}
+    \hline
+    name & acc. \% \\
+    \hline
+    a\_b & 1 \\
+    \hline
+    \end{tabular}
+    """
+    kinds = "".join("l" if place < left else "r" for place in range(len(header)))
+    lines = [" & ".join(escaped(cell) for cell in line) + r" \\" for line in (header, *rows)]
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", lines[0], r"\hline", *lines[1:], r"\hline",
+         r"\end{tabular}"]
+    )  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """A text as LaTeX prints it."""
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)
