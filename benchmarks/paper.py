@@ -42,6 +42,8 @@ from fpgm.tables import markdown
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""As the weights were trained."""
 STEPS = 100
 """Of training for every method, 128 pictures each: a quarter of an epoch."""
 IMAGES = 1024
@@ -74,7 +76,7 @@ def settings() -> Iterator[Setting]:
 
 @cache
 def sets(augment: bool) -> Sets:
-    wanted = Wanted("cifar10", 128, crop=4 if augment else 0, flip=augment)
+    wanted = Wanted("cifar10", 128, crop=4 if augment else 0, flip=augment, mean=MEAN, std=STD)
     return open_sets(wanted, 0, ALONE, "cpu")
 
 
@@ -89,7 +91,8 @@ class Look:
 class Learn:
     """Training pictures shifted and mirrored, in another order at every reading."""
 
-    epoch = 0
+    def __init__(self, seed: int) -> None:
+        self.epoch = 100_000 * seed
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.epoch += 1
@@ -120,7 +123,7 @@ def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> 
         next(iter(Look()))[0][:1],
         setting.macs,
         loader=Look(),
-        training=Learn(),
+        training=Learn(seed),
         images=IMAGES,
         before=Schedule(STEPS // 2),
         residual="independent",
@@ -144,7 +147,7 @@ def original(setting: Setting, weights: Path, file: Path) -> str:
 def vgg(table: str, key: str, runs: Path) -> str:
     """A row of the paper's Table 3 or 4 at quick scale."""
     torch.set_num_threads(1)
-    data = Data(Look(), Learn(), accuracy)
+    data = Data(Look(), Learn, accuracy)
     quick = Quick(runs, lambda: data, Budget(steps=STEPS, images=IMAGES), None)
     row = TABLES[table].row(key)
     made = quick.make(table, row, 0)

@@ -87,7 +87,7 @@ def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
         "--methods", "slimming,fpgm",
     )  # fmt: skip
     assert "| Slimming | " in said
-    assert "slimming: criterion='bn': layer '0' has no norm with a scale behind it" in said
+    assert "slimming: No unit has a batch norm with a scale behind it" in said
     assert "| FPGM " in said
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,12 +20,14 @@ from fpgm.methods.cp import path
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.group_norm import _Groups
 from fpgm.methods.hrank import ranks
-from fpgm.methods.nisp import handed_back, inf_fs
+from fpgm.methods.nisp import _spearman, handed_back, inf_fs
 from fpgm.methods.pfec import sensitivities, spare_
-from fpgm.methods.rethinking import norms_of, penalties_of, rescale_, soften_
-from fpgm.methods.task import cut, train_
+from fpgm.methods.rethinking import _passes, penalties_of, rescale_, soften_
+from fpgm.methods.scales import norms_of
+from fpgm.methods.task import classes_of, cut, train_
 from fpgm.methods.taylor import losses
 from fpgm.methods.thinet import greedy, scaling
+from fpgm.planning import Planner
 
 PRUNING = [name for name in METHODS if name != "mil"]
 
@@ -77,6 +81,32 @@ class TestAll:
         x = data()[0][0]
         assert found.model.eval()(x).shape == model(x).shape
         assert all(torch.equal(before[key], v) for key, v in model.state_dict().items())
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+    @pytest.mark.parametrize("name", PRUNING)
+    def test_in_train_mode_and_frozen(self, name: str) -> None:
+        model = stir(Streams()).train().requires_grad_(False)
+        before = copy.deepcopy(model.state_dict())
+        METHODS[name].prune(task_of(model, before=Schedule(2)))
+        assert model.training
+        assert all(torch.equal(before[key], v) for key, v in model.state_dict().items())
+
+    @pytest.mark.parametrize("name", [n for n in PRUNING if METHODS[n].needs != "weights"])
+    def test_after_a_loader_that_fails(self, name: str) -> None:
+        """Nothing is left hanging on the model."""
+
+        def broken() -> Iterator[Any]:
+            yield data()[0]
+            raise OSError("the disk is gone")
+
+        class Broken:
+            def __iter__(self) -> Iterator[Any]:
+                return broken()
+
+        model = stir(Streams()).eval()
+        task = Task(model, data()[0][0][:1], 0.4, loader=Broken(), images=64, before=Schedule(3))
+        with pytest.raises(OSError, match="the disk is gone"):
+            METHODS[name].prune(task)
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
     def test_each_says_where_it_comes_from(self) -> None:
@@ -165,23 +195,43 @@ class TestContributions:
 
 
 class TestEverywhere:
-    def test_one_threshold(self) -> None:
-        model = nn.Sequential(
+    def chain(self) -> nn.Module:
+        return nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)
         ).eval()
-        planner = Task(model, torch.zeros(1, 3, 8, 8), 0.5).planner()
-        low, high = torch.arange(8.0) + 1, torch.arange(8.0) + 5
-        found = cut_everywhere(planner, [low, high])
+
+    def scores(self, planner: Planner, *pools: Tensor) -> Tensor:
+        found = torch.zeros(classes_of(planner), dtype=torch.float64)
+        for pool, own in zip(planner.structure.pools, pools, strict=True):
+            found[pool.units] = own.double()
+        return found
+
+    def test_one_threshold(self) -> None:
+        planner = Task(self.chain(), torch.zeros(1, 3, 8, 8), 0.5).planner()
+        scores = self.scores(planner, torch.arange(8.0) + 1, torch.arange(8.0) + 5)
+        found = cut_everywhere(planner, "mine", scores)
         assert found.plan is not None
         first, second = found.plan.groups
         level = 8 - first.kept  # scores up to this went from the first layer
         assert second.kept == 8 - max(0, level - 4)
         assert first.kept < second.kept
+        assert found.plan.asked["criterion"] == "mine"
+
+    def test_the_scores_say_which_go_and_not_the_norms(self) -> None:
+        model = self.chain()
+        with torch.no_grad():  # norms rise with the number, scores fall
+            model[0].weight.mul_(torch.arange(1.0, 9.0).view(8, 1, 1, 1))  # type: ignore[union-attr,operator]
+        planner = Task(model, torch.zeros(1, 3, 8, 8), 0.3).planner()
+        scores = self.scores(planner, torch.arange(8.0).flip(0), 100 + torch.arange(8.0))
+        found = cut_everywhere(planner, "mine", scores)
+        assert found.plan is not None
+        keep = next(c.keep for c in found.plan.cuts if c.tensor == "0.weight")
+        assert keep == tuple(range(len(keep)))
 
     def test_too_much(self, two: Two) -> None:
         planner = task_of(two, 0.999).planner()
         with pytest.raises(fpgm.RequestError, match=r"macs=0\.999 cannot be reached"):
-            cut_everywhere(planner)
+            cut_everywhere(planner, "mine", torch.ones(classes_of(planner)).double())
 
 
 class TestTaylor:
@@ -197,28 +247,33 @@ class TestTaylor:
         (pool,) = planner.structure.pools
         found = losses(task, planner)[pool.units]
         torch.testing.assert_close(found, wanted.detach().double(), rtol=1e-4, atol=1e-9)
+        model.zero_grad()
+        made = METHODS["taylor"].prune(task)
+        assert made.plan is not None
+        keep = next(c.keep for c in made.plan.cuts if c.tensor == "a.weight")
+        assert set(keep) == set(wanted.argsort(descending=True)[: len(keep)].tolist())
 
 
 class TestGroupNorm:
     def test_all_that_goes_with_a_unit_counts(self, two: Two) -> None:
         planner = task_of(two).planner()
         (pool,) = planner.structure.pools
-        found = _Groups(planner).norms()[pool.units]
+        found = _Groups(planner).sums()[pool.units]
         parts = (
             two.a.weight.square().sum((1, 2, 3)), two.a.bias.square(),  # type: ignore[union-attr]
             two.norm.weight.square(), two.norm.bias.square(),  # type: ignore[union-attr]
             two.b.weight.square().sum((0, 2, 3)),
         )  # fmt: skip
-        wanted = sum(part.detach().double() for part in parts).sqrt()  # type: ignore[union-attr]
+        wanted = sum(part.detach().double() for part in parts)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
     def test_the_smallest_is_pulled_hardest(self, two: Two) -> None:
         planner = task_of(two).planner()
         (pool,) = planner.structure.pools
         groups = _Groups(planner)
-        norms, pulls = groups.norms()[pool.units], groups.pulls()[pool.units]
-        assert pulls[norms.argmin()] == 16
-        assert pulls[norms.argmax()] == 1
+        sums, pulls = groups.sums()[pool.units], groups.pulls()[pool.units]
+        assert pulls[sums.argmin()] == 16
+        assert pulls[sums.argmax()] == 1
 
 
 class TestHRank:
@@ -242,7 +297,25 @@ class TestHRank:
         task = task_of(model)
         planner = task.planner()
         (pool,) = planner.structure.pools
-        assert ranks(task, planner)[pool.units].tolist() == [6, 1, 0, 6]
+        found, known = ranks(task, planner)
+        assert found[pool.units].tolist() == [6, 1, 0, 6]
+        assert bool(known[pool.units].all())
+
+    def test_layers_nobody_reads_a_map_of(self) -> None:
+        """A convolution in front of a pooling counts by its own maps, linear units stay whole."""
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6),
+        ).eval()  # fmt: skip
+        with torch.no_grad():
+            model[2].weight[:3] = 0  # type: ignore[union-attr,operator,index]
+            model[2].bias[:3] = torch.tensor([-1.0, 0.0, 2.0])  # type: ignore[union-attr,operator,index]
+        found = METHODS["hrank"].prune(task_of(model, 0.3))
+        assert found.plan is not None
+        kept = {g.name: g.kept for g in found.plan.groups}
+        assert kept["6"] == 16
+        keep = next(c.keep for c in found.plan.cuts if c.tensor == "2.weight" and c.dim == 0)
+        assert keep == (2, 3, 4, 5, 6, 7)  # ranks 1, 0, 1, then full ones
 
 
 class TestNisp:
@@ -260,11 +333,40 @@ class TestNisp:
         torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
 
     def test_a_stream_gets_from_all_who_read_it(self) -> None:
+        """By hand: what `three` and `short` hand back, and `one` through what it makes of `two`."""
         model = stir(Streams()).eval()
         planner = task_of(model).planner(residual="coupled")
         worth = handed_back(planner, "head", torch.ones(24, dtype=torch.float64))
+
+        def back(layer: nn.Module, s: Tensor) -> Tensor:
+            weight: Tensor = layer[0].weight  # type: ignore[index]
+            return s @ weight.detach().double().abs().sum((2, 3))
+
+        head = torch.ones(24, dtype=torch.float64)
+        stream = back(model.three, back(model.four, head)) + back(model.short, head)
+        whole = stream + back(model.one, back(model.two, stream))
         stem = next(w for w in planner.structure.writers if w.layer == "stem.0")
-        assert bool((worth[stem.classes] > 0).all())
+        found = worth[stem.classes]
+        torch.testing.assert_close(found / found.sum(), whole / whole.sum())
+
+    def test_depthwise_filters_pass_by_their_size(self) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 6),
+        ).eval()  # fmt: skip
+        planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
+        worth = handed_back(planner, "5", torch.ones(4, dtype=torch.float64))
+        wanted = model[1].weight.detach().double().abs().sum((1, 2, 3))  # type: ignore[union-attr,operator]
+        first = next(w for w in planner.structure.writers if w.layer == "0")
+        found = worth[first.classes]
+        torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
+
+    def test_sparse_features_that_are_independent(self) -> None:
+        """Equal values are equal in rank: many zeros are no agreement."""
+        random = torch.Generator().manual_seed(0)
+        x = torch.rand(2000, 3, generator=random) * (torch.rand(2000, 3, generator=random) > 0.9)
+        found = _spearman(x.double())
+        assert float((found - torch.eye(3)).abs().max()) < 0.1
 
     def test_features_that_say_the_same_count_less(self) -> None:
         random = torch.Generator().manual_seed(0)
@@ -281,24 +383,36 @@ class TestRethinking:
             planner = task_of(net).planner()
             x = data()[0][0]
             wanted = net(x)
-            assert rescale_(net, planner, norms_of(planner), 0.1) == 0.1
+            rescale_(net, planner, norms_of(planner), 0.1)
             torch.testing.assert_close(net(x), wanted, rtol=1e-3, atol=1e-4)
             small = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
             large = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-            shrunk = [float((a.weight.abs().max() / b.weight.abs().max()).detach())
-                      for a, b in zip(small, large, strict=True)]  # fmt: skip
+            shrunk = [
+                float((a.weight.abs().max() / b.weight.abs().max()).detach())
+                for a, b in zip(small, large, strict=True)
+            ]
             assert min(shrunk) == pytest.approx(0.1)
+            rescale_(net, planner, norms_of(planner), 10.0)
+            for a, b in zip(small, large, strict=True):
+                torch.testing.assert_close(a.weight, b.weight)
 
-    def test_where_factors_do_not_pass_nothing_is_done(self) -> None:
-        class Smooth(Two):
+    @pytest.mark.parametrize(("activation", "passes"), [(nn.ReLU(), True), (nn.ReLU6(), False)])
+    def test_where_factors_do_not_pass_scales_stay(
+        self, activation: nn.Module, passes: bool
+    ) -> None:
+        """Found on data: a picture of zeros would not tell."""
+
+        class Acted(Two):
             def forward(self, x: Tensor) -> Tensor:
-                return self.b(torch.sigmoid(self.norm(self.a(x)))).mean((2, 3))
+                return self.b(activation(10 * self.norm(self.a(x)))).mean((2, 3))
 
-        net = stir(Smooth()).eval()
+        net = stir(Acted()).eval()
         before = copy.deepcopy(net.state_dict())
-        planner = task_of(net).planner()
-        assert rescale_(net, planner, norms_of(planner), 0.1) == 1.0
-        assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+        task = task_of(net)
+        planner = replace(task, example=torch.zeros(1, 3, 6, 6)).planner()
+        assert _passes(task, planner, norms_of(planner)) == passes
+        for key, value in net.state_dict().items():
+            torch.testing.assert_close(value, before[key])
 
     def test_soft_thresholds_reach_zero_and_stay(self) -> None:
         scale = torch.tensor([0.3, -0.2, 1.0])
@@ -306,15 +420,23 @@ class TestRethinking:
             soften_(scale, torch.tensor([0.1, 0.1, 0.1]))
         assert scale.tolist() == pytest.approx([0.0, 0.0, 0.7], abs=1e-6)
 
-    def test_dear_channels_are_penalised_more(self) -> None:
-        """The same number of weights at a quarter of the positions counts four times as much."""
+    @pytest.mark.parametrize("batch", [1, 4])
+    def test_penalties_follow_memory(self, batch: int) -> None:
+        """Weights that make a channel, weights that read it, and its map."""
         model = nn.Sequential(
             nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3),
+            nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3),
         ).eval()  # fmt: skip
-        planner = Task(model, torch.zeros(1, 4, 8, 8), 0.3).planner()
+        planner = Task(model, torch.zeros(batch, 4, 8, 8), 0.3).planner()
         first, second = penalties_of(planner, norms_of(planner))
-        assert second.mean() > first.mean()
+        one, two = 4 * 9 + 8 * 9 + 64, 4 * 9 + 2 * 9 + 16
+        assert float(first[0] / second[0]) == pytest.approx(one / two)
+
+    def test_without_batch_norms(self) -> None:
+        with pytest.raises(fpgm.RequestError, match="this model has none"):
+            METHODS["rethinking"].prune(task_of(Two(norm=False).eval()))
+        with pytest.raises(fpgm.RequestError, match="No unit has a batch norm"):
+            METHODS["slimming"].prune(task_of(Two(norm=False).eval()))
 
 
 class TestPfec:
@@ -376,12 +498,16 @@ class TestComparison:
         rows = [cmp.compare(METHODS[name], task, Schedule(5), self.accuracy).row
                 for name in ("fpgm", "slimming")]  # fmt: skip
         assert [row.steps for row in rows] == [5, 5]
+        alone = cmp.compare(METHODS["slimming"], task, Schedule(5), self.accuracy).row
+        assert (alone.once, alone.tuned) == (rows[1].once, rows[1].tuned)
         assert all(row.tuned is not None and row.recovered is not None for row in rows)
 
     def test_without_training_there_is_none(self) -> None:
         model = stir(Streams()).eval()
         made = cmp.compare(METHODS["fpgm"], task_of(model), Schedule(0), self.accuracy)
         assert (made.row.tuned, made.row.steps) == (None, 0)
+        trains = cmp.compare(METHODS["slimming"], task_of(model), Schedule(0), self.accuracy)
+        assert (trains.row.tuned, trains.row.steps) == (None, 0)
         with torch.no_grad():
             made.best(data()[0][0])
 

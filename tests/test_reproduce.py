@@ -13,6 +13,7 @@ from torch import nn
 
 import fpgm
 from fpgm import paper
+from fpgm import train as recipes
 from fpgm.models import resnet, vgg16
 from fpgm.recipes import SHIPPED
 from fpgm.reproduce import TABLES, Made, Results, full
@@ -35,7 +36,7 @@ def data(shape: tuple[int, ...] = (3, 32, 32)) -> Data:
         x, labels = batches[0]
         return float((net(x).argmax(1) == labels).double().mean())
 
-    return Data(batches, batches, accuracy)
+    return Data(batches, lambda seed: batches, accuracy)
 
 
 class TestPrinted:
@@ -89,22 +90,32 @@ class TestResults:
         assert header[:3] == ("network", "method", "from")
         assert lines[0][6:9] == ("90.83", "90.5 ± 0.71", "-0.33")
         assert lines[0][3:6] == ("92.2", "missing", "")
-        assert lines[0][-2:] == ("2", "4")
+        assert lines[0][-3:] == ("2", "4", "so")
         assert lines[1][6:9] == ("91.09", "missing", "")
         files = results.write()
         assert [file.suffix for file in files] == [".md", ".tex", ".json"]
         told = json.loads(files[2].read_text())
         assert told["rows"][1]["made"] is None
+        assert [own["seed"] for own in told["rows"][0]["made"]] == [0, 1]
+        assert told["rows"][0]["made"][1]["difference"] == {"accuracy": 0.17, "FLOPs": -0.2}
         assert r"90.5 $\pm$ 0.71" in files[1].read_text()
 
     def test_a_row_that_is_damaged(self, tmp_path: Path) -> None:
         results = Results(tmp_path, TABLE1, "quick")
         results.folder.mkdir()
         row = TABLE1.rows[0]
-        for content in ("{", "[]", '{"ours": {"accuracy": NaN}, "seconds": 1, "how": ""}'):
+        nan = '{"ours": {"accuracy": NaN}, "seconds": 1, "how": "", "settings": {}}'
+        for content in ("{", "[]", nan):
             (results.folder / f"{row.key}.0.json").write_text(content)
             with pytest.raises(fpgm.FileError, match=r"scratch\.0\.json cannot be read"):
                 results.made(row, 0)
+
+    def test_rows_of_other_settings_are_refused(self, tmp_path: Path) -> None:
+        row = TABLE1.rows[0]
+        Results(tmp_path, TABLE1, "quick", {"steps": 1}).keep(row, 0, Made({}, 1.0, ""), "")
+        assert Results(tmp_path, TABLE1, "quick", {"steps": 1}).made(row, 0) is not None
+        with pytest.raises(fpgm.FileError, match="was made with another steps: choose another"):
+            Results(tmp_path, TABLE1, "quick", {"steps": 2}).made(row, 0)
 
     def test_scales_are_kept_apart(self, tmp_path: Path) -> None:
         row = TABLE1.rows[0]
@@ -154,10 +165,33 @@ class TestQuick:
         )
         assert {g.name for g in plan.groups if g.kept < g.units} == set(rates)
 
-    def test_an_ablation(self, tmp_path: Path) -> None:
-        row = TABLES["ablations"].row("distance-cosine")
-        assert row.changes == ("prune.distance=cosine",)
-        assert row.printed == {"accuracy": 93.56}
+    @pytest.mark.parametrize("key", ["distance-cosine", "from-trained"])
+    def test_an_ablation(self, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        read = recipes.read_recipe
+        monkeypatch.setattr(
+            recipes, "read_recipe", lambda file, given: read(file, [*given, "train.epochs=6"])
+        )
+        row = TABLES["ablations"].row(key)
+        made = self.quick(tmp_path).make("ablations", row, 0)
+        assert made is not None
+        assert made.ours["accuracy"] > 30  # type: ignore[operator]
+        assert 20 < made.ours["FLOPs"] < 80  # type: ignore[operator]
+        assert made.how.endswith("6 epochs")
+
+    def test_scratch_rows_prune_while_training(self, tmp_path: Path) -> None:
+        """As the paper does; rows from trained weights are pruned at once and trained on."""
+        save(resnet(20), tmp_path / "cifar10_resnet20.safetensors")
+        made = self.quick(tmp_path).make("table1", TABLE1.row("resnet20-fpgm-mix-40-scratch"), 0)
+        assert made is not None
+        assert made.how.startswith("FPGM-mix, soft from trained weights")
+
+    def test_times(self, tmp_path: Path) -> None:
+        pytest.importorskip("torchvision")
+        row = TABLES["table5"].row("resnet18")
+        made = self.quick(tmp_path).make("table5", row, 0)
+        assert made is not None
+        whole = paper.saving(paper.imagenet_resnet(18), 0.3)
+        assert made.ours["theory"] == pytest.approx(whole, abs=1.5)
 
 
 class TestFull:

@@ -61,7 +61,8 @@ def compare(
     json: common.AsJson = False,
 ) -> None:
     """Prune one model by several methods, recover and train each alike, and set them in a table."""
-    chosen = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    named = METHODS if methods == "all" else [name.strip() for name in methods.split(",")]
+    chosen = list(dict.fromkeys(named))
     for name in chosen:
         find(name)
     Budget(macs=macs)
@@ -74,9 +75,10 @@ def compare(
         "images": images, "test": test, "mean": mean, "std": std, "input": list(shape),
         "fpgm": __version__,
     }  # fmt: skip
-    folder = _Folder(out, asked)
     with common.LayerBar() as bar:
         net = common.build(model, weights)
+        asked["sha256"] = tensors_sha256(net)
+        folder = _Folder(out, asked)
         look, learn = (
             pic.open_pictures(data, mean, std, shape[-1], augment=own) for own in (False, True)
         )
@@ -86,9 +88,8 @@ def compare(
             common.example(shape),
             macs,
             loader=look,
-            training=pic.Epochs(learn.sets),
             images=images,
-            before=Schedule(max(1, steps // 2), lr),
+            before=Schedule(steps // 2, lr),
             residual=cast(Residual, residual),
             align=align,
             progress=bar.show,
@@ -113,12 +114,11 @@ def compare(
             for name in chosen:
                 if folder.known(name, seed) is None:
                     bar.show(name, 0, 1)
+                    own = replace(task, seed=seed, training=pic.Epochs(learn.sets, seed))
                     try:
-                        done = run_one(
-                            find(name), replace(task, seed=seed), Schedule(steps, lr), count
-                        )
-                    except FpgmError as error:
-                        folder.fail(name, seed, str(error))
+                        done = run_one(find(name), own, Schedule(steps, lr), count)
+                    except (FpgmError, RuntimeError, ValueError) as error:  # of one, not of all
+                        folder.fail(name, seed, reason(error))
                     else:
                         folder.keep(done, {**about, "accuracy": whole})
     rows = [folder.row(name, seed) for name in chosen for seed in range(seeds)]
@@ -177,6 +177,8 @@ class _Folder:
 
     def __init__(self, out: Path, asked: Mapping[str, Any]) -> None:
         self._out, self._asked = out, asked
+        self._failed: dict[tuple[str, int], dict[str, Any]] = {}
+        """Rows that could not be made; the next time they are tried again."""
         self._file = out / "asked.json"
         if out.exists() and not out.is_dir():
             raise FileError(f"{out} is a file: --out names a folder.")
@@ -199,8 +201,7 @@ class _Folder:
     def row(self, method: str, seed: int) -> dict[str, Any]:
         """A row, or why there is none."""
         found = self.known(method, seed)
-        assert found is not None
-        return found
+        return self._failed[method, seed] if found is None else found
 
     def keep(self, done: Compared, about: Mapping[str, Any]) -> None:
         """Write what came of a method, as `fpgm prune` writes it."""
@@ -225,9 +226,8 @@ class _Folder:
             self._write(place / res.RESULTS, results)
 
     def fail(self, method: str, seed: int, why: str) -> None:
-        """Write that a method cannot do it, and why."""
-        row = {"method": method, "seed": seed, "failed": why}
-        self._write(self._place(method, seed) / res.RESULTS, {"row": row})
+        """Remember that a method cannot do it, and why."""
+        self._failed[method, seed] = {"method": method, "seed": seed, "failed": why}
 
     def finish(
         self, told: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]

@@ -79,10 +79,10 @@ class Pictures:
 
 
 class Epochs:
-    """Training batches, of a new epoch at every reading."""
+    """Training batches, of a new epoch at every reading; a seed begins at epochs of its own."""
 
-    def __init__(self, sets: Sets) -> None:
-        self._sets, self._epoch = sets, 0
+    def __init__(self, sets: Sets, seed: int = 0) -> None:
+        self._sets, self._epoch = sets, 100_000 * seed
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self._epoch += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -45,6 +45,8 @@ def reproduce(
     epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = Budget.epochs,
     images: pic.Images = Budget.images,
     test: pic.Test = 10_000,
+    mean: pic.Mean = None,
+    std: pic.Std = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Replace a value of a full recipe."),
@@ -58,7 +60,7 @@ def reproduce(
     if scale not in SCALES:
         raise RequestError(f"--scale is {scale!r}: give quick or full.")
     if name in FIGURES:
-        _draw(name, scale, out, weights, data, json)
+        _draw(name, scale, out, weights, (data, mean, std), json)
         return
     if name not in TABLES:
         raise RequestError(f"There is no {name!r}: give one of {', '.join((*TABLES, *FIGURES))}.")
@@ -66,7 +68,11 @@ def reproduce(
     chosen = [row for row in table.rows if fnmatch.fnmatchcase(row.key, rows)]
     if not chosen:
         raise RequestError(f"--rows {rows!r} matches none: see fpgm reproduce {name} --list.")
-    results = Results(out, table, scale)
+    settings: dict[str, Any] = {"set": sorted(change or [])}
+    if scale == "quick":
+        settings = {"steps": steps, "epochs": epochs, "images": images, "test": test,
+                    "data": data, "mean": mean, "std": std}  # fmt: skip
+    results = Results(out, table, scale, settings)
     if list_:
         _list(table, out, json)
         return
@@ -74,7 +80,7 @@ def reproduce(
     with common.LayerBar() as bar:
         quick = Quick(
             weights,
-            lambda: _open(data, test),
+            lambda: _open(data, test, mean, std),
             Budget(steps=steps, epochs=epochs, images=images),
             bar.show,
         )
@@ -84,12 +90,12 @@ def reproduce(
                     continue
                 bar.show(row.key, 0, 1)
                 try:
-                    if scale == "quick":
+                    if scale == "quick" or name == "table5":  # times need no schedule
                         made = quick.make(name, row, seed)
                     else:
                         made = full.make(row, seed, results.folder, weights, change or [])
                 except FpgmError as error:
-                    notes.append(f"{row.key} failed: {error}")
+                    notes.append(f"{row.key}, seed {seed}, failed: {error}")
                     continue
                 if made is None:
                     notes.append(f"{row.key} is missing: {_why(scale, name, weights)}.")
@@ -118,16 +124,16 @@ def _why(scale: str, name: str, weights: Path) -> str:
     return f"{weights} has no trained weights of this network"
 
 
-def _open(data: str, test: int) -> Data:
+def _open(data: str, test: int, mean: str | None, std: str | None) -> Data:
     """Pictures as quick rows take them."""
-    look, learn = (pic.open_pictures(data, None, None, 32, augment=own) for own in (False, True))
+    look, learn = (pic.open_pictures(data, mean, std, 32, augment=own) for own in (False, True))
 
     def accuracy(net: nn.Module) -> float:
         share = look.accuracy(net, test)
         assert share is not None
         return share
 
-    return Data(look, pic.Epochs(learn.sets), accuracy)
+    return Data(look, lambda seed: pic.Epochs(learn.sets, seed), accuracy)
 
 
 def _list(table: Table, out: Path, json: bool) -> None:
@@ -152,7 +158,14 @@ def _list(table: Table, out: Path, json: bool) -> None:
     )  # fmt: skip
 
 
-def _draw(name: str, scale: str, out: Path, weights: Path, data: str, json: bool) -> None:
+def _draw(
+    name: str,
+    scale: str,
+    out: Path,
+    weights: Path,
+    data: tuple[str, str | None, str | None],
+    json: bool,
+) -> None:
     try:
         from fpgm.reproduce import drawn
     except ModuleNotFoundError as error:
@@ -168,7 +181,7 @@ def _draw(name: str, scale: str, out: Path, weights: Path, data: str, json: bool
         if name == "fig3":
             files = drawn.figure3(model, torch.zeros(1, 3, 32, 32), out, DRAWN)
         else:
-            sets = pic.open_pictures(data, None, None, 32).sets
+            sets = pic.open_pictures(*data, 32).sets
             pictures = (batch.images for batch in sets.test.epoch(0))
             files = drawn.figure5(model, pictures, out, DRAWN)
     if json:

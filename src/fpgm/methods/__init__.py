@@ -33,6 +33,7 @@ METHODS: dict[str, Method] = {
     for method in (
         *once.METHODS,
         soft.FPGM,
+        soft.MIX,
         pfec.METHOD,
         pfec.CAREFUL,
         soft.SFP,

@@ -7,7 +7,6 @@ training that is as long for all, what a method spent before it pruned included.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fpgm.methods.task import Method, Pruned, Schedule, Task, train_
+from fpgm.methods.task import Method, Pruned, Schedule, Task, train_, trainable
 from fpgm.plan import Plan
 from fpgm.recovery import recover
 
@@ -69,10 +68,8 @@ def compare(method: Method, task: Task, tuning: Schedule, accuracy: Count) -> Co
     A method that trains before it prunes has that much less training left: `tuning` is for all.
     """
     torch.manual_seed(task.seed)
-    spent = 0
-    if method.needs == "training":
-        spent = min(task.before.steps, tuning.steps or task.before.steps)
-        task = replace(task, before=replace(task.before, steps=spent))
+    spent = min(task.before.steps, tuning.steps) if method.needs == "training" else 0
+    task = replace(task, before=replace(task.before, steps=spent))
     start = time.perf_counter()
     pruned = method.prune(task)
     seconds = time.perf_counter() - start
@@ -85,12 +82,13 @@ def compare(method: Method, task: Task, tuning: Schedule, accuracy: Count) -> Co
         best = solved if recovered > once else best
     left = tuning.steps - spent
     if left > 0:
-        net = copy.deepcopy(pruned.model)
+        net = trainable(pruned.model)
         train_(net, task, replace(tuning, steps=left), title=f"{method.name}: training on")
         tuned = accuracy(net)
         best = net
+    removed = pruned.macs_removed if pruned.saving is None else pruned.saving(best)
     row = Row(
-        method.name, task.seed, pruned.macs_removed, once, recovered, tuned,
+        method.name, task.seed, removed, once, recovered, tuned,
         spent + max(0, left), round(seconds, 1), pruned.notes,
     )  # fmt: skip
     return Compared(row, pruned, best)

@@ -74,4 +74,5 @@ def products(planner: Planner, pool: Pool, seen: Measured) -> Tensor | None:
 def _weighted(reader: Reader) -> Tensor:
     """[groups, reads, reads]: products of what single weights add, over all output channels."""
     reads = reader.matrix.shape[1]
-    return reader.gram[:, :reads, :reads] * (reader.matrix @ reader.matrix.transpose(1, 2))
+    together: Tensor = reader.matrix @ reader.matrix.transpose(1, 2)
+    return (reader.gram[:, :reads, :reads] * together).cpu()

@@ -6,8 +6,6 @@ layers rank all units together instead, and each layer loses what falls below th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,26 +13,27 @@ from fpgm.budget import Budget
 from fpgm.errors import RequestError
 from fpgm.methods.task import Pruned, cut
 from fpgm.planning import Planner
+from fpgm.scored import Scored
 
 MOST = 0.95
 """Share of a layer that may go at most: a threshold does not know that some of it is needed."""
 
 
-def cut_everywhere(planner: Planner, scores: Sequence[Tensor] | None = None) -> Pruned:
+def cut_everywhere(planner: Planner, name: str, scores: Tensor) -> Pruned:
     """The model less all units below the threshold that leaves as many MACs as the budget says.
 
-    `scores` are the units', pool by pool, if not those of the planner's own criterion.
+    `scores` has one for every class of units.
     """
     target = planner.budget.target
     if target is None or target[0] != "macs":
         raise RequestError("A threshold for all layers is found for a share of MACs: give macs.")
-    known = planner.scores() if scores is None else list(scores)
-    levels = torch.cat(known).unique()
+    planner.score_by(Scored.of_units(name, planner.structure, scores))
     structure = planner.structure
+    levels = torch.cat([scores[pool.units] for pool in structure.pools]).unique()
     goal = structure.macs() * (1 - target[1])
 
     def left(level: int) -> int:
-        removed = planner.choose(_budget(planner, known, levels[level])).removed
+        removed = planner.choose(_budget(planner, scores, levels[level])).removed
         return structure.macs(structure.kept_labels(removed))
 
     low, high = 0, len(levels) - 1
@@ -44,18 +43,18 @@ def cut_everywhere(planner: Planner, scores: Sequence[Tensor] | None = None) -> 
         middle = (low + high) // 2
         low, high = (low, middle) if left(middle) <= goal else (middle, high)
     nearest = min((low, high), key=lambda level: abs(left(level) - goal))
-    before, planner.budget = planner.budget, _budget(planner, known, levels[nearest])
+    before, planner.budget = planner.budget, _budget(planner, scores, levels[nearest])
     try:
         return cut(planner)
     finally:
         planner.budget = before
 
 
-def _budget(planner: Planner, scores: Sequence[Tensor], level: Tensor) -> Budget:
+def _budget(planner: Planner, scores: Tensor, level: Tensor) -> Budget:
     """Every pool loses the share of its units that is not above a level."""
     rates: dict[str, float] = {}
-    for pool, own in zip(planner.structure.pools, scores, strict=True):
-        share = min(MOST, float((own <= level).double().mean()))
+    for pool in planner.structure.pools:
+        share = min(MOST, float((scores[pool.units] <= level).double().mean()))
         for layer in pool.layers:
             rates[layer] = min(share, rates.get(layer, 1.0))
     return Budget(rates=rates)

@@ -1,11 +1,14 @@
 """Group norm: all weights that belong to a unit count, those that read it too.
 
-Fang and others (DepGraph) take the l2 norm over every parameter that would go with a unit, divided
-by its mean over the group, and rank all units together. Before that, training shrinks the weights
-of each unit the more, the smaller its norm is within its group.
+Fang and others (DepGraph) sum the squares of every parameter that would go with a unit, divide by
+the mean of the largest in its group (here by that of all of them), and rank all units together.
+Before that, training shrinks the weights of each unit the more, the smaller its sum is within its
+group.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +19,7 @@ from fpgm.planning import Planner
 from fpgm.tensors import named_tensors
 
 PENALTY = 5e-4
+"""Pull towards zero of the largest unit of a group, as weight decay."""
 STRENGTH = 4
 """The smallest unit of a group is pulled 2 to this power times as hard as the largest."""
 
@@ -33,9 +37,8 @@ def group_norm(task: Task) -> Pruned:
                 parameter.grad += PENALTY * pulls[classes].to(parameter) * parameter.detach()
 
     train_(model, task, task.before, penalise=shrink)
-    planner.asked["criterion"] = "group-norm"
-    found = cut_everywhere(planner, groups.normed())
-    return Pruned(found.model, found.macs_removed, found.plan, model, found.gone)
+    found = cut_everywhere(planner, "group-norm", groups.shares())
+    return replace(found, trained=model)
 
 
 class _Groups:
@@ -51,26 +54,29 @@ class _Groups:
                 fields = (planner.structure.of(labels) for labels in slot.fields)
                 self.members += [(tensor, classes) for classes in fields]
 
-    def norms(self) -> Tensor:
-        """Of every class: the l2 norm over all its parameters."""
+    def sums(self) -> Tensor:
+        """Of every class: the squares of all its parameters."""
         total = torch.zeros(classes_of(self.planner), dtype=torch.float64)
         for parameter, classes in self.members:
             squares = parameter.detach().double().square().cpu()
             total.index_add_(0, classes.expand(squares.shape).reshape(-1), squares.reshape(-1))
-        return total.sqrt()
+        return total
 
-    def normed(self) -> list[Tensor]:
-        """Pool by pool, as a share of the pool's mean."""
-        norms = self.norms()
-        found = [norms[pool.units] for pool in self.planner.structure.pools]
-        return [own / own.mean().clamp(min=1e-30) for own in found]
+    def shares(self) -> Tensor:
+        """Of every class: its sum as a share of the mean in its pool."""
+        sums = self.sums()
+        shares = torch.zeros_like(sums)
+        for pool in self.planner.structure.pools:
+            own = sums[pool.units]
+            shares[pool.units] = own / own.mean().clamp(min=1e-30)
+        return shares
 
     def pulls(self) -> Tensor:
         """How hard each class is pulled towards zero."""
-        norms = self.norms()
-        pulls = torch.zeros_like(norms)
+        sums = self.sums()
+        pulls = torch.zeros_like(sums)
         for pool in self.planner.structure.pools:
-            own = norms[pool.units]
+            own = sums[pool.units]
             span = (own.max() - own.min()).clamp(min=1e-30)
             pulls[pool.units] = 2 ** (STRENGTH * (own.max() - own) / span)
         return pulls

@@ -7,66 +7,73 @@ read, so activations and norms are in them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fpgm.examples import batch_of, resized
-from fpgm.methods.task import Method, Pruned, Task, classes_of, cut_by
+from fpgm.budget import Budget
+from fpgm.methods.looking import Watcher, show
+from fpgm.methods.task import Method, Pruned, Task, classes_of, cut
 from fpgm.planning import Planner
-from fpgm.recovery.rows import read
-from fpgm.tracer import undisturbed
+from fpgm.scored import Scored
 
 MOST_IMAGES = 64
 """Ranks vary little between pictures, and each is a decomposition."""
 
 
 def hrank(task: Task) -> Pruned:
-    """The same share of every layer goes, by rank."""
-    planner = task.planner(residual="coupled")  # a stream's channel is read as one
-    return cut_by(task, "hrank", planner, ranks(task, planner))
+    """The same share of every layer goes, by rank; layers that give no maps stay whole."""
+    watched = task.planner(residual="coupled")  # a stream's channel is read as one
+    found, known = ranks(task, watched)
+    planner = task.planner(Scored.of_units("hrank", watched.structure, found))
+    flat = [w.layer for w in watched.structure.writers if not bool(known[w.classes].all())]
+    planner.budget = Budget(macs=task.macs, rates=dict.fromkeys(flat, 0.0))
+    return cut(planner)
 
 
-@torch.no_grad()
-def ranks(task: Task, planner: Planner) -> Tensor:
-    """For every class of units the mean rank of its maps, over pictures and all who read it."""
-    total = torch.zeros(classes_of(planner), dtype=torch.float64)
-    times = torch.zeros_like(total)
-    structure = planner.structure
+def ranks(task: Task, planner: Planner) -> tuple[Tensor, Tensor]:
+    """For every class of units the mean rank of its maps, and whether it has any.
 
-    def hook_of(channels: Tensor) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            x = read(args, kwargs)
-            if x.ndim != 4 or x.shape[1] != len(channels):
-                return
-            found = torch.linalg.matrix_rank(x.float()).double()  # [pictures, channels]
-            total.index_add_(0, channels, found.sum(0).cpu())
-            times.index_add_(0, channels, torch.full_like(channels, len(x), dtype=torch.float64))
+    Maps are what layers read, over all who read it; where nobody reads a map (behind a pooling to
+    one position, say), what the layer itself gives out.
+    """
+    read, given = (_Mean(classes_of(planner)) for _ in range(2))
+    watchers: dict[str, Watcher] = {}
+    outputs = {w.layer: w.classes for w in planner.structure.writers}
+    inputs = dict(planner.structure.readers(torch.arange(classes_of(planner))))
+    for path in {*outputs, *inputs}:
+        watchers[path] = _watcher(read, inputs.get(path), given, outputs.get(path))
+    show(task, watchers, MOST_IMAGES)
+    found = torch.where(read.times > 0, read.mean(), given.mean())
+    return found, (read.times > 0) | (given.times > 0)
 
-        return hook
 
-    handles = []
-    every = torch.arange(classes_of(planner))
-    for layer, classes in structure.readers(every):
-        module = planner.model.get_submodule(layer)
-        handles.append(module.register_forward_pre_hook(hook_of(classes), with_kwargs=True))
-    inputs = task.inputs()
-    left = MOST_IMAGES
-    try:
-        with undisturbed(planner.model):
-            planner.model.eval()
-            for number in range(len(inputs)):
-                if left > 0:
-                    example = inputs[number]
-                    count = min(left, batch_of(example) or left)
-                    resized(example, count).call(planner.model)
-                    left -= count
-    finally:
-        inputs.close()
-        for handle in handles:
-            handle.remove()
-    return total / times.clamp(min=1)
+class _Mean:
+    """Mean ranks, class by class."""
+
+    def __init__(self, count: int) -> None:
+        self.total = torch.zeros(count, dtype=torch.float64)
+        self.times = torch.zeros(count, dtype=torch.float64)
+
+    def add(self, classes: Tensor | None, maps: object) -> None:
+        """Count maps in, [pictures, channels, height, width], if they are some of these classes."""
+        if classes is None or not isinstance(maps, Tensor) or maps.ndim != 4:
+            return
+        if maps.shape[1] == len(classes) and min(maps.shape[2:]) > 1:
+            found = torch.linalg.matrix_rank(maps.float()).double().sum(0).cpu()
+            self.total.index_add_(0, classes, found)
+            self.times.index_add_(0, classes, torch.full_like(found, len(maps)))
+
+    def mean(self) -> Tensor:
+        """Of what was counted."""
+        return self.total / self.times.clamp(min=1)
+
+
+def _watcher(read: _Mean, reads: Tensor | None, given: _Mean, writes: Tensor | None) -> Watcher:
+    def watch(x: Tensor, out: object) -> None:
+        read.add(reads, x)
+        given.add(writes, out)
+
+    return watch
 
 
 METHOD = Method(

@@ -50,22 +50,31 @@ pictures, three seeds); with 0.25 it would be ten to twenty.
 def mil(task: Task, *, shared: bool = False) -> Pruned:
     """Put cheap layers in, train, and count what their zeros would save."""
     model = task.copy()
+    example = as_examples(beside(model, task.example))[0]
+
+    def zeros_of(net: nn.Module) -> dict[str, float]:
+        inputs = task.inputs()
+        try:
+            return zero_ratios(net, inputs)
+        finally:
+            inputs.close()
+
     inputs = task.inputs()
     try:
         added = attach_(model, inputs[0], shared=shared, seed=task.seed)
-        if not added:
-            why = "no cheap layer: no convolution behind the first is larger than 1×1 and ungrouped"
-            return Pruned(model.eval(), 0.0, notes=(why,))
-        train_(model, task, task.before)
-        zeros = zero_ratios(model, inputs)
     finally:
         inputs.close()
-    example = as_examples(beside(model, task.example))[0]
+    if not added:
+        why = "no cheap layer: no convolution behind the first is larger than 1×1 and ungrouped"
+        return Pruned(model.eval(), 0.0, notes=(why,))
+    train_(model, task, task.before)
+    zeros = zeros_of(model)
     came = saving(model, example, zeros)
     least, mean, most = min(zeros.values()), sum(zeros.values()) / len(zeros), max(zeros.values())
     return Pruned(
         model,
         came,
+        saving=lambda net: saving(net, example, zeros_of(net)),
         notes=(
             f"zero ratio of {len(zeros)} layers: {mean:.1%} (from {least:.1%} to {most:.1%})",
             f"{task.macs:.1%} of the MACs asked, {came:.1%} came: nothing presses for zeros",

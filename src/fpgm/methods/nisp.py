@@ -9,19 +9,18 @@ hand scores to both sides, norms and activations hand them on.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fpgm.coupling import rows_of
 from fpgm.errors import ModelError
 from fpgm.latency.layers import called_layers
+from fpgm.methods.looking import show
 from fpgm.methods.task import Method, Pruned, Task, classes_of, cut_by
 from fpgm.plan import WRITES
 from fpgm.planning import Planner
-from fpgm.recovery.rows import matrix_of, read
-from fpgm.tracer import undisturbed
+from fpgm.recovery.rows import matrix_of
+from fpgm.tensors import named_tensors
 
 ALPHA = 0.5
 """Share of the spread in an edge; the rest is how little two features go together."""
@@ -33,7 +32,7 @@ def nisp(task: Task) -> Pruned:
     """The same share of every layer goes, by what was handed back."""
     planner = task.planner(residual="coupled")  # what is added shares its scores
     last = called_layers(task.model, planner.examples[0])[-1].path
-    features = responses(task, planner, last)
+    features = responses(task, last)
     return cut_by(task, "nisp", planner, handed_back(planner, last, inf_fs(features)))
 
 
@@ -57,7 +56,7 @@ def inf_fs(features: Tensor) -> Tensor:
 
 def _spearman(features: Tensor) -> Tensor:
     """Sizes of rank correlations; of constants they are 1, since they say nothing new."""
-    ranks = features.argsort(dim=0, stable=True).argsort(dim=0, stable=True).double()
+    ranks = torch.stack([_ranks(column) for column in features.T], 1)
     constant = features.amax(0) == features.amin(0)
     ranks = ranks - ranks.mean(0)
     ranks = ranks / torch.linalg.vector_norm(ranks, dim=0).clamp(min=1e-30)
@@ -67,25 +66,26 @@ def _spearman(features: Tensor) -> Tensor:
     return found
 
 
-@torch.no_grad()
-def responses(task: Task, planner: Planner, last: str) -> Tensor:
+def _ranks(values: Tensor) -> Tensor:
+    """Places in order; equal values share the mean of theirs.
+
+    >>> _ranks(torch.tensor([0., 5., 0., 2.]))
+    tensor([0.5000, 3.0000, 0.5000, 2.0000], dtype=torch.float64)
+    """
+    _, which, counts = values.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double() - 1
+    mean: Tensor = last - (counts.double() - 1) / 2
+    return mean[which]
+
+
+def responses(task: Task, last: str) -> Tensor:
     """What the last layer reads, [inputs, features]."""
     found: list[Tensor] = []
 
-    def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-        x = read(args, kwargs)
+    def keep(x: Tensor, _: object) -> None:
         found.append((x.flatten(2).mean(2) if x.ndim > 2 else x).detach().cpu())
 
-    handle = planner.model.get_submodule(last).register_forward_pre_hook(hook, with_kwargs=True)
-    inputs = task.inputs()
-    try:
-        with undisturbed(planner.model):
-            planner.model.eval()
-            for number in range(len(inputs)):
-                inputs[number].call(planner.model)
-    finally:
-        inputs.close()
-        handle.remove()
+    show(task, {last: keep})
     return torch.cat(found)
 
 
@@ -98,7 +98,13 @@ def handed_back(planner: Planner, last: str, importance: Tensor) -> Tensor:
         raise ModelError(f"NISP hands back from the last layer, '{last}': its inputs are unknown.")
     worth.index_add_(0, sides[last][0], importance.double())
     order = dict.fromkeys(call.path for call in called_layers(planner.model, planner.examples[0]))
+    single = {w.layer: w for w in planner.structure.writers if w.carries}
+    tensors = named_tensors(planner.model)
     for path in reversed(order):
+        if path in single:  # depthwise: what is handed back passes through one filter
+            writer = single[path]
+            weight = tensors[writer.slot.name].detach()
+            worth[writer.classes] *= writer.filters(weight).double().abs().sum(1).cpu()
         if path == last or path not in sides:
             continue
         reads, writes = sides[path]

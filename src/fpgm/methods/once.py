@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fpgm.methods.soft import FPGM
+from fpgm.methods.soft import FPGM_CITE
 from fpgm.methods.task import Method, Pruned, Task, cut
 
 
@@ -14,9 +14,9 @@ def by(criterion: str) -> Callable[[Task], Pruned]:
 
 
 METHODS = (
-    Method("fpgm", "FPGM", FPGM.cite, "Filters nearest the geometric median go.", "weights",
+    Method("fpgm", "FPGM", FPGM_CITE, "Filters nearest the geometric median go.", "weights",
            by("fpgm")),
-    Method("fpgm-mix", "FPGM-mix", FPGM.cite,
+    Method("fpgm-mix", "FPGM-mix", FPGM_CITE,
            "Three quarters go by the smallest norm, then the rest by the geometric median.",
            "weights", by("mix")),
     Method("l2", "l2 norm", "", "The smallest l2 norms go.", "weights", by("l2")),

@@ -17,6 +17,7 @@ from fpgm.errors import RequestError
 from fpgm.masking import mask_
 from fpgm.methods.task import Method, Pruned, Task, cut
 from fpgm.planning import Planner
+from fpgm.tracer import undisturbed
 
 PROBED = 0.3
 """Share of a layer that is removed to see how sensitive it is."""
@@ -79,9 +80,11 @@ def sensitivities(planner: Planner, task: Task) -> dict[str, float]:
 def accuracy(model: nn.Module, task: Task) -> float:
     """Share of the task's inputs that a classifier gets right."""
     right = seen = 0
-    for x, classes in task.labelled():
-        right += int((model(x).argmax(1) == classes).sum())
-        seen += len(x)
+    with undisturbed(model):
+        model.eval()
+        for x, classes in task.labelled():
+            right += int((model(x).argmax(1) == classes).sum())
+            seen += len(x)
     return right / max(1, seen)
 
 

@@ -2,26 +2,28 @@
 
 Ye and others train with ISTA on γ: after every step each scale moves towards zero by the learning
 rate times a penalty that follows how much memory its channel costs, and stays there once it is
-reached. Scales are multiplied by α beforehand and the weights that read them divided by it, which
-leaves the function alone and makes zero near. Channels at zero are constant: what they add to the
-layers behind is taken up there, here by their norms' statistics taken anew.
+reached. Scales are multiplied by α beforehand and the weights that read them divided by it: the
+function is the same, and thresholds are small beside the steps of other weights. Channels at zero
+are constant: what they add to the layers behind is taken up there, here by their norms' statistics
+taken anew.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from fpgm.coupling import rows_of
+from fpgm.errors import RequestError
 from fpgm.examples import float_outputs
-from fpgm.latency.layers import Called, called_layers
+from fpgm.latency.layers import called_layers
 from fpgm.methods.everywhere import cut_everywhere
+from fpgm.methods.scales import Norm, norms_of, sizes
 from fpgm.methods.task import Method, Pruned, Task, classes_of, scale_readers_, train_
 from fpgm.planning import Planner
 from fpgm.recovery import recover
-from fpgm.tensors import modules_by_path, named_tensors
 
 ALPHA = 0.1
 """What scales are multiplied by; the authors take 0.001 to 1, by how long the training is."""
@@ -34,9 +36,12 @@ SAME = 1e-3
 def rethinking(task: Task) -> Pruned:
     """Make scales small, train with soft thresholds, cut by what is left of them."""
     model = task.copy().eval()
-    planner = task.planner("bn", model)
+    planner = task.planner(model=model)
     norms = norms_of(planner)
-    alpha = rescale_(model, planner, norms, ALPHA)
+    if not norms:
+        raise RequestError("Rethinking thresholds batch norms' scales: this model has none.")
+    alpha = ALPHA if _passes(task, planner, norms) else 1.0
+    rescale_(model, planner, norms, alpha)
     penalties = penalties_of(planner, norms)
 
     def settle(rate: float) -> None:
@@ -45,36 +50,12 @@ def rethinking(task: Task) -> Pruned:
 
     train_(model, task, task.before, settle=settle)
     rescale_(model, planner, norms, 1 / alpha)
-    found = cut_everywhere(planner)
+    found = cut_everywhere(planner, "rethinking", sizes(planner))
     assert found.plan is not None
     small = recover(model, found.plan, task.loader, method="norms", images=task.images)
     zero = sum(int((norm.scale == 0).sum()) for norm in norms)
     told = f"{zero} of {sum(len(norm.scale) for norm in norms)} scales ended at zero."
-    return Pruned(small, found.macs_removed, found.plan, model, found.gone, (told,))
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A batch norm's scale and shift, and the classes of its channels."""
-
-    scale: nn.Parameter
-    shift: nn.Parameter | None
-    classes: Tensor
-
-
-def norms_of(planner: Planner) -> list[Norm]:
-    """Every batch norm with a scale."""
-    modules = modules_by_path(planner.model)
-    found = []
-    for slot in planner.structure.seen.slots.values():
-        owner = modules.get(slot.name.rpartition(".")[0])
-        if (
-            isinstance(owner, nn.modules.batchnorm._BatchNorm)
-            and slot.trainable
-            and slot.roles == ["scale"]
-        ):
-            found.append(Norm(owner.weight, owner.bias, planner.structure.of(slot.fields[0])))
-    return found
+    return replace(found, model=small, trained=model, notes=(told,))
 
 
 @torch.no_grad()
@@ -90,27 +71,34 @@ def soften_(scale: Tensor, threshold: Tensor) -> None:
 
 
 @torch.no_grad()
-def rescale_(model: nn.Module, planner: Planner, norms: list[Norm], alpha: float) -> float:
-    """Multiply scales and shifts and divide what reads them; returns by what: 1 if not at all.
+def rescale_(model: nn.Module, planner: Planner, norms: list[Norm], alpha: float) -> None:
+    """Multiply scales and shifts and divide what reads them.
 
-    Only units that reach their readers through one norm each way are touched; if the function is
-    another afterwards (activations that do not pass factors on), everything is put back.
+    Only units that reach their readers through one norm each way are touched.
     """
     factors = torch.where(_scalable(planner, norms), alpha, 1.0).double()
-    before = {name: tensor.clone() for name, tensor in named_tensors(model).items()}
-    wanted = float_outputs(model.eval(), planner.examples[0])
     for norm in norms:
         norm.scale.mul_(factors[norm.classes].to(norm.scale))
         if norm.shift is not None:
             norm.shift.mul_(factors[norm.classes].to(norm.shift))
     scale_readers_(model, planner, 1 / factors)
-    given = float_outputs(model, planner.examples[0])
+
+
+@torch.no_grad()
+def _passes(task: Task, planner: Planner, norms: list[Norm]) -> bool:
+    """Whether that leaves the function alone: some activations do not pass factors on."""
+    inputs = task.inputs()
+    try:
+        example = inputs[0]
+        wanted = float_outputs(planner.model, example)
+        rescale_(planner.model, planner, norms, ALPHA)
+        given = float_outputs(planner.model, example)
+        rescale_(planner.model, planner, norms, 1 / ALPHA)
+    finally:
+        inputs.close()
     size = max(float(w.abs().max()) for w in wanted)
-    if max(float((g - w).abs().max()) for g, w in zip(given, wanted, strict=True)) <= SAME * size:
-        return alpha
-    for name, tensor in named_tensors(model).items():
-        tensor.copy_(before[name])
-    return 1.0
+    off = max(float((g - w).abs().max()) for g, w in zip(given, wanted, strict=True))
+    return off <= SAME * size
 
 
 def _scalable(planner: Planner, norms: list[Norm]) -> Tensor:
@@ -130,22 +118,25 @@ def _scalable(planner: Planner, norms: list[Norm]) -> Tensor:
 
 
 def penalties_of(planner: Planner, norms: list[Norm]) -> list[Tensor]:
-    """For every scale a penalty by what its channel costs: weights that make and read it."""
+    """For every scale a penalty by the memory its channel takes.
+
+    That is the weights that make it, the weights that read it, and its map, of one input.
+    """
     cost = torch.zeros(classes_of(planner), dtype=torch.float64)
-    sizes = {c.path: c.given // c.layer.writes for c in _calls(planner)}
     for slot in planner.structure.seen.slots.values():
-        layer, _, kind = slot.name.rpartition(".")
-        for labels in slot.fields if kind == "weight" and layer in sizes else ():
-            classes = planner.structure.of(rows_of(labels))
-            each = torch.Size(slot.shape).numel() / len(classes)
-            cost.index_add_(0, classes, torch.full((len(classes),), each / sizes[layer]).double())
-    found = [cost[norm.classes] + 1 for norm in norms]
+        if len(slot.shape) > 1 and slot.trainable:
+            for labels in slot.fields:
+                classes = planner.structure.of(rows_of(labels))
+                each = torch.Size(slot.shape).numel() / len(classes)
+                cost.index_add_(0, classes, torch.full((len(classes),), each).double())
+    maps = torch.zeros_like(cost)
+    calls = {c.path: c for c in called_layers(planner.model, planner.examples[0])}
+    for writer in planner.structure.writers:
+        if (call := calls.get(writer.layer)) is not None:
+            maps[writer.classes] = call.given / (call.layer.writes * call.layer.batch)
+    found = [(cost + maps)[norm.classes] for norm in norms]
     mean = torch.cat(found).mean()
     return [PENALTY * own / mean for own in found]
-
-
-def _calls(planner: Planner) -> list[Called]:
-    return called_layers(planner.model, planner.examples[0])
 
 
 METHOD = Method(

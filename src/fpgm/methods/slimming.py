@@ -6,10 +6,10 @@ smallest scales, all layers in one ranking.
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from dataclasses import replace
 
 from fpgm.methods.everywhere import cut_everywhere
+from fpgm.methods.scales import norms_of, sizes
 from fpgm.methods.task import Method, Pruned, Task, train_
 
 PENALTY = 1e-3
@@ -19,26 +19,17 @@ PENALTY = 1e-3
 def slimming(task: Task) -> Pruned:
     """Train with the penalty, then cut by |γ|."""
     model = task.copy()
-    scales = scales_of(model)
+    planner = task.planner(model=model)
+    norms = norms_of(planner)
 
     def shrink(_: float) -> None:
-        for scale in scales:
-            if scale.grad is not None:
-                scale.grad += PENALTY * scale.detach().sign()
+        for norm in norms:
+            if norm.scale.grad is not None:
+                norm.scale.grad += PENALTY * norm.scale.detach().sign()
 
     train_(model, task, task.before, penalise=shrink)
-    found = cut_everywhere(task.planner("bn", model))
-    return Pruned(found.model, found.macs_removed, found.plan, model, found.gone)
-
-
-def scales_of(model: nn.Module) -> list[nn.Parameter]:
-    """Every batch norm's γ."""
-    return [
-        module.weight
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        and isinstance(module.weight, torch.nn.Parameter)
-    ]
+    found = cut_everywhere(planner, "slimming", sizes(planner))
+    return replace(found, trained=model)
 
 
 METHOD = Method(

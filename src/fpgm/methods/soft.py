@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from fpgm.methods.task import Method, Pruned, Task, cut, train_
 from fpgm.soft import SoftPruner
 
@@ -19,22 +21,31 @@ ROUNDS = 5
 def soft(task: Task, criterion: str) -> Pruned:
     """Train and zero in turns, then cut."""
     model = task.copy()
-    pruner = SoftPruner(
-        model, task.example, macs=task.macs, criterion=criterion, residual=task.residual,
-        align=task.align, seed=task.seed,
-    )  # fmt: skip
+    pruners: list[SoftPruner] = []
     done = 0
+
+    def begin(optimizer: torch.optim.Optimizer) -> None:
+        pruners.append(
+            SoftPruner(
+                model, task.example, macs=task.macs, criterion=criterion, residual=task.residual,
+                align=task.align, seed=task.seed, optimizer=optimizer,
+            )
+        )  # fmt: skip
 
     def zero(_: float) -> None:
         nonlocal done
         done += 1
-        if done * ROUNDS // task.before.steps > pruner.epoch:
-            pruner.step()
+        if done * ROUNDS // task.before.steps > pruners[0].epoch:
+            pruners[0].step()
 
-    train_(model, task, task.before, settle=zero)
+    train_(model, task, task.before, begin=begin, settle=zero)
     return cut(task.planner(criterion, model), trained=model)
 
 
+FPGM_CITE = (
+    "He, Liu, Wang, Hu, Yang: Filter Pruning via Geometric Median for Deep Convolutional Neural "
+    "Networks Acceleration (CVPR 2019), arXiv:1811.00250"
+)
 SFP = Method(
     "sfp",
     "SFP",
@@ -44,11 +55,18 @@ SFP = Method(
     "training",
     partial(soft, criterion="l2"),
 )
+MIX = Method(
+    "fpgm-mix-soft",
+    "FPGM-mix, soft",
+    FPGM_CITE,
+    "Algorithm 1 with both criteria: three quarters by the norm, the rest by the geometric median.",
+    "training",
+    partial(soft, criterion="mix"),
+)
 FPGM = Method(
     "fpgm-soft",
     "FPGM, soft",
-    "He, Liu, Wang, Hu, Yang: Filter Pruning via Geometric Median for Deep Convolutional Neural "
-    "Networks Acceleration (CVPR 2019), arXiv:1811.00250",
+    FPGM_CITE,
     "Algorithm 1: the filters nearest the geometric median are zeroed again and again during "
     "training, and removed at its end.",
     "training",

@@ -108,8 +108,8 @@ class Task:
                 return
 
     def copy(self) -> nn.Module:
-        """The model to train; the task's own stays as it is."""
-        return copy.deepcopy(self.model)
+        """The model to train, all of it; the task's own stays as it is."""
+        return trainable(self.model)
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ class Pruned:
     """The model the plan was drawn for, if the method trained it first."""
     gone: Tensor | None = None
     """The planner's numbers of the classes that go."""
+    saving: Callable[[nn.Module], float] | None = None
+    """Measures `macs_removed` again, where it depends on weights."""
     notes: tuple[str, ...] = ()
 
 
@@ -171,6 +173,14 @@ def cut_by(task: Task, name: str, watched: Planner, scores: Tensor) -> Pruned:
 def classes_of(planner: Planner) -> int:
     """How many classes of units there are to give scores to."""
     return int(planner.structure.classes.max()) + 1
+
+
+def trainable(model: nn.Module) -> nn.Module:
+    """A copy of which nothing is frozen: methods train whole networks."""
+    net = copy.deepcopy(model)
+    for parameter in net.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return net
 
 
 def pair(batch: Any) -> Batch:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fpgm.compact import shadow
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.task import Method, Pruned, Task, classes_of
 from fpgm.planning import Planner
@@ -21,14 +20,12 @@ from fpgm.tensors import named_tensors
 def taylor(task: Task) -> Pruned:
     """All units in one ranking."""
     planner = task.planner()
-    scores = losses(task, planner)
-    planner.asked["criterion"] = "taylor"
-    return cut_everywhere(planner, [scores[pool.units] for pool in planner.structure.pools])
+    return cut_everywhere(planner, "taylor", losses(task, planner))
 
 
 def losses(task: Task, planner: Planner) -> Tensor:
     """For every class of units: (Σ weight · gradient)², the mean over batches."""
-    net = shadow(task.model).eval()
+    net = task.copy().eval()
     writers = [w for w in planner.structure.writers if not w.carries]
     tensors = named_tensors(net)
     weights = [tensors[writer.slot.name] for writer in writers]

@@ -36,8 +36,12 @@ class Made:
 class Results:
     """Rows of one table at one scale."""
 
-    def __init__(self, out: Path, table: Table, scale: str) -> None:
+    def __init__(
+        self, out: Path, table: Table, scale: str, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.table, self.scale = table, scale
+        self.settings = None if settings is None else json.loads(json.dumps(dict(settings)))
+        """What rows depend on besides; rows made with other ones are refused, if it is known."""
         self.folder = out / f"{table.name}-{scale}"
 
     def made(self, row: Row, seed: int) -> Made | None:
@@ -47,10 +51,18 @@ class Results:
             return None
         try:
             told = json.loads(file.read_text(encoding="utf-8"))
+            settings = told["settings"]
             ours = {str(key): _number(value) for key, value in told["ours"].items()}
-            return Made(ours, float(told["seconds"]), str(told["how"]))
+            made = Made(ours, float(told["seconds"]), str(told["how"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
+        if self.settings is not None and settings != self.settings:
+            other = [key for key in self.settings if settings.get(key) != self.settings[key]]
+            raise FileError(
+                f"{file} was made with another {', '.join(other) or 'setting'}: choose another "
+                "--out, or delete it."
+            )
+        return made
 
     def keep(self, row: Row, seed: int, made: Made, command: str) -> None:
         """Write a row."""
@@ -58,20 +70,20 @@ class Results:
         told = {
             "table": self.table.name, "row": row.key, "scale": self.scale, "seed": seed,
             "ours": dict(made.ours), "printed": dict(row.printed), "seconds": made.seconds,
-            "how": made.how, "command": command,
+            "how": made.how, "command": command, "settings": self.settings or {},
         }  # fmt: skip
         with writing(file):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(file, json.dumps(told, indent=1, allow_nan=False) + "\n")
 
+    def seeds(self, row: Row) -> list[int]:
+        """Seeds with which a row is there."""
+        ends = (file.stem.rpartition(".")[2] for file in self.folder.glob(f"{row.key}.*.json"))
+        return sorted(int(end) for end in ends if end.isdecimal())
+
     def all(self, row: Row) -> list[Made]:
         """A row with every seed there is."""
-        seeds = sorted(
-            int(file.stem.rpartition(".")[2])
-            for file in self.folder.glob(f"{row.key}.*.json")
-            if file.stem.rpartition(".")[2].isdecimal()
-        )
-        return [made for seed in seeds if (made := self.made(row, seed)) is not None]
+        return [made for seed in self.seeds(row) if (made := self.made(row, seed)) is not None]
 
     def shown(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """The table: for every column what is printed, what came here, and the difference."""
@@ -86,8 +98,9 @@ class Results:
                 known = [m.ours[column] for m in made if m.ours.get(column) is not None]
                 cells += compared(row.printed.get(column), known)  # type: ignore[arg-type]
             seconds = f"{statistics.mean(m.seconds for m in made):.0f}" if made else ""
-            lines.append((*cells, str(len(made)), seconds))
-        return (*header, "seeds", "seconds"), lines
+            how = "; ".join(dict.fromkeys(m.how for m in made))
+            lines.append((*cells, str(len(made)), seconds, how))
+        return (*header, "seeds", "seconds", "how"), lines
 
     def write(self) -> list[Path]:
         """The table as Markdown, LaTeX and JSON, beside the rows."""
@@ -98,9 +111,17 @@ class Results:
             {
                 "row": row.key,
                 "printed": dict(row.printed),
-                "made": [{"ours": dict(m.ours), "seconds": m.seconds, "how": m.how} for m in made]
-                if (made := self.all(row))
-                else None,
+                "made": [
+                    {
+                        "seed": seed,
+                        "ours": dict(m.ours),
+                        "difference": _differences(row.printed, m.ours),
+                        "seconds": m.seconds,
+                        "how": m.how,
+                    }
+                    for seed, m in zip(self.seeds(row), self.all(row), strict=True)
+                ]
+                or None,
             }
             for row in self.table.rows
         ]
@@ -137,6 +158,17 @@ def compared(printed: float | None, ours: Sequence[float]) -> list[str]:
     spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
     shown = f"{mean:.2f}".rstrip("0").rstrip(".")
     return [paper, f"{shown}{spread}", "" if printed is None else f"{mean - printed:+.2f}"]
+
+
+def _differences(
+    printed: Mapping[str, float | None], ours: Mapping[str, float | None]
+) -> dict[str, float]:
+    """Ours less what is printed, where both are known."""
+    return {
+        column: round(own - paper, 4)
+        for column, own in ours.items()
+        if own is not None and (paper := printed.get(column)) is not None
+    }
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,46 @@
+"""Inputs shown to a copy of a model, with someone watching single layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.compact import shadow
+from fpgm.examples import batch_of, resized
+from fpgm.methods.task import Task
+from fpgm.recovery.rows import read
+
+Watcher = Callable[[Tensor, object], None]
+"""Told what a layer reads and what it gives out."""
+
+
+@torch.no_grad()
+def show(task: Task, watchers: Mapping[str, Watcher], most: int | None = None) -> None:
+    """Run the task's inputs, at most so many, and tell what the layers of these paths do.
+
+    The copy shares the model's weights, and nothing is ever hung on the model itself.
+    """
+    net = shadow(task.model).eval()
+
+    def hook_of(watcher: Watcher) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any, out: object) -> None:
+            watcher(read(args, kwargs), out)
+
+        return hook
+
+    for path, watcher in watchers.items():
+        net.get_submodule(path).register_forward_hook(hook_of(watcher), with_kwargs=True)
+    inputs = task.inputs()
+    left = task.images if most is None else most
+    try:
+        for number in range(len(inputs)):
+            if left > 0:
+                example = inputs[number]
+                count = min(left, batch_of(example) or left)
+                resized(example, count).call(net)
+                left -= count
+    finally:
+        inputs.close()
