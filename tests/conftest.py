@@ -14,6 +14,7 @@ from tests.small_cifar10 import COUNT, Small
 
 from fpgm.data import cifar10
 from fpgm.errors import RequestError
+from fpgm.latency import neighbours
 from fpgm.models._torchvision import import_torchvision
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,12 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run beside each other are not to call the machine busy."""
+    monkeypatch.setattr(neighbours, "_worked", lambda: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -382,3 +382,8 @@ def test_the_report_knows_the_theory_of_old_and_new_files() -> None:
         del own["theory"], own["verdict"]
     (row,) = decode(BenchTold, json.loads(json.dumps({"rows": [old]}))).rows
     assert row.promised == 3
+
+
+def test_a_folder_that_is_not_there() -> None:
+    told = refused("bench", "runs/nothere")
+    assert told == "There is no folder runs/nothere: give one of fpgm prune, or a model."

@@ -221,7 +221,8 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileError) as missing:
         open_sets(Wanted("folder", 4, str(tmp_path)), 0, Share(), "cpu")
     assert str(missing.value) == (
-        f"There is no folder {tmp_path}/train: give the one that holds a folder a class."
+        f"There is no folder {tmp_path}/train: pictures are looked for in DIR/train/CLASS and "
+        "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
     )
     (tmp_path / "train").mkdir()
     with pytest.raises(RequestError, match=r"^.*/train is no folder of pictures: "):

@@ -28,6 +28,7 @@ from fpgm.harm.sense import Sense
 from fpgm.latency.aim import Clocked, Where, reach
 from fpgm.latency.alignment import best_step
 from fpgm.latency.layers import called_layers
+from fpgm.latency.neighbours import Neighbours
 from fpgm.latency.table import Table
 from fpgm.plan import Plan
 from fpgm.progress import Progress
@@ -305,18 +306,25 @@ class Planner:
         """The plan that takes away as much of the measured time as the budget asks for."""
         if not self.budget.latency:
             raise RequestError(f"latency is {self.budget.latency}: give a share above 0.")
+        neighbours, asked = Neighbours(), self.budget
         self.clocked = Clocked(self.model, self.examples[0], where, self.rounder, progress)
-
-        asked = self.budget
 
         def drawn(budget: Budget) -> Plan:
             self.budget = budget
             return self.draw().plan
 
         try:
-            return reach(self.clocked, asked, drawn)
+            made = reach(self.clocked, asked, drawn)
+        except RequestError as error:
+            if (crowd := neighbours.crowd(where.threads)) is None:
+                raise
+            raise RequestError(f"{error} But {crowd}: try again when they are idle.") from error
         finally:
             self.budget = asked
+        if (crowd := neighbours.crowd(where.threads)) is not None:
+            note = f"While times were measured {crowd}: they may be wrong."
+            made = replace(made, notes=(*made.notes, note))
+        return made
 
     def sense(
         self,

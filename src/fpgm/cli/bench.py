@@ -11,7 +11,7 @@ from torch import nn
 
 from fpgm.cli import common
 from fpgm.cli import results as res
-from fpgm.errors import RequestError
+from fpgm.errors import FileError, RequestError
 from fpgm.files import write_text, writing
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.bench import SECONDS, Bench
@@ -80,6 +80,8 @@ def _read(
     shape: tuple[int, ...] | None = None
     for name in names:
         folder = Path(name)
+        if not folder.exists() and "/" in name and ":" not in name:
+            raise FileError(f"There is no folder {name}: give one of fpgm prune, or a model.")
         if folder.is_dir():
             told = res.read(folder, trusted)
             shape = shape or tuple(told["input"])

@@ -122,7 +122,7 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
                 f"{name}: {own.bytes_before / 1e6:.3g} MB before; the outputs' squared error is "
                 f"{own.error:.2%} of their squares; {1000 * own.seconds_before:.3g} ms before, "
                 f"{1000 * own.seconds:.3g} ms now ({own.faster:.2f}× as fast, ONNX Runtime, "
-                f"threads: {own.threads})."
+                f"threads: {own.threads}).{f' But {own.crowd}.' if own.crowd else ''}"
             )
     if shares:
         texts = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())

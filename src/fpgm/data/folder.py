@@ -86,7 +86,10 @@ def _next(loaded: Iterator[Any]) -> Any:
 def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset[Any]:
     """An ImageFolder of torchvision's with the usual transforms."""
     if not folder.is_dir():
-        raise FileError(f"There is no folder {folder}: give the one that holds a folder a class.")
+        raise FileError(
+            f"There is no folder {folder}: pictures are looked for in DIR/train/CLASS and "
+            "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
+        )
     import_torchvision()
     datasets = importlib.import_module("torchvision.datasets")
     transforms = importlib.import_module("torchvision.transforms")

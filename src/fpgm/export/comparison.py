@@ -10,6 +10,7 @@ import torch
 
 from fpgm.examples import Example, resized, squared, tensors_in
 from fpgm.export.onnx import OnnxModule, input_arrays, session_of
+from fpgm.latency.neighbours import Neighbours
 from fpgm.latency.timing import ratio, side_by_side
 
 _SECONDS = 2.0
@@ -25,9 +26,11 @@ class Beside:
     """Squared difference of the outputs, as a share of their squares."""
     seconds_before: float
     seconds: float
+    """That, divided by how many times as fast it was turn by turn."""
     faster: float
-    """How many times as fast, measured in turns."""
     threads: int
+    crowd: str | None = None
+    """What others did meanwhile, if times are not to be relied on for it."""
 
 
 def compared(before: bytes, after: bytes, examples: Sequence[Example], batch: int) -> Beside:
@@ -35,8 +38,13 @@ def compared(before: bytes, after: bytes, examples: Sequence[Example], batch: in
     threads = torch.get_num_threads()
     error = lost(before, after, examples)
     one = resized(examples[0], batch)
+    neighbours = Neighbours()
     slow, fast = side_by_side([_timed(data, one, threads) for data in (before, after)], _SECONDS)
-    return Beside(len(before), error, slow.median, fast.median, ratio(slow, fast), threads)
+    faster = ratio(slow, fast)
+    return Beside(
+        len(before), error, slow.median, slow.median / faster, faster, threads,
+        neighbours.crowd(threads),
+    )  # fmt: skip
 
 
 def lost(before: bytes, after: bytes, examples: Sequence[Example]) -> float:

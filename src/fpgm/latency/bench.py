@@ -22,6 +22,7 @@ from fpgm.latency.aim import Where
 from fpgm.latency.backends import BACKENDS, Backend
 from fpgm.latency.breakdown import Spent, breakdown
 from fpgm.latency.memory import weight_bytes
+from fpgm.latency.neighbours import Neighbours
 from fpgm.latency.timing import ratio, side_by_side
 from fpgm.latency.verdict import reasons, verdict
 from fpgm.progress import Progress
@@ -183,7 +184,9 @@ def _row(
     layers: Sequence[Spent],
 ) -> Row:
     loaded = [backend.load(model, example, threads) for model in named.values()]
+    neighbours = Neighbours()
     timings = side_by_side([own.run for own in loaded], seconds)
+    crowd = neighbours.crowd(threads)
     batch = batch_of(example) or 1
     figures: list[Figures] = []
     for place, (name, model) in enumerate(named.items()):
@@ -193,7 +196,7 @@ def _row(
         if place > 0:
             theory = macs[0] / macs[place] if macs[0] and macs[place] else 1.0
             spread = max(timings[0].spread, timing.spread)
-            said = verdict(faster, theory, spread, reasons(layers, place, own.pieces))
+            said = verdict(faster, theory, spread, reasons(layers, place, own.pieces), crowd)
         figures.append(
             Figures(
                 name,

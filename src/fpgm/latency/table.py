@@ -16,9 +16,10 @@ from fpgm.errors import FileError
 from fpgm.files import write_text
 from fpgm.latency.backends import Backend, running
 from fpgm.latency.layers import Layer
+from fpgm.latency.neighbours import Neighbours
 from fpgm.wording import reason
 
-FORMAT = 2
+FORMAT = 3
 LEAST = 1e-7
 """Seconds: less is what a clock does not tell."""
 
@@ -43,6 +44,7 @@ class Table:
         self.file = default_cache() / f"{backend.name}-{name}.json"
         self._seconds = self._read()
         self._unsaved = 0
+        self._neighbours = Neighbours()
 
     def seconds(self, layer: Layer) -> float:
         """How long a layer takes, measured if it is not known."""
@@ -55,8 +57,11 @@ class Table:
         return self._seconds[key]
 
     def save(self) -> None:
-        """Keep what was measured; a disk that refuses only costs the next plan its time."""
-        if not self._unsaved:
+        """Keep what was measured; a disk that refuses only costs the next plan its time.
+
+        Times taken while others worked are not kept: they would spoil every plan to come.
+        """
+        if not self._unsaved or self._neighbours.crowd(self.threads) is not None:
             return
         known = {**self._read(), **self._seconds}
         try:

@@ -20,8 +20,12 @@ _MULTIPLY = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
 Reasons = Callable[[], list[str]]
 
 
-def verdict(faster: float, theory: float, spread: float, reasons: Reasons) -> str:
+def verdict(
+    faster: float, theory: float, spread: float, reasons: Reasons, crowd: str | None = None
+) -> str:
     """`2.1× faster; theory 2.2×`, and the reasons if that is far apart.
+
+    Where others took part in the measurement (`crowd`), that is the reason, whatever it was.
 
     >>> verdict(2.1, 2.2, 0.02, list)
     '2.1× faster; theory 2.2×'
@@ -31,6 +35,8 @@ def verdict(faster: float, theory: float, spread: float, reasons: Reasons) -> st
     'as fast; theory 1.0×'
     """
     said = f"{_compared(faster, spread)}; theory {theory:.1f}×"
+    if crowd is not None:
+        return f"{said}. Not to be relied on: {crowd}, so measure again when they are idle"
     asked, got = 1 - 1 / theory, 1 - 1 / faster
     if theory <= 1.02 or got >= PAYS * asked:
         return said

@@ -46,6 +46,8 @@ def load_weights(model: M, file: str | Path) -> M:
     """
     state = read_weights(file)
     if problem := _mismatch(model.state_dict(), state):
+        if str(file) in (SHIPPED, str(assets.WEIGHTS)):
+            raise FileError("The shipped weights are of resnet20 with 10 classes, of no other.")
         raise FileError(f"{file} does not fit {type(model).__name__}: {problem}.")
     try:
         model.load_state_dict(state)

@@ -59,12 +59,13 @@ def _time(run: Run) -> Iterator[Card]:
         assert faster is not None
         of = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
         theory = "" if best.promised is None else f"; MACs promise {best.promised:.2f}×"
+        word = "as" if _pace(faster) == "as fast" else "than"
         yield Card(
             "Latency",
-            f"{faster:.2f}× faster" if faster >= 1 else f"{1 / faster:.2f}× slower",
-            f"than {best.figures[0].model}; {of}{best.backend}, batch {best.batch}, threads "
+            _pace(faster),
+            f"{word} {best.figures[0].model}; {of}{best.backend}, batch {best.batch}, threads "
             f"{best.threads}{theory}",
-            "good" if faster > 1 else "bad",
+            "plain" if word == "as" else "good" if faster > 1 else "bad",
         )
     elif run.plan is not None and run.plan.latency is not None:
         told = run.plan.latency
@@ -75,6 +76,16 @@ def _time(run: Run) -> Iterator[Card]:
             f"{told.backend}; asked {_less(told.asked)}",
             "plain" if told.measured >= 0 else "bad",
         )
+
+
+def _pace(faster: float) -> str:
+    """How many times as fast.
+
+    >>> _pace(1.5), _pace(0.5), _pace(0.998)
+    ('1.50× faster', '2.00× slower', 'as fast')
+    """
+    times = f"{max(faster, 1 / faster):.2f}"
+    return "as fast" if times == "1.00" else f"{times}× {'faster' if faster > 1 else 'slower'}"
 
 
 def _accuracy(run: Run) -> Iterator[Card]:

@@ -1,0 +1,136 @@
+"""Measurements others took part in: noticed, said, and not kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fpgm
+from fpgm import planning
+from fpgm.latency import neighbours
+from fpgm.latency.backends import BACKENDS
+from fpgm.latency.layers import Layer
+from fpgm.latency.neighbours import Neighbours
+from fpgm.latency.table import Table
+from fpgm.latency.verdict import verdict
+
+REAL = neighbours._worked
+CONV = Layer("conv", 1, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1), (1, 1))
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two cores, of which others take one and a half."""
+    seconds = count()
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(neighbours, "_worked", lambda: (float(now := next(seconds)), 1.5 * now))
+    return
+
+
+def test_in_words(crowd: None) -> None:
+    watched = Neighbours()
+    assert watched.cores() == pytest.approx(1.5)
+    assert watched.crowd(1) == "other work took 1.5 of 2 cores"
+
+
+@pytest.mark.parametrize(("others", "threads", "told"), [
+    (0.2, 2, False), (0.9, 1, False), (0.9, 2, True), (1.9, 1, True), (0.0, 4, False),
+])  # fmt: skip
+def test_only_where_cores_are_shared(
+    others: float, threads: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    times = iter([(0.0, 0.0), (10.0, 10 * others)])
+    monkeypatch.setattr(neighbours, "_worked", lambda: next(times))
+    assert (Neighbours().crowd(threads) is not None) == told
+
+
+def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "_worked", lambda: None)
+    assert Neighbours().crowd(8) is None
+
+
+def _spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
+def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs meanwhile, a busy process adds about a core."""
+    monkeypatch.setattr(neighbours, "_worked", REAL)
+    found = REAL()
+    assert found is not None
+    started = Neighbours()
+    other = multiprocessing.get_context("spawn").Process(target=_spin, args=(30.0,))
+    other.start()
+    try:
+        time.sleep(3)
+        assert started.cores() > 0.2
+    finally:
+        other.kill()
+        other.join()
+
+
+def test_the_verdict_says_so_and_gives_no_other_reason() -> None:
+    told = verdict(1.0, 2.0, 0.0, lambda: ["odd widths"], "other work took 1.5 of 2 cores")
+    assert told == (
+        "as fast; theory 2.0×. Not to be relied on: other work took 1.5 of 2 cores, so measure "
+        "again when they are idle"
+    )
+
+
+def test_times_are_not_kept(crowd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FPGM_CACHE", str(tmp_path))
+    table = Table(BACKENDS["eager"], 1)
+    assert table.seconds(CONV) > 0
+    table.save()
+    assert not table.file.exists()
+
+
+class TestPlan:
+    @pytest.fixture(autouse=True)
+    def short(self, crowd: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fpgm.latency.aim.SECONDS", 0.05)
+
+    def planned(self) -> fpgm.Plan:
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+        x = torch.randn(1, 3, 8, 8)
+        return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
+
+    def test_a_plan_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(planning, "reach", lambda *_: fpgm.Plan("", {}, ()))
+        (note,) = self.planned().notes
+        assert note == (
+            "While times were measured other work took 1.5 of 2 cores: they may be wrong."
+        )
+
+    def test_so_does_a_refusal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> fpgm.Plan:
+            raise fpgm.RequestError("It cannot be reached.")
+
+        monkeypatch.setattr(planning, "reach", refuse)
+        with pytest.raises(
+            fpgm.RequestError, match=r"reached\. But other work took 1\.5 of 2 cores"
+        ):
+            self.planned()
+
+
+def test_a_bench_says_so(crowd: None) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3)).eval()
+    x = torch.randn(1, 3, 16, 16)
+    small = fpgm.prune(net, x, rate=0.5)
+    (row,) = fpgm.bench([net, small], x, backends=["eager"], threads=[1], seconds=0.1).rows
+    told = row.figures[1].verdict
+    assert told is not None
+    assert "Not to be relied on: other work took 1.5 of 2 cores" in told
