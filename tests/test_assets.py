@@ -91,7 +91,7 @@ def test_the_command_line_knows_the_weights_by_a_word(tmp_path: Path) -> None:
 
 
 def test_they_fit_one_network_only() -> None:
-    with pytest.raises(FileError, match="^The shipped weights are of resnet20 with"):
+    with pytest.raises(FileError, match=r"^The shipped weights are of resnet20 with"):
         load_weights(build("resnet56"), weights_file("shipped"))
 
 

@@ -65,6 +65,19 @@ def test_mix_is_all_norm_at_share_1_and_all_median_at_share_0() -> None:
     assert torch.equal(criteria.mix(filters, 0.0).argsort(), sums.argsort())
 
 
+def test_the_share_of_a_mix_is_part_of_its_name() -> None:
+    filters = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    for share in (0.0, 0.5, 1.0):
+        given = criteria.resolve(f"mix={share}")(filters, 0.4)
+        assert torch.equal(given, criteria.mix(filters, share * 0.4))
+    assert torch.equal(criteria.resolve("mix")(filters, 0.4), criteria.mix(filters, 0.3))
+    for bad in ("mix=2", "mix=x", "mix=nan"):
+        with pytest.raises(RequestError, match="mix= takes a share from 0 to 1"):
+            criteria.resolve(bad)
+    with pytest.raises(RequestError, match="Unknown criterion 'fpgm=1'"):
+        criteria.resolve("fpgm=1")
+
+
 @pytest.mark.parametrize(
     ("share", "by_norm"), [(0.29, 15), (0.288, 14), (0.3, 15), (0.01, 1), (0.009, 0)]
 )

@@ -275,7 +275,11 @@ ABLATIONS = Table(
         _ablation("distance", "l2", 93.73, "prune.distance=l2"),
         _ablation("distance", "l1", 93.87, "prune.distance=l1"),
         _ablation("distance", "cosine", 93.56, "prune.distance=cosine"),
-        _ablation("criterion", "mix", 93.85, "prune.criterion=mix"),
+        *(
+            _ablation("mix", f"{share:.0%} by norm", 93.85 if share == 0.75 else None,
+                      f"prune.criterion=mix={share}")
+            for share in (0.25, 0.5, 0.75, 1.0)
+        ),
         _ablation("criterion", "l2 norm", None, "prune.criterion=l2"),
         _ablation("criterion", "random", None, "prune.criterion=random"),
         _ablation("from", "trained", 93.74, start="trained",
