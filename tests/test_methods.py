@@ -511,6 +511,20 @@ class TestComparison:
         with torch.no_grad():
             made.best(data()[0][0])
 
+    def test_recovery_starts_from_the_original(self) -> None:
+        """What soft pruning has zeroed cannot be learnt from."""
+        model = stir(Streams()).eval()
+        x = data()[0][0]
+
+        def nearness(net: nn.Module) -> float:
+            with torch.no_grad():
+                return -float((net(x) - model(x)).square().mean())
+
+        task = task_of(model, before=Schedule(5, lr=0.1), images=64)
+        row = cmp.compare(METHODS["sfp"], task, Schedule(5, lr=0.1), nearness).row
+        assert row.recovered is not None
+        assert row.recovered > row.once
+
     def test_seeds_change_what_is_left_to_chance(self) -> None:
         model = stir(Streams()).eval()
         plans = [cmp.compare(METHODS["random"], task_of(model, seed=seed), Schedule(0),

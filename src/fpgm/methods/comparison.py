@@ -76,8 +76,8 @@ def compare(method: Method, task: Task, tuning: Schedule, accuracy: Count) -> Co
     once = accuracy(pruned.model.eval())
     best, recovered, tuned = pruned.model, None, None
     if pruned.plan is not None and task.loader != ():
-        origin = task.model if pruned.trained is None else pruned.trained
-        solved = recover(origin, pruned.plan, task.loader, images=task.images).eval()
+        # From the original, whatever the method trained: a zeroed network has nothing to give back.
+        solved = recover(task.model, pruned.plan, task.loader, images=task.images).eval()
         recovered = accuracy(solved)
         best = solved if recovered > once else best
     left = tuning.steps - spent
