@@ -37,8 +37,8 @@ from fpgm.models import resnet
 from fpgm.models.weights import load_weights
 from fpgm.paper import cifar_resnet, fractional, saving, whole
 from fpgm.reproduce import TABLES, Results
-from fpgm.reproduce.quick import LONG, Budget, Data, Quick
-from fpgm.tables import markdown
+from fpgm.reproduce.quick import LONG, Data, Effort, Quick
+from fpgm.tables import markdown, mean_and_spread
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -148,7 +148,7 @@ def vgg(table: str, key: str, runs: Path) -> str:
     """A row of the paper's Table 3 or 4 at quick scale."""
     torch.set_num_threads(1)
     data = Data(Look(), Learn, accuracy)
-    quick = Quick(runs, lambda: data, Budget(steps=STEPS, images=IMAGES), None)
+    quick = Quick(runs, lambda: data, Effort(steps=STEPS, images=IMAGES), None)
     row = TABLES[table].row(key)
     made = quick.make(table, row, 0)
     assert made is not None
@@ -251,7 +251,7 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield (
             f"`fpgm reproduce {name}`: VGG-16 a quarter as wide, trained here for "
-            f"{Budget.epochs} epochs; fine-tuning of {STEPS} and {LONG * STEPS} steps stands for "
+            f"{Effort.epochs} epochs; fine-tuning of {STEPS} and {LONG * STEPS} steps stands for "
             "the paper's 40 and 160 epochs. The paper's figures are of the full width."
         )
         yield ""
@@ -277,20 +277,15 @@ def _section(setting: dict[str, Any]) -> Iterator[str]:
         elif any("failed" in row for row in own):
             rows.append((METHODS[name].title, "failed", own[0]["failed"], "", "", ""))
         else:
-            shares = [_mean([row[key] for row in own]) for key in ("once", "recovered", "tuned")]
+            shares = [
+                mean_and_spread([row[key] for row in own if row[key] is not None])
+                for key in ("once", "recovered", "tuned")
+            ]
             removed = statistics.mean(row["macs_removed"] for row in own)
             seconds = statistics.mean(row["seconds"] for row in own)
             rows.append((METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}"))
     header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds")
     yield markdown(header, rows)
-
-
-def _mean(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    text = f"{statistics.mean(known):.2%}"
-    return text if len(known) == 1 else f"{text} ± {statistics.stdev(known):.2%}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from fpgm import train as recipes
 from fpgm.models import resnet, vgg16
 from fpgm.recipes import SHIPPED
 from fpgm.reproduce import TABLES, Made, Results, full
-from fpgm.reproduce.quick import WIDTH, Budget, Data, Quick, pfec_rates, vgg_options
+from fpgm.reproduce.quick import WIDTH, Data, Effort, Quick, pfec_rates, vgg_options
 from fpgm.store import save
 from fpgm.train import read_recipe
 
@@ -88,7 +88,7 @@ class TestResults:
         results.keep(row, 1, Made({"accuracy": 91.0, "FLOPs": 42.0}, 5.0, "so"), "cmd")
         header, lines = results.shown()
         assert header[:3] == ("network", "method", "from")
-        assert lines[0][6:9] == ("90.83", "90.5 ± 0.71", "-0.33")
+        assert lines[0][6:9] == ("90.83", "90.50 ± 0.71", "-0.33")
         assert lines[0][3:6] == ("92.2", "missing", "")
         assert lines[0][-3:] == ("2", "4", "so")
         assert lines[1][6:9] == ("91.09", "missing", "")
@@ -98,7 +98,7 @@ class TestResults:
         assert told["rows"][1]["made"] is None
         assert [own["seed"] for own in told["rows"][0]["made"]] == [0, 1]
         assert told["rows"][0]["made"][1]["difference"] == {"accuracy": 0.17, "FLOPs": -0.2}
-        assert r"90.5 $\pm$ 0.71" in files[1].read_text()
+        assert r"90.50 $\pm$ 0.71" in files[1].read_text()
 
     def test_a_row_that_is_damaged(self, tmp_path: Path) -> None:
         results = Results(tmp_path, TABLE1, "quick")
@@ -126,7 +126,7 @@ class TestResults:
 class TestQuick:
     def quick(self, weights: Path) -> Quick:
         own = data()
-        return Quick(weights, lambda: own, Budget(steps=2, epochs=1, images=8, seconds=0.1), None)
+        return Quick(weights, lambda: own, Effort(steps=2, epochs=1, images=8, seconds=0.1), None)
 
     def test_a_row_of_table_1(self, tmp_path: Path) -> None:
         torch.manual_seed(0)

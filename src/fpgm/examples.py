@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -71,14 +70,22 @@ def resized(example: Example, batch: int) -> Example:
     if not isinstance(batch, int) or batch < 1:
         raise RequestError(f"batches has {batch!r}: give whole numbers from 1 up.")
     have = batch_of(example)
+    return example if not have else taken(example, [n % have for n in range(batch)])
 
-    def size(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != have:
-            return value
-        times = -(-batch // value.shape[0])
-        return torch.cat([value] * times)[:batch]
 
-    args, kwargs = tree_map(size, (example.args, dict(example.kwargs)))
+def taken(example: Example, rows: Sequence[int]) -> Example:
+    """Some inputs of a batch, by their numbers, of every tensor that has one for each.
+
+    >>> taken(Example((torch.arange(4), torch.zeros(1)), {}), [3, 0]).args
+    (tensor([3, 0]), tensor([0.]))
+    """
+    have = batch_of(example)
+
+    def choose(value: Any) -> Any:
+        counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == have
+        return value[list(rows)] if counts else value
+
+    args, kwargs = tree_map(choose, (example.args, dict(example.kwargs)))
     return Example(args, kwargs)
 
 

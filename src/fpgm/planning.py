@@ -293,10 +293,6 @@ class Planner:
         """What would go for a budget, by the weights as they are; the model's code is not asked."""
         return self._selector(None).choose(budget)
 
-    def scores(self) -> list[Tensor]:
-        """The score of every unit, pool by pool."""
-        return self._selector(None).scores()
-
     def score_by(self, criterion: Criterion) -> None:
         """From now on choose by another criterion."""
         self.criterion = criterion

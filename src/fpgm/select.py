@@ -102,10 +102,6 @@ class Selector:
         ]
         return torch.tensor([max(ranked)[1]])
 
-    def scores(self) -> list[Tensor]:
-        """The score of every unit, pool by pool."""
-        return [self._scores(pool, 0.5) for pool in self.structure.pools]
-
     def order(self, pool: Pool) -> Tensor:
         """A pool's units, the first to go first."""
         return pool.units[criteria.ranking(self._scores(pool, 0.5))]

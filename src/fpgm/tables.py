@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 _SPECIAL = {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\{", "}": r"\}",
@@ -41,6 +42,18 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
         [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", lines[0], r"\hline", *lines[1:], r"\hline",
          r"\end{tabular}"]
     )  # fmt: skip
+
+
+def mean_and_spread(values: Sequence[float], form: str = ".2%") -> str:
+    """Their mean, and the deviation beside it if there are several.
+
+    >>> mean_and_spread([0.5]), mean_and_spread([0.4, 0.6]), mean_and_spread([])
+    ('50.00%', '50.00% ± 14.14%', '–')
+    """
+    if not values:
+        return "–"
+    mean = format(statistics.mean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), form)}"
 
 
 def escaped(text: str) -> str:

@@ -23,7 +23,7 @@ from fpgm.methods import METHODS, Schedule, Task, find
 from fpgm.methods.comparison import Compared
 from fpgm.methods.comparison import compare as run_one
 from fpgm.report import compare as write_comparison
-from fpgm.tables import latex, markdown
+from fpgm.tables import latex, markdown, mean_and_spread
 from fpgm.tensors import tensors_sha256
 from fpgm.wording import reason
 
@@ -69,15 +69,16 @@ def compare(
     if test < 1 or images < 1:
         raise RequestError("--test and --images are whole numbers from 1 up.")
     shape = common.input_shape(input, model)
+    trained = {"file": weights.name, "sha256": file_sha256(weights)} if weights else None
     asked = {
-        "model": model, "weights": file_sha256(weights) if weights else None, "data": data,
+        "model": model, "weights": trained, "data": data,
         "macs": macs, "steps": steps, "lr": lr, "residual": residual, "align": align,
         "images": images, "test": test, "mean": mean, "std": std, "input": list(shape),
         "fpgm": __version__,
     }  # fmt: skip
     with common.LayerBar() as bar:
         net = common.build(model, weights)
-        asked["sha256"] = tensors_sha256(net)
+        asked["original_sha256"] = digest = tensors_sha256(net)
         folder = _Folder(out, asked)
         look, learn = (
             pic.open_pictures(data, mean, std, shape[-1], augment=own) for own in (False, True)
@@ -104,8 +105,8 @@ def compare(
         whole = count(net)
         about = {
             "model": model,
-            "weights": {"file": weights.name, "sha256": file_sha256(weights)} if weights else None,
-            "original_sha256": tensors_sha256(net),
+            "weights": trained,
+            "original_sha256": digest,
             "input": list(shape),
             "command": context.obj,
         }
@@ -156,20 +157,13 @@ def table(
             lines.append((title, "failed", "–", "–", "–", "–"))
             continue
         shares = [
-            _spread([row[key] for row in own if row[key] is not None])
+            mean_and_spread([row[key] for row in own if row[key] is not None])
             for key in ("once", "recovered", "tuned")
         ]
         removed = statistics.mean(row["macs_removed"] for row in own)
         seconds = statistics.mean(row["seconds"] for row in own)
         lines.append((title, f"{removed:.1%}", *shares, f"{seconds:.0f} s"))
     return header, lines
-
-
-def _spread(shares: Sequence[float]) -> str:
-    if not shares:
-        return "–"
-    mean = f"{statistics.mean(shares):.2%}"
-    return mean if len(shares) == 1 else f"{mean} ± {statistics.stdev(shares):.2%}"
 
 
 class _Folder:

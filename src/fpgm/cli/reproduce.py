@@ -16,7 +16,7 @@ from fpgm.cli import pictures as pic
 from fpgm.errors import FpgmError, RequestError
 from fpgm.models.weights import load_weights
 from fpgm.reproduce import TABLES, Results, Table, full
-from fpgm.reproduce.quick import Budget, Data, Quick
+from fpgm.reproduce.quick import Data, Effort, Quick
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")
@@ -41,9 +41,9 @@ def reproduce(
         typer.Option(metavar="DIR", help="Trained weights: cifar10_resnet56.safetensors, …"),
     ] = Path("weights"),
     data: Annotated[str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune.")] = "cifar10",
-    steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = Budget.steps,
-    epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = Budget.epochs,
-    images: pic.Images = Budget.images,
+    steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = Effort.steps,
+    epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = Effort.epochs,
+    images: pic.Images = Effort.images,
     test: pic.Test = 10_000,
     mean: pic.Mean = None,
     std: pic.Std = None,
@@ -81,7 +81,7 @@ def reproduce(
         quick = Quick(
             weights,
             lambda: _open(data, test, mean, std),
-            Budget(steps=steps, epochs=epochs, images=images),
+            Effort(steps=steps, epochs=epochs, images=images),
             bar.show,
         )
         for seed in range(seeds):

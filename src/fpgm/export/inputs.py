@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import RequestError
-from fpgm.examples import Example, batch_of, beside, resized
+from fpgm.examples import Example, batch_of, beside, resized, taken
 from fpgm.recovery.batches import read_inputs
 
 _BATCHES = (1, 2, 5)
@@ -69,15 +69,9 @@ def pieces(example: Example, batch: int) -> Iterator[Example]:
     >>> [piece.args[0].tolist() for piece in pieces(Example((torch.arange(5),), {}), 3)]
     [[0, 1, 2], [3, 4, 3]]
     """
-    size = batch_of(example)
-    for start in range(0, size or 1, batch):
-
-        def rows(value: Any, first: int = start) -> Any:
-            whole = not isinstance(value, Tensor) or not value.ndim or value.shape[0] != size
-            return value if whole else value[first : first + batch]
-
-        args, kwargs = tree_map(rows, (example.args, dict(example.kwargs)))
-        yield resized(Example(args, kwargs), batch)
+    size = batch_of(example) or 1
+    for start in range(0, size, batch):
+        yield resized(taken(example, range(start, min(start + batch, size))), batch)
 
 
 def _noisy(value: Any) -> bool:

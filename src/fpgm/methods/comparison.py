@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fpgm.methods.task import Method, Pruned, Schedule, Task, train_, trainable
+from fpgm.methods.task import Method, Pruned, Schedule, Task, trainable
+from fpgm.methods.training import train_
 from fpgm.plan import Plan
 from fpgm.recovery import recover
 

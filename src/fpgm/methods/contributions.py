@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fpgm.budget import Budget
 from fpgm.coupling import Pool
 from fpgm.harm.measure import Measured, Reader, measure
 from fpgm.methods.task import Task
@@ -32,20 +31,17 @@ def look(task: Task, planner: Planner) -> Measured:
 def known_products(task: Task, planner: Planner) -> list[tuple[Tensor, Tensor]]:
     """Units of every pool that some layer is known to read, and their products.
 
-    Other pools (what branches add to streams of full width) are told to stay whole, as in both
-    papers; the rest loses the more.
+    Others (what branches add to streams of full width) stay whole, as in both papers; the rest
+    loses the more.
     """
     seen = look(task, planner)
     found: list[tuple[Tensor, Tensor]] = []
-    whole: list[str] = []
-    for pool in planner.structure.pools:
+    for pool in list(planner.structure.pools):
         together = products(planner, pool, seen)
         if together is None:
-            whole += pool.layers
+            planner.structure.freeze(pool.units, "no layer reads what it gives by itself")
         else:
             found.append((pool.units, together))
-    rates = dict.fromkeys(whole, 0.0)
-    planner.budget = Budget(macs=planner.budget.macs, rates=rates)
     return found
 
 

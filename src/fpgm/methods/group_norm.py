@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.methods.everywhere import cut_everywhere
-from fpgm.methods.task import Method, Pruned, Task, classes_of, train_
+from fpgm.methods.task import Method, Pruned, Task, classes_of
+from fpgm.methods.training import train_
 from fpgm.planning import Planner
 from fpgm.tensors import named_tensors
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fpgm.budget import Budget
 from fpgm.methods.looking import Watcher, show
 from fpgm.methods.task import Method, Pruned, Task, classes_of, cut
 from fpgm.planning import Planner
@@ -25,8 +24,10 @@ def hrank(task: Task) -> Pruned:
     watched = task.planner(residual="coupled")  # a stream's channel is read as one
     found, known = ranks(task, watched)
     planner = task.planner(Scored.of_units("hrank", watched.structure, found))
-    flat = [w.layer for w in watched.structure.writers if not bool(known[w.classes].all())]
-    planner.budget = Budget(macs=task.macs, rates=dict.fromkeys(flat, 0.0))
+    flat = {w.layer for w in watched.structure.writers if not bool(known[w.classes].all())}
+    for pool in list(planner.structure.pools):
+        if flat & set(pool.layers):
+            planner.structure.freeze(pool.units, "it gives no maps that have a rank")
     return cut(planner)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,13 +18,9 @@ Watcher = Callable[[Tensor, object], None]
 """Told what a layer reads and what it gives out."""
 
 
-@torch.no_grad()
-def show(task: Task, watchers: Mapping[str, Watcher], most: int | None = None) -> None:
-    """Run the task's inputs, at most so many, and tell what the layers of these paths do.
-
-    The copy shares the model's weights, and nothing is ever hung on the model itself.
-    """
-    net = shadow(task.model).eval()
+@contextmanager
+def watching(net: nn.Module, watchers: Mapping[str, Watcher]) -> Iterator[None]:
+    """In here the layers of these paths tell what they do."""
 
     def hook_of(watcher: Watcher) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any, out: object) -> None:
@@ -31,16 +28,33 @@ def show(task: Task, watchers: Mapping[str, Watcher], most: int | None = None) -
 
         return hook
 
-    for path, watcher in watchers.items():
+    handles = [
         net.get_submodule(path).register_forward_hook(hook_of(watcher), with_kwargs=True)
+        for path, watcher in watchers.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def show(task: Task, watchers: Mapping[str, Watcher], most: int | None = None) -> None:
+    """Run the task's inputs, at most so many, and tell what the layers of these paths do.
+
+    The copy shares the model's weights, and nothing is ever hung on the model itself.
+    """
+    net = shadow(task.model).eval()
     inputs = task.inputs()
     left = task.images if most is None else most
     try:
-        for number in range(len(inputs)):
-            if left > 0:
-                example = inputs[number]
-                count = min(left, batch_of(example) or left)
-                resized(example, count).call(net)
-                left -= count
+        with watching(net, watchers):
+            for number in range(len(inputs)):
+                if left > 0:
+                    example = inputs[number]
+                    count = min(left, batch_of(example) or left)
+                    resized(example, count).call(net)
+                    left -= count
     finally:
         inputs.close()

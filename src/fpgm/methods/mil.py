@@ -34,7 +34,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fpgm.examples import Example, as_examples, beside
 from fpgm.latency.layers import called_layers
-from fpgm.methods.task import Method, Pruned, Task, train_
+from fpgm.methods.looking import Watcher, watching
+from fpgm.methods.task import Method, Pruned, Task
+from fpgm.methods.training import train_
 from fpgm.recovery.batches import Inputs
 from fpgm.tensors import modules_by_path
 from fpgm.tracer import undisturbed
@@ -162,20 +164,12 @@ def attach_(
             if isinstance(conv, nn.Conv2d) and conv.groups == 1 and max(conv.kernel_size) > 1
         }
 
-    def hook_of(layer: Collaborative) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            layer.fit_(args[0])
+    def fitter(layer: Collaborative) -> Watcher:
+        return lambda x, _: layer.fit_(x)
 
-        return hook
-
-    handles = [layer.conv.register_forward_pre_hook(hook_of(layer)) for layer in added.values()]
-    try:
-        with undisturbed(model):
-            model.eval()
-            example.call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with watching(model, {path: fitter(own) for path, own in added.items()}), undisturbed(model):
+        model.eval()
+        example.call(model)
     around = {layer.conv: layer for layer in added.values()}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
@@ -190,24 +184,18 @@ def zero_ratios(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     zeros: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
 
-    def hook_of(path: str) -> Any:
-        def hook(_: nn.Module, args: Any, out: Tensor) -> None:
+    def counter(path: str) -> Watcher:
+        def count(_: Tensor, out: Any) -> None:
             zeros[path] += int((out == 0).sum())
             numbers[path] += out.numel()
 
-        return hook
+        return count
 
-    handles = [
-        layer.relu.register_forward_hook(hook_of(path)) for path, layer in layers_of(model).items()
-    ]
-    try:
-        with undisturbed(model):
-            model.eval()
-            for number in range(len(inputs)):
-                inputs[number].call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    watchers = {f"{path}.relu": counter(path) for path in layers_of(model)}
+    with watching(model, watchers), undisturbed(model):
+        model.eval()
+        for number in range(len(inputs)):
+            inputs[number].call(model)
     return {path: zeros[path] / count for path, count in numbers.items()}
 
 

@@ -21,7 +21,8 @@ from fpgm.examples import float_outputs
 from fpgm.latency.layers import called_layers
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.scales import Norm, norms_of, sizes
-from fpgm.methods.task import Method, Pruned, Task, classes_of, scale_readers_, train_
+from fpgm.methods.task import Method, Pruned, Task, classes_of, scale_readers_
+from fpgm.methods.training import train_
 from fpgm.planning import Planner
 from fpgm.recovery import recover
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.scales import norms_of, sizes
-from fpgm.methods.task import Method, Pruned, Task, train_
+from fpgm.methods.task import Method, Pruned, Task
+from fpgm.methods.training import train_
 
 PENALTY = 1e-3
 """Of the sum of |γ|; the authors take 1e-4 for a training a hundred times as long."""

@@ -7,12 +7,11 @@ removed. An epoch here is a share of the steps a task allows before it prunes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-import torch
-
-from fpgm.methods.task import Method, Pruned, Task, cut, train_
-from fpgm.soft import SoftPruner
+from fpgm.methods.task import Method, Pruned, Task, cut
+from fpgm.methods.training import train_pruning_
 
 ROUNDS = 5
 """Prunings within the steps a task allows."""
@@ -21,25 +20,11 @@ ROUNDS = 5
 def soft(task: Task, criterion: str) -> Pruned:
     """Train and zero in turns, then cut."""
     model = task.copy()
-    pruners: list[SoftPruner] = []
-    done = 0
-
-    def begin(optimizer: torch.optim.Optimizer) -> None:
-        pruners.append(
-            SoftPruner(
-                model, task.example, macs=task.macs, criterion=criterion, residual=task.residual,
-                align=task.align, seed=task.seed, optimizer=optimizer,
-            )
-        )  # fmt: skip
-
-    def zero(_: float) -> None:
-        nonlocal done
-        done += 1
-        if done * ROUNDS // task.before.steps > pruners[0].epoch:
-            pruners[0].step()
-
-    train_(model, task, task.before, begin=begin, settle=zero)
-    return cut(task.planner(criterion, model), trained=model)
+    train_pruning_(
+        model, task, task.before, ROUNDS, macs=task.macs, criterion=criterion,
+        residual=task.residual, align=task.align, seed=task.seed,
+    )  # fmt: skip
+    return replace(cut(task.planner(criterion, model)), trained=model)
 
 
 FPGM_CITE = (

@@ -7,19 +7,17 @@ method does to weights is its own; which units may go, compaction and proof are 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fpgm.budget import Budget, Residual
 from fpgm.compact import compact
-from fpgm.errors import ModelError, RequestError
+from fpgm.errors import RequestError
 from fpgm.examples import beside
 from fpgm.plan import Plan
 from fpgm.planning import Criterion, Planner, check_prunes
@@ -108,7 +106,7 @@ class Task:
                 return
 
     def copy(self) -> nn.Module:
-        """The model to train, all of it; the task's own stays as it is."""
+        """The model to train; the task's own stays as it is."""
         return trainable(self.model)
 
 
@@ -142,13 +140,13 @@ class Method:
     prune: Callable[[Task], Pruned]
 
 
-def cut(planner: Planner, *, trained: nn.Module | None = None) -> Pruned:
+def cut(planner: Planner) -> Pruned:
     """Plan, compact and prove; weights of what stays are as they were."""
     drawn = planner.draw()
     check_prunes(drawn.plan)
     small = compact(planner.model, drawn.plan)
     certify(planner.model, drawn.plan, planner.examples, small).check()
-    return Pruned(small, drawn.plan.macs_removed, drawn.plan, trained, gone=drawn.removed)
+    return Pruned(small, drawn.plan.macs_removed, drawn.plan, gone=drawn.removed)
 
 
 @torch.no_grad()
@@ -193,69 +191,3 @@ def pair(batch: Any) -> Batch:
     ):
         return batch[0], batch[1]
     raise RequestError("The loader gives batches without classes: give pairs of inputs and labels.")
-
-
-Hook = Callable[[float], None]
-"""Called with the learning rate."""
-
-
-def train_(
-    model: nn.Module,
-    task: Task,
-    schedule: Schedule,
-    *,
-    begin: Callable[[torch.optim.Optimizer], None] | None = None,
-    penalise: Hook | None = None,
-    settle: Hook | None = None,
-    title: str = "training",
-) -> None:
-    """Train a classifier in place: cross-entropy, SGD, as many steps as the schedule has.
-
-    `begin` is shown the optimizer, `penalise` may add to gradients before a step, `settle` may move
-    weights after it. The model is left in eval mode.
-    """
-    if schedule.steps < 1:
-        model.eval()
-        return
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        schedule.lr,
-        momentum=schedule.momentum,
-        nesterov=True,
-        weight_decay=schedule.weight_decay,
-    )
-    if begin is not None:
-        begin(optimizer)
-    model.train()
-    with torch.enable_grad():
-        for step, (x, classes) in enumerate(itertools.islice(_epochs(task), schedule.steps)):
-            if task.progress is not None:
-                task.progress(title, step, schedule.steps)
-            rate = schedule.rate(step)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), classes)
-            if not bool(loss.isfinite()):
-                told = float(loss.detach())
-                raise ModelError(f"The loss is {told} at step {step + 1}: lower lr.")
-            loss.backward()
-            if penalise is not None:
-                penalise(rate)
-            optimizer.step()
-            if settle is not None:
-                with torch.no_grad():
-                    settle(rate)
-    optimizer.zero_grad()
-    model.eval()
-
-
-def _epochs(task: Task) -> Iterator[Batch]:
-    """Labelled batches without end."""
-    loader = task.loader if task.training is None else task.training
-    while True:
-        batch = None
-        for batch in loader:
-            yield pair(beside(task.model, batch))
-        if batch is None:
-            raise RequestError("The loader gives nothing: training needs batches.")

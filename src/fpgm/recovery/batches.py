@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fpgm.errors import RequestError
-from fpgm.examples import Example, tensors_in
+from fpgm.examples import Example, taken, tensors_in
 
 IN_MEMORY = 512 * 2**20
 """Bytes of inputs kept at hand."""
@@ -162,13 +162,7 @@ class Known:
         new = [place for place, mark in enumerate(marks) if mark not in self._marks]
         if len(new) == len(marks):
             return example
-
-        def chosen(value: Any) -> Any:
-            counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == len(marks)
-            return value[new] if counts else value
-
-        args, kwargs = tree_map(chosen, (example.args, dict(example.kwargs)))
-        return Example(args, kwargs) if new else None
+        return taken(example, new) if new else None
 
 
 def _marks(example: Example) -> list[bytes]:

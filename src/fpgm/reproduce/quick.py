@@ -22,7 +22,7 @@ from fpgm.compact import compact
 from fpgm.latency.bench import bench
 from fpgm.methods import METHODS, Schedule, Task
 from fpgm.methods.comparison import compare
-from fpgm.methods.task import train_
+from fpgm.methods.training import train_, train_pruning_
 from fpgm.models import resnet, vgg16
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
@@ -31,7 +31,6 @@ from fpgm.progress import Progress
 from fpgm.recipes import SHIPPED
 from fpgm.reproduce.printed import Row
 from fpgm.reproduce.results import Made
-from fpgm.soft import SoftPruner
 from fpgm.store import load, save
 from fpgm.verify import verify
 
@@ -54,7 +53,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Effort:
     """What a quick row may spend."""
 
     steps: int = 100
@@ -70,9 +69,9 @@ class Quick:
     """Makes rows; trained weights are read from a folder."""
 
     def __init__(
-        self, weights: Path, data: Callable[[], Data], budget: Budget, progress: Progress | None
+        self, weights: Path, data: Callable[[], Data], effort: Effort, progress: Progress | None
     ) -> None:
-        self.weights, self._open, self.budget, self.progress = weights, data, budget, progress
+        self.weights, self._open, self.effort, self.progress = weights, data, effort, progress
         self._data: Data | None = None
 
     @property
@@ -106,7 +105,7 @@ class Quick:
         start = time.perf_counter()
         # From scratch the paper prunes while it trains; from trained weights it fine-tunes.
         name = SOFT.get(row.method, row.method) if row.start == "scratch" else row.method
-        made = compare(METHODS[name], task, Schedule(self.budget.steps), self.data.accuracy)
+        made = compare(METHODS[name], task, Schedule(self.effort.steps), self.data.accuracy)
         whole = 100 * self.data.accuracy(model)
         tuned = made.row.once if made.row.tuned is None else made.row.tuned
         ours = {
@@ -116,7 +115,7 @@ class Quick:
         return Made(
             ours,
             round(time.perf_counter() - start, 1),
-            f"{METHODS[name].title} from trained weights, {self.budget.steps} steps of training",
+            f"{METHODS[name].title} from trained weights, {self.effort.steps} steps of training",
         )
 
     def _task(self, model: nn.Module, macs: float, seed: int) -> Task:
@@ -126,8 +125,8 @@ class Quick:
             macs,
             loader=self.data.look,
             training=self.data.learn(seed),
-            images=self.budget.images,
-            before=Schedule(max(1, self.budget.steps // 2)),
+            images=self.effort.images,
+            before=Schedule(max(1, self.effort.steps // 2)),
             residual="independent",
             seed=seed,
             progress=self.progress,
@@ -147,7 +146,7 @@ class Quick:
 
     def _long(self) -> Schedule:
         batches = sum(1 for _ in self.data.look)
-        return Schedule(self.budget.epochs * batches, lr=0.05)
+        return Schedule(self.effort.epochs * batches, lr=0.05)
 
     def _vgg_trained(self, row: Row, seed: int) -> Made:
         model = self._vgg()
@@ -162,12 +161,12 @@ class Quick:
         }
         for column, times in (("40 epochs", 1), ("160 epochs", LONG)):
             net = copy.deepcopy(small)
-            train_(net, task, Schedule(times * self.budget.steps))
+            train_(net, task, Schedule(times * self.effort.steps))
             ours[column] = 100 * self.data.accuracy(net)
         return Made(
             ours,
             round(time.perf_counter() - start, 1),
-            f"a quarter as wide, {self.budget.steps} and {LONG * self.budget.steps} steps of "
+            f"a quarter as wide, {self.effort.steps} and {LONG * self.effort.steps} steps of "
             "fine-tuning",
         )
 
@@ -177,32 +176,19 @@ class Quick:
         model = vgg16(width=WIDTH)
         task = self._task(model, row.macs, seed)
         schedule = self._long()
-        pruners: list[SoftPruner] = []
-        done = 0
-
-        def begin(optimizer: torch.optim.Optimizer) -> None:
-            pruners.append(
-                SoftPruner(
-                    model, task.example, mode="hard", optimizer=optimizer, **vgg_options(row)
-                )
-            )
-
-        def settle(_: float) -> None:
-            nonlocal done
-            done += 1
-            if done % (schedule.steps // self.budget.epochs) == 0:
-                pruners[0].step()
-
         start = time.perf_counter()
-        train_(model, task, schedule, begin=begin, settle=settle, title="VGG-16")
-        small = pruners[0].compact()
-        made = pruners[0].plan
+        pruner = train_pruning_(
+            model, task, schedule, self.effort.epochs, "VGG-16", mode="hard", **vgg_options(row)
+        )
+        assert pruner is not None
+        small = pruner.compact()
+        made = pruner.plan
         assert made is not None
         return Made(
             {"baseline": whole, "accuracy": 100 * self.data.accuracy(small.eval()),
              "FLOPs": 100 * made.macs_removed},
             round(time.perf_counter() - start, 1),
-            f"a quarter as wide, {self.budget.epochs} epochs",
+            f"a quarter as wide, {self.effort.epochs} epochs",
         )  # fmt: skip
 
     def _ablation(self, row: Row, seed: int) -> Made:
@@ -238,7 +224,7 @@ class Quick:
         small = prune(
             model, x[:1], rate=row.rate, residual="independent", align=1, rounding="paper"
         )
-        (found,) = bench([model, small], x, backends=["eager"], seconds=self.budget.seconds).rows
+        (found,) = bench([model, small], x, backends=["eager"], seconds=self.effort.seconds).rows
         before, after = found.figures
         assert after.theory is not None
         return Made(

@@ -16,7 +16,7 @@ from typing import Any
 from fpgm.errors import FileError
 from fpgm.files import write_text, writing
 from fpgm.reproduce.printed import Row, Table
-from fpgm.tables import latex, markdown
+from fpgm.tables import latex, markdown, mean_and_spread
 from fpgm.wording import reason
 
 MISSING = "missing"
@@ -147,17 +147,15 @@ def compared(printed: float | None, ours: Sequence[float]) -> list[str]:
     """Printed, ours with its spread, and the difference.
 
     >>> compared(91.0, [90.0, 92.0])
-    ['91', '91 ± 1.41', '+0.00']
+    ['91', '91.00 ± 1.41', '+0.00']
     >>> compared(None, []), compared(91.5, [])
     (['–', 'missing', ''], ['91.5', 'missing', ''])
     """
     paper = "–" if printed is None else f"{printed:g}"
     if not ours:
         return [paper, MISSING, ""]
-    mean = statistics.mean(ours)
-    spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
-    shown = f"{mean:.2f}".rstrip("0").rstrip(".")
-    return [paper, f"{shown}{spread}", "" if printed is None else f"{mean - printed:+.2f}"]
+    off = "" if printed is None else f"{statistics.mean(ours) - printed:+.2f}"
+    return [paper, mean_and_spread(ours, ".2f"), off]
 
 
 def _differences(
