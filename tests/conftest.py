@@ -4,17 +4,21 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tests.clocks import Ideal
 from tests.runs import write_net
 from tests.shell import run
 from tests.small_cifar10 import COUNT, Small
 
 from fpgm.data import cifar10
 from fpgm.errors import RequestError
-from fpgm.latency import neighbours
+from fpgm.latency import aim, neighbours
+from fpgm.latency.backends import BACKENDS
+from fpgm.latency.timing import side_by_side
 from fpgm.models._torchvision import import_torchvision
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,3 +97,17 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     run("bench", place, "--backend", "eager", "--seconds", 0.1, "--keep")
     return place
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("FPGM_CACHE", str(tmp_path))
+    return tmp_path / "latency"
+
+
+@pytest.fixture
+def ideal(monkeypatch: pytest.MonkeyPatch) -> Ideal:
+    backend = Ideal()
+    monkeypatch.setattr(aim, "side_by_side", partial(side_by_side, clock=lambda: backend.now))
+    monkeypatch.setitem(BACKENDS, "ideal", backend)
+    return backend

@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +14,26 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from tests.exported import Mixed, loaded
+from tests.recoverable import stir
 from tests.shell import refused, run
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fpgm
-from fpgm.examples import Example, batch_of
+from fpgm.examples import Example
 from fpgm.export import comparison
 from fpgm.export.fold import folded
-from fpgm.export.low_rank import split_layers
-from fpgm.export.onnx import OnnxModule, to_onnx
-from fpgm.latency.timing import side_by_side
+from fpgm.export.onnx import to_onnx
 from fpgm.models import resnet
 from fpgm.store import read_plans
 
 X = torch.randn(2, 3, 16, 16)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    """Norms that do something: fresh ones are nearly the identity."""
-    torch.manual_seed(1)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 2)
-            nn.init.normal_(module.bias)
-            assert module.running_mean is not None
-            assert module.running_var is not None
-            nn.init.normal_(module.running_mean)
-            nn.init.uniform_(module.running_var, 0.5, 2)
-    return model.eval()
-
-
-class Mixed(nn.Module):
-    """A norm that can be folded, one behind two readers, one before its layer, a transposed one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.an = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.b, self.bn = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.first, self.c = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
-        self.up, self.un = nn.ConvTranspose2d(8, 4, 2, stride=2), nn.BatchNorm2d(4)
-        self.line, self.ln = nn.Linear(4, 5), nn.BatchNorm1d(5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.an(self.a(x)))
-        b = self.b(x)
-        x = self.bn(b) + b
-        x = self.un(self.up(self.c(torch.relu(self.first(x)))))
-        y: Tensor = self.ln(self.line(x.mean((2, 3))))
-        return y
-
-
 class TestFolding:
     def test_only_norms_that_alone_read_a_layer_go(self) -> None:
-        model = shaken(Mixed())
+        model = stir(Mixed())
         small = folded(model, Example((X,), {}))
         gone = {name for name, m in small.named_modules() if isinstance(m, nn.Identity)}
         assert gone == {"an", "un", "ln"}
@@ -76,14 +41,14 @@ class TestFolding:
 
     @pytest.mark.parametrize("residual", ["coupled", "independent"])
     def test_pruned_networks(self, residual: str) -> None:
-        model = shaken(resnet(20))
+        model = stir(resnet(20))
         small = fpgm.prune(model, X, rate=0.4, residual=residual)
         thin = folded(small, Example((X,), {}))
         assert not any(isinstance(m, nn.BatchNorm2d) for m in thin.modules())
         assert torch.allclose(thin(X), small(X), atol=1e-4)
 
     def test_the_model_stays_as_it_was(self) -> None:
-        model = shaken(Mixed()).train()
+        model = stir(Mixed()).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         folded(model, Example((X,), {}))
         assert model.training
@@ -99,21 +64,11 @@ class TestFolding:
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
 class TestFormats:
     def test_of_any_batch_size(self, tmp_path: Path, to: str, residual: str) -> None:
-        small = fpgm.prune(shaken(resnet(20)), X, rate=0.4, residual=residual)
+        small = fpgm.prune(stir(resnet(20)), X, rate=0.4, residual=residual)
         done = fpgm.export(small, X[:1], tmp_path / "small", to=to)  # type: ignore[arg-type]
         assert done.error < 1e-5
         assert done.bytes == (tmp_path / "small").stat().st_size
         assert torch.allclose(loaded(tmp_path / "small", to)(X), small(X), atol=1e-4)
-
-
-def loaded(file: Path, to: str) -> nn.Module:
-    if to == "onnx":
-        return OnnxModule(file.read_bytes())
-    if to == "pt2":
-        return torch.export.load(file).module()
-    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
-        found: nn.Module = torch.jit.load(file)
-    return found
 
 
 def written_instead(monkeypatch: pytest.MonkeyPatch, other: nn.Module, to: str = "onnx") -> None:
@@ -157,7 +112,7 @@ class TestExport:
         assert "site-packages" not in str(onnx.load(tmp_path / "a.onnx").graph.node)
 
     def test_norms_are_folded_in_onnx(self, tmp_path: Path) -> None:
-        model = shaken(Mixed())
+        model = stir(Mixed())
         fpgm.export(model, X, tmp_path / "a.onnx")
         kinds = [node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node]
         assert kinds.count("BatchNormalization") == 2
@@ -166,7 +121,7 @@ class TestExport:
 
     def test_real_inputs_are_compared_too(self, tmp_path: Path) -> None:
         batches = [(torch.randn(4, 3, 16, 16), torch.zeros(4)) for _ in range(3)]
-        model = shaken(Mixed())
+        model = stir(Mixed())
         plain = fpgm.export(model, X, tmp_path / "a.onnx")
         more = fpgm.export(model, X, tmp_path / "a.onnx", loader=batches, images=8)
         assert (plain.noise, plain.inputs) == (1 + 2 + 5, 0)
@@ -177,7 +132,7 @@ class TestExport:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_batch: bool
     ) -> None:
         """Not even if the example is all zeros, of which every first layer makes nothing."""
-        model = shaken(Mixed())
+        model = stir(Mixed())
         other = copy.deepcopy(model)
         nn.init.normal_(other.a.weight)  # type: ignore[arg-type]
         x = torch.zeros_like(X)
@@ -245,7 +200,7 @@ class TestExport:
                 y = self.conv(x)
                 return self.norm(y), y
 
-        assert fpgm.export(shaken(Both()), X, tmp_path / "a.onnx").error < 1e-5
+        assert fpgm.export(stir(Both()), X, tmp_path / "a.onnx").error < 1e-5
 
     def test_arguments_by_name_and_of_other_kinds(self, tmp_path: Path) -> None:
         class Named(nn.Module):
@@ -309,7 +264,7 @@ def description(file: Path, to: str) -> dict[str, str]:
 class TestDescription:
     @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
     def test_versions_and_plans(self, tmp_path: Path, to: str) -> None:
-        small = fpgm.prune(shaken(resnet(20)), X, rate=0.4)
+        small = fpgm.prune(stir(resnet(20)), X, rate=0.4)
         fpgm.export(small, X, tmp_path / "a", to=to)  # type: ignore[arg-type]
         told = description(tmp_path / "a", to)
         ((name, (plan,)),) = json.loads(told["fpgm_plans"]).items()
@@ -340,7 +295,7 @@ class TestDescription:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(comparison, "_SECONDS", 0.2)
-        small = fpgm.prune(shaken(resnet(20)), X, rate=0.4)
+        small = fpgm.prune(stir(resnet(20)), X, rate=0.4)
         file = tmp_path / "a.onnx"
         thin = fpgm.export(small, X, file, low_rank=0.2)
         first = description(file, "onnx")
@@ -354,136 +309,9 @@ class TestDescription:
         assert {**second, "fpgm_int8": "false"}.items() >= first.items()
 
 
-class TestEightBits:
-    def test_smaller_and_nearly_the_same(self, tmp_path: Path) -> None:
-        model = shaken(resnet(20))
-        batches = [torch.randn(8, 3, 16, 16) for _ in range(4)]
-        done = fpgm.export(model, X, tmp_path / "a.onnx", loader=batches, int8=True)
-        told = done.int8
-        assert told is not None
-        assert done.bytes < 0.5 * told.bytes_before
-        assert 0 < told.error < 0.2
-        assert 0 < told.seconds < 1
-        assert 0 < told.seconds_before < 1
-        assert told.faster > 0
-        assert told.threads == torch.get_num_threads()
-        assert OnnxModule((tmp_path / "a.onnx").read_bytes())(X).shape == (2, 10)
-
-    def test_times_are_those_of_the_float_model_and_of_the_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """By a clock that goes on with every byte of a model that runs."""
-        now = [0]
-
-        def timed(data: bytes, *_: Any) -> Any:
-            return lambda: now.append(now[-1] + len(data))
-
-        monkeypatch.setattr(comparison, "_timed", timed)
-        monkeypatch.setattr(
-            comparison, "side_by_side", partial(side_by_side, clock=lambda: float(now[-1]))
-        )
-        done = fpgm.export(Mixed(), X, tmp_path / "a.onnx", loader=[X], int8=True)
-        assert done.int8 is not None
-        assert (done.int8.seconds_before, done.int8.seconds) == (done.int8.bytes_before, done.bytes)
-        assert done.int8.faster == pytest.approx(done.int8.bytes_before / done.bytes)
-
-    @pytest.mark.parametrize(("batch", "pieces"), [(1, 24), (2, 12), (3, 3 * 3), (16, 3)])
-    def test_every_input_is_looked_at_whatever_the_size(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, pieces: int
-    ) -> None:
-        exporting = importlib.import_module("fpgm.export")
-        right, looked = exporting.to_int8, list[Example]()
-
-        def spied(data: bytes, examples: list[Example], *rest: Any) -> bytes:
-            looked.extend(examples)
-            made: bytes = right(data, examples, *rest)
-            return made
-
-        monkeypatch.setattr(exporting, "to_int8", spied)
-        monkeypatch.setattr(comparison, "_SECONDS", 0.2)
-        batches = [torch.randn(8, 3, 16, 16) for _ in range(3)]
-        done = fpgm.export(
-            shaken(Mixed()), torch.zeros(batch, 3, 16, 16), tmp_path / "a.onnx",
-            loader=batches, images=24, any_batch=False, int8=True,
-        )  # fmt: skip
-        assert (done.noise, done.inputs) == (batch, 24)
-        assert [batch_of(own) for own in looked] == [batch] * pieces
-        rows = {tuple(row.flatten().tolist()) for own in looked for row in own.args[0]}
-        assert rows == {tuple(row.flatten().tolist()) for own in batches for row in own}
-
-    def test_a_ruined_file_is_not_left(self, tmp_path: Path) -> None:
-        """One channel nobody reads is so large that eight bits leave nothing of the others."""
-        model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)).eval()
-        with torch.no_grad():
-            model[0].weight[0] *= 1e5
-            model[1].weight[:, 0] = 0
-            model[1].bias.zero_()
-        assert fpgm.export(model, X, tmp_path / "a.onnx").error < 1e-4
-        (tmp_path / "a.onnx").unlink()
-        with pytest.raises(fpgm.VerificationError) as caught:
-            fpgm.export(model, X, tmp_path / "a.onnx", loader=[X], int8=True)
-        assert re.fullmatch(
-            r"Eight bits change the outputs by \d+% of their squares \(beyond 50% the model is "
-            r"ruined\): nothing was written\. Export it without int8\.",
-            str(caught.value),
-        )
-        assert list(tmp_path.iterdir()) == []
-
-
-class TestLowRank:
-    def net(self) -> nn.Sequential:
-        """A convolution of rank 6 and one of full rank."""
-        torch.manual_seed(0)
-        conv = nn.Conv2d(16, 32, 3, stride=2, padding=1)
-        mix = torch.randn(32, 6) @ torch.randn(6, 16 * 9) / 20
-        conv.weight.data = mix.reshape(conv.weight.shape)
-        return nn.Sequential(nn.Conv2d(3, 16, 3), conv, nn.ReLU(), nn.Conv2d(32, 8, 1)).eval()
-
-    def test_a_dependent_layer_is_split_without_loss(self) -> None:
-        model = self.net()
-        small, splits = split_layers(model, Example((X,), {}), error=1e-6)
-        assert [(s.layer, s.rank) for s in splits] == [("1", 6)]
-        assert torch.allclose(small(X), model(X), atol=1e-4)
-
-    def test_more_error_gives_a_smaller_rank_within_the_bound(self) -> None:
-        model = self.net()
-        ranks = []
-        for error in (1e-6, 0.05, 0.3):
-            _, splits = split_layers(model, Example((X,), {}), error=error)
-            assert all(s.error <= error for s in splits)
-            ranks.append(next(s.rank for s in splits if s.layer == "1"))
-        assert ranks == sorted(ranks, reverse=True)
-        assert ranks[0] > ranks[-1]
-
-    def test_where_it_does_not_pay_that_is_said(self) -> None:
-        with pytest.raises(fpgm.RequestError, match=r"low_rank is 0\.01: no layer is cheaper"):
-            split_layers(nn.Sequential(nn.Conv2d(3, 4, 1)), Example((X,), {}), error=0.01)
-
-    def test_layers_with_hooks_and_layers_that_are_only_read_stay(self) -> None:
-        model = self.net()
-        model[1].register_forward_hook(lambda *_: None)
-        with pytest.raises(fpgm.RequestError, match="no layer is cheaper"):
-            split_layers(model, Example((X,), {}), error=1e-6)
-
-    def test_a_pruned_network_with_adapters(self, tmp_path: Path) -> None:
-        small = fpgm.prune(shaken(resnet(20)), X, rate=0.4, residual="independent")
-        done = fpgm.export(small, X, tmp_path / "a.onnx", low_rank=0.4)
-        assert done.splits
-        assert done.low_rank is not None
-        assert 0 < done.low_rank.error < 1
-
-    def test_in_a_file(self, tmp_path: Path) -> None:
-        done = fpgm.export(self.net(), X, tmp_path / "a.onnx", low_rank=1e-6)
-        assert [s.layer for s in done.splits] == ["1"]
-        assert done.low_rank is not None
-        assert done.low_rank.error < 1e-9
-        assert done.bytes < done.low_rank.bytes_before
-        assert torch.allclose(loaded(tmp_path / "a.onnx", "onnx")(X), self.net()(X), atol=1e-4)
-
-
 def test_channels_are_placed_by_a_gather() -> None:
     """Runtimes have no cheap scatter."""
-    small = fpgm.prune(shaken(resnet(20)), X, rate=0.4, residual="independent").eval()
+    small = fpgm.prune(stir(resnet(20)), X, rate=0.4, residual="independent").eval()
     data = to_onnx(small, Example((X,), {}))
     kinds = {node.op_type for node in onnx.load_from_string(data).graph.node}
     assert "Gather" in kinds
