@@ -24,6 +24,7 @@ import fpgm
 from fpgm.examples import Example
 from fpgm.export import comparison
 from fpgm.export.fold import folded
+from fpgm.export.nearness import difference
 from fpgm.export.onnx import to_onnx
 from fpgm.models import resnet
 from fpgm.store import read_plans
@@ -116,8 +117,7 @@ class TestExport:
         fpgm.export(model, X, tmp_path / "a.onnx")
         kinds = [node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node]
         assert kinds.count("BatchNormalization") == 2
-        exporting = importlib.import_module("fpgm.export")
-        assert not exporting.difference([folded(model, Example((X,), {}))(X)], [model(X)]) > 1e-5
+        assert not difference([folded(model, Example((X,), {}))(X)], [model(X)]) > 1e-5
 
     def test_real_inputs_are_compared_too(self, tmp_path: Path) -> None:
         batches = [(torch.randn(4, 3, 16, 16), torch.zeros(4)) for _ in range(3)]
@@ -166,10 +166,9 @@ class TestExport:
         assert fpgm.export(model, tokens, tmp_path / "a.onnx", any_batch=False).noise == 0
 
     def test_outputs_on_another_device(self) -> None:
-        exporting = importlib.import_module("fpgm.export")
         here = torch.tensor([1.0, 4.0, torch.nan])
-        assert exporting.difference([here], [here.as_subclass(Far)]) == 0
-        assert exporting.difference([2 * here], [here.as_subclass(Far)]) == 1
+        assert difference([here], [here.as_subclass(Far)]) == 0
+        assert difference([2 * here], [here.as_subclass(Far)]) == 1
 
     def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
@@ -182,13 +181,12 @@ class TestExport:
             assert list(file.parent.iterdir()) == [file]
 
     def test_nothing_passes_for_nothing(self) -> None:
-        exporting = importlib.import_module("fpgm.export")
         nan, inf = torch.tensor([float("nan"), 1.0]), torch.tensor([float("-inf"), 1.0])
-        assert exporting.difference([nan], [torch.ones(2)]) == float("inf")
-        assert exporting.difference([torch.ones(2)], [inf]) == float("inf")
-        assert exporting.difference([-inf], [inf]) == float("inf")
-        assert exporting.difference([inf], [inf]) == 0
-        assert exporting.difference([torch.ones(1)], [torch.ones(2)]) == float("inf")
+        assert difference([nan], [torch.ones(2)]) == float("inf")
+        assert difference([torch.ones(2)], [inf]) == float("inf")
+        assert difference([-inf], [inf]) == float("inf")
+        assert difference([inf], [inf]) == 0
+        assert difference([torch.ones(1)], [torch.ones(2)]) == float("inf")
 
     def test_a_layers_output_that_is_also_the_models(self, tmp_path: Path) -> None:
         class Both(nn.Module):

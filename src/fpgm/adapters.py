@@ -22,21 +22,34 @@ def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
-    """Place channels among zeros."""
-    shape = list(x.shape)
-    shape[dim] = size
-    return x.new_zeros(shape).index_copy_(dim, index, x)  # out of place, the zeros were copied too
+    """Place channels among zeros that lie in memory as they do (channels last, say).
+
+    In another order both this and every layer after it would take about twice as long.
+    """
+    strides = x.stride()
+    outermost_first = sorted(range(x.ndim), key=lambda d: -strides[d])
+    zeros = x.new_zeros([size if d == dim else x.shape[d] for d in outermost_first])
+    if outermost_first != sorted(outermost_first):
+        zeros = zeros.permute([outermost_first.index(d) for d in range(x.ndim)])
+    return zeros.index_copy_(dim, index, x)  # out of place, the zeros were copied too
 
 
-def spread(x: Tensor, dim: int, sources: Tensor) -> Tensor:
-    """Place channels among zeros by where each place gets its own from; the last one is the zeros'.
+def sources(adapter: Adapter) -> Tensor:
+    """Where each place of a scatter gets its channel from; behind the last one are the zeros."""
+    found = torch.full((adapter.size,), len(adapter.index))
+    found[list(adapter.index)] = torch.arange(len(adapter.index))
+    return found
+
+
+def spread(x: Tensor, dim: int, origins: Tensor) -> Tensor:
+    """Place channels among zeros by their `sources`.
 
     The same as `scatter` in one pass over what comes out, which compilers and other runtimes merge
     with what follows; its gradient would be the dearer one.
     """
     shape = list(x.shape)
     shape[dim] = 1
-    return torch.cat([x, x.new_zeros(shape)], dim).index_select(dim, sources)
+    return torch.cat([x, x.new_zeros(shape)], dim).index_select(dim, origins)
 
 
 _SOURCES = "_sources"
@@ -83,10 +96,28 @@ def attach_(model: nn.Module, adapter: Adapter) -> None:
     index = torch.tensor(adapter.index, dtype=torch.int64, device=device)
     module.register_buffer(buffer, index, persistent=False)
     if adapter.kind == "scatter":
-        sources = torch.full((adapter.size,), len(index), device=device)
-        sources[index] = torch.arange(len(index), device=device)
-        module.register_buffer(buffer + _SOURCES, sources, persistent=False)
+        module.register_buffer(buffer + _SOURCES, sources(adapter).to(device), persistent=False)
     if adapter.side == "input":
         module.register_forward_pre_hook(_InputHook(adapter, buffer), with_kwargs=True)
     else:
         module.register_forward_hook(_OutputHook(adapter, buffer))
+
+
+def placing(module: nn.Module, path: str) -> Adapter | None:
+    """The adapter that places a module's output, if nothing else is done with that output."""
+    hooks = list(module._forward_hooks.values())
+    if len(hooks) != 1 or not isinstance(hooks[0], _OutputHook) or hooks[0].kind != "scatter":
+        return None
+    hook = hooks[0]
+    index = tuple(getattr(module, hook.buffer).tolist())
+    return Adapter(path, "output", "scatter", hook.dim, index, hook.size)
+
+
+def detach_(module: nn.Module) -> None:
+    """Take the adapter from a module's output, and its positions."""
+    (key,) = [k for k, hook in module._forward_hooks.items() if isinstance(hook, _OutputHook)]
+    hook = module._forward_hooks.pop(key)
+    assert isinstance(hook, _OutputHook)
+    for name in (hook.buffer, hook.buffer + _SOURCES):
+        module._buffers.pop(name, None)
+        module._non_persistent_buffers_set.discard(name)

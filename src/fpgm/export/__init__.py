@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import io
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -33,10 +32,11 @@ from fpgm.examples import (
     tensors_in,
 )
 from fpgm.export.comparison import Beside, compared, lost
-from fpgm.export.fold import folded
+from fpgm.export.fold import simplified
 from fpgm.export.inputs import noise, real
 from fpgm.export.int8 import RUINED, to_int8
 from fpgm.export.low_rank import Split, split_layers
+from fpgm.export.nearness import TOLERANCE, difference
 from fpgm.export.onnx import OnnxModule, batch_dims, to_onnx, uninstalled
 from fpgm.files import write_whole, writing
 from fpgm.store import plans_json
@@ -46,9 +46,6 @@ from fpgm.wording import reason
 Format = Literal["onnx", "pt2", "torchscript"]
 
 Run = Callable[[Example], list[Tensor]]
-
-TOLERANCE = 1e-4
-"""Largest difference of an output, as a share of its largest number, that is rounding."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def export(
     made = list(noise(example, any_batch=any_batch))
     tried = [example, *made, *shown]
     wanted = [_answers(plain, own, any_batch) for own in tried]
-    small = _folded(plain, example, wanted[0])
+    small = simplified(plain, example)
     told = about(model, to)
 
     def written(net: nn.Module, answers: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
@@ -162,14 +159,6 @@ def _answers(model: nn.Module, example: Example, any_batch: bool) -> list[Tensor
         raise ForwardError(
             f"The model's own forward fails on {size} inputs: {reason(error)}{hint}."
         ) from error
-
-
-def _folded(plain: nn.Module, example: Example, wanted: Sequence[Tensor]) -> nn.Module:
-    """With norms folded, if that is the same model: not if a layer's output is one of its own."""
-    small = folded(plain, example)
-    if not difference(_answers(small, example, False), wanted) <= TOLERANCE:
-        small = copy.deepcopy(plain)
-    return small.requires_grad_(False)
 
 
 def _checked(run: Run, tried: Sequence[Example], wanted: Sequence[Sequence[Tensor]]) -> float:
@@ -259,28 +248,3 @@ _WRITERS: dict[str, Callable[..., tuple[bytes, Run]]] = {
     "pt2": _pt2,
     "torchscript": _torchscript,
 }
-
-
-def difference(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Largest difference of an output, as a share of its largest number; inf if not comparable.
-
-    >>> difference([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 4.0])])
-    0.5
-    >>> difference([torch.tensor([torch.nan, 2.0])], [torch.tensor([1.0, 2.0])])
-    inf
-    """
-    if [t.shape for t in given] != [t.shape for t in wanted]:
-        return math.inf
-    worst = 0.0
-    for mine, theirs in zip(given, wanted, strict=True):
-        g, w = mine.detach().cpu(), theirs.detach().cpu()
-        finite = w.isfinite()
-        if not torch.equal(g.isfinite(), finite) or not torch.equal(
-            g[~finite].nan_to_num().float(), w[~finite].nan_to_num().float()
-        ):
-            return math.inf
-        if bool(finite.any()):
-            g, w = g[finite].double(), w[finite].double()
-            size = float(w.abs().max()) or 1.0
-            worst = max(worst, float((g - w).abs().max()) / size)
-    return worst

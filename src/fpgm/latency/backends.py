@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.examples import Example
+from fpgm.export.fold import simplified
 from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
 from fpgm.latency.layers import Layer
 from fpgm.latency.memory import process_bytes, torch_bytes
@@ -155,7 +156,7 @@ class _ReadsOnnx:
         return f"{self.name} {metadata.version(self.name)} {_processor()}"
 
     def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
-        data = to_onnx(model, example)
+        data = to_onnx(simplified(model, example), example)
         feed = input_arrays(data, example)
         run = self.start(data, threads)
         return Loaded(
