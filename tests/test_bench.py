@@ -127,6 +127,13 @@ class TestBench:
             assert small.verdict is not None
             assert "× faster; theory" in small.verdict
 
+    def test_printed_it_is_a_line_for_every_model(self) -> None:
+        found = bench({"big": wide(32), "small": wide(8)}, X, backends=["eager"], seconds=0.0)
+        big, small = str(found).splitlines()
+        assert big.startswith(f"{found.rows[0].where}: big ")
+        assert big.endswith(" ms")
+        assert small.endswith(f" ms ({found.rows[0].figures[1].verdict})")
+
     def test_every_model_has_its_own_theory_and_verdict(self) -> None:
         models = {"a": wide(64), "b": wide(32), "c": wide(16)}
         (row,) = bench(models, X, backends=["eager"], threads=[1], seconds=0.05).rows

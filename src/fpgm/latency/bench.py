@@ -84,6 +84,14 @@ class Bench:
         """As plain values."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        """A line for every model in every runtime."""
+        return "\n".join(
+            f"{row.where}: {own.model} {1000 * own.seconds:.3g} ms{_said(own.verdict)}"
+            for row in self.rows
+            for own in row.figures
+        )
+
 
 def bench(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
@@ -164,6 +172,10 @@ def _several(name: str, values: Sequence[T]) -> list[T]:
     if not values:
         raise RequestError(f"{name} is empty: give at least one, or leave it out.")
     return list(values)
+
+
+def _said(verdict: str | None) -> str:
+    return f" ({verdict})" if verdict else ""
 
 
 def _where(backend: str, batch: int, threads: int) -> str:
