@@ -37,6 +37,7 @@ from fpgm.models import resnet
 from fpgm.models.weights import load_weights
 from fpgm.paper import cifar_resnet, fractional, saving, whole
 from fpgm.reproduce import TABLES, Results
+from fpgm.reproduce.page import shown
 from fpgm.reproduce.quick import LONG, Data, Effort, Quick
 from fpgm.tables import markdown, mean_and_spread
 
@@ -224,7 +225,7 @@ def collected(runs: Path) -> dict[str, Any]:
         whole_model = read(f"{setting.name}-original.json")
         found["settings"].append({**asdict(setting), "original": whole_model, "rows": rows})
     for name in VGG:
-        header, lines = Results(runs, TABLES[name], "quick").shown()
+        header, lines = shown(Results(runs, TABLES[name], "quick"))
         found["tables"][name] = {"header": header, "lines": lines}
     return found
 

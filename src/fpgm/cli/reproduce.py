@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import os
+import hashlib
+import json as jsonlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +18,45 @@ from torch import nn
 
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
+from fpgm.cli.train import Bars
 from fpgm.errors import FpgmError, RequestError
-from fpgm.models.weights import load_weights
-from fpgm.reproduce import TABLES, Results, Table, full
-from fpgm.reproduce.quick import Data, Effort, Quick
+from fpgm.models.spec import default_shape
+from fpgm.reproduce import TABLES, Made, Results, Row, Table, full, page, processes
+from fpgm.reproduce.printed import BASELINES, TABLE5, baseline_of
+from fpgm.reproduce.quick import VGG_WEIGHTS, Data, Effort, Quick
+from fpgm.reproduce.results import WEIGHTS
+from fpgm.reproduce.weights import digest, find_weights, weights_name
+from fpgm.wording import shorten
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")
 DRAWN = "svg"
+CIFAR10 = "cifar10"
+TEST = 10_000
+TIMED = Effort(batch=64, backend="cuda", seconds=20.0)
+"""How the paper takes its times: 64 pictures at once on one GPU."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command was given, besides a name."""
+
+    scale: str
+    out: Path
+    weights: Path
+    data: str
+    mean: str | None
+    std: str | None
+    test: int
+    effort: Effort
+    changes: tuple[str, ...]
+
+    def recipes(self) -> list[str]:
+        """What of it replaces values of recipes."""
+        look = [("mean", self.mean), ("std", self.std)]
+        found = [f"data.{name}=[{value}]" for name, value in look if value is not None]
+        root = [f"data.root={self.data}"] if self.data != CIFAR10 else []
+        return [*found, *root, *self.changes]
 
 
 def reproduce(
@@ -38,13 +74,18 @@ def reproduce(
     ),
     weights: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Trained weights: cifar10_resnet56.safetensors, …"),
+        typer.Option(
+            metavar="DIR|FILE",
+            help="Trained weights: a folder with cifar10_resnet56.safetensors, … or one file.",
+        ),
     ] = Path("weights"),
-    data: Annotated[str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune.")] = "cifar10",
+    data: Annotated[
+        str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune; ImageNet's folder.")
+    ] = CIFAR10,
     steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = Effort.steps,
     epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = Effort.epochs,
     images: pic.Images = Effort.images,
-    test: pic.Test = 10_000,
+    test: pic.Test = TEST,
     mean: pic.Mean = None,
     std: pic.Std = None,
     change: Annotated[
@@ -59,8 +100,15 @@ def reproduce(
     """Make rows of the paper's tables again, and set them beside what it prints."""
     if scale not in SCALES:
         raise RequestError(f"--scale is {scale!r}: give quick or full.")
+    if test < 1 or images < 1:
+        raise RequestError("--test and --images are whole numbers from 1 up.")
+    if (mean is None) != (std is None):
+        raise RequestError("--mean and --std go together: give both or neither.")
+    effort = Effort(steps=steps, epochs=epochs, images=images)
+    asked = Asked(scale, out, weights, data, mean, std, test, effort, tuple(change or []))
+    _check(asked)
     if name in FIGURES:
-        _draw(name, scale, out, weights, (data, mean, std), json)
+        _draw(name, asked, json)
         return
     if name not in TABLES:
         raise RequestError(f"There is no {name!r}: give one of {', '.join((*TABLES, *FIGURES))}.")
@@ -68,60 +116,171 @@ def reproduce(
     chosen = [row for row in table.rows if fnmatch.fnmatchcase(row.key, rows)]
     if not chosen:
         raise RequestError(f"--rows {rows!r} matches none: see fpgm reproduce {name} --list.")
-    settings: dict[str, Any] = {"set": sorted(change or [])}
-    if scale == "quick":
-        settings = {"steps": steps, "epochs": epochs, "images": images, "test": test,
-                    "data": data, "mean": mean, "std": std}  # fmt: skip
-    results = Results(out, table, scale, settings)
     if list_:
-        _list(table, out, json)
+        _list(table, chosen, out, json)
         return
-    notes: list[str] = []
-    with common.LayerBar() as bar:
-        quick = Quick(
-            weights,
-            lambda: _open(data, test, mean, std),
-            Effort(steps=steps, epochs=epochs, images=images),
-            bar.show,
+    _tables(table, chosen, seeds, asked, context.obj, json)
+
+
+def _check(asked: Asked) -> None:
+    """Refuse what the scale has no use for, rather than pass over it."""
+    if asked.scale == "quick" and asked.changes:
+        raise RequestError("--set changes recipes, which quick rows do not follow: --scale full.")
+    if asked.scale == "full" and (asked.effort != Effort() or asked.test != TEST):
+        raise RequestError(
+            "--steps, --epochs, --images and --test are for quick rows: --set train.epochs=3."
         )
-        for seed in range(seeds):
-            for row in chosen:
-                if results.made(row, seed) is not None:
-                    continue
-                bar.show(row.key, 0, 1)
-                try:
-                    if scale == "quick" or name == "table5":  # times need no schedule
-                        made = quick.make(name, row, seed)
-                    else:
-                        made = full.make(row, seed, results.folder, weights, change or [])
-                except FpgmError as error:
-                    notes.append(f"{row.key}, seed {seed}, failed: {error}")
-                    continue
-                if made is None:
-                    notes.append(f"{row.key} is missing: {_why(scale, name, weights)}.")
-                elif os.environ.get("RANK", "0") == "0":
-                    results.keep(row, seed, made, context.obj)
-    if os.environ.get("RANK", "0") != "0":
-        return  # the first process speaks for all
-    files = results.write()
-    header, lines = results.shown()
+    if any(own.startswith("model.weights") for own in asked.changes):
+        raise RequestError("--set model.weights is for fpgm train: give --weights here.")
+
+
+def _tables(
+    table: Table, chosen: Sequence[Row], seeds: int, asked: Asked, command: str, json: bool
+) -> None:
+    """Make what is not there, write and show."""
+    alone = asked.scale == "quick" or table is TABLE5  # times need no schedule
+    if alone and processes.count() > 1:
+        raise RequestError(f"{table.name} is made by one process here: leave the launcher out.")
+    if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
+        raise RequestError(
+            "table5 at full scale is timed on a CUDA device, and there is none here."
+        )
+    with _extra("train"):
+        maker = _Quick(table, asked) if alone else _Full(asked, chosen)
+        results = Results(asked.out, table, asked.scale, maker.settings)
+        processes.first(results.check)
+        try:
+            notes, failed = _fill(results, chosen, seeds, maker, command)
+            processes.leave()
+        except KeyboardInterrupt:
+            if processes.is_first():
+                typer.echo("fpgm: stopped; the same command goes on.", err=True)
+            raise typer.Exit(130) from None
+    if processes.is_first():  # it speaks for all
+        files = page.written(results, lambda row: full.command(table, row, asked.out))
+        _show(results, chosen, notes, files, json)
+    if failed:
+        raise typer.Exit(2)
+
+
+class _Quick:
+    """Rows made by one process: at quick scale, and all times."""
+
+    def __init__(self, table: Table, asked: Asked) -> None:
+        spent = {key: getattr(asked.effort, key) for key in ("steps", "epochs", "images")}
+        self._spent = {**spent, "test": asked.test, "data": asked.data, "mean": asked.mean,
+                       "std": asked.std}  # fmt: skip
+        effort = asked.effort
+        if asked.scale == "full":
+            effort, self._spent = TIMED, {}
+        self._table, self._bar = table, common.LayerBar()
+        # What a VGG-16 is trained with is in its name: other options train another one.
+        mark = hashlib.sha256(jsonlib.dumps(self._spent).encode()).hexdigest()[:10]
+        kept = asked.out / VGG_WEIGHTS.replace(".", f"-{mark}.")
+        self._rows = Quick(
+            asked.weights,
+            lambda: _open(asked.data, asked.test, asked.mean, asked.std),
+            effort,
+            self._bar.show,
+            kept,
+        )
+        self._weights = asked.weights
+
+    def settings(self, row: Row, seed: int) -> dict[str, Any]:
+        return {**self._spent, WEIGHTS: digest(self._rows.start(self._table.name, row))}
+
+    def make(self, table: Table, row: Row, seed: int) -> Made | None:
+        with self._bar:
+            self._bar.show(row.key, 0, 1)
+            return self._rows.make(table.name, row, seed)
+
+    def why(self, row: Row) -> str:
+        if row.imagenet:
+            return "ImageNet takes days on two cores; --scale full"
+        return f"{self._weights} has no {weights_name(row)}"
+
+
+class _Full:
+    """Rows made by their recipes, by one process or many."""
+
+    def __init__(self, asked: Asked, chosen: Sequence[Row]) -> None:
+        self._rows = full.Full(asked.out, asked.weights, asked.recipes())
+        self._rows.check(chosen)
+
+    def settings(self, row: Row, seed: int) -> dict[str, Any]:
+        return self._rows.settings(row, seed)
+
+    def make(self, table: Table, row: Row, seed: int) -> Made | None:
+        with Bars() as bars:
+            return self._rows.make(table, row, seed, bars)
+
+    def why(self, row: Row) -> str:
+        return f"quoted from another paper, see {full.nearest(row)}"
+
+
+def _fill(
+    results: Results, chosen: Sequence[Row], seeds: int, maker: _Quick | _Full, command: str
+) -> tuple[list[str], bool]:
+    """Make the rows that are not there; what is to be said of others, and whether any failed."""
+    notes: list[str] = []
+    missing: dict[str, dict[str, None]] = {}  # rows by why, in order, each once
+    taken, failed = [], False
+    for place, row, seed in _needed(results, chosen, seeds):
+        claim = place.claimed(row, seed) if processes.is_first() else nullcontext(True)
+        with claim as free:
+            there, free = processes.first(partial(_state, place, row, seed, free))
+            if there:
+                continue
+            if not free:
+                taken.append((place, row, seed))
+                continue
+            try:
+                made = maker.make(place.table, row, seed)
+            except FpgmError as error:
+                notes.append(f"{row.key}, seed {seed}, failed: {error}")
+                failed = True
+                continue
+            if made is None:
+                missing.setdefault(maker.why(row), {})[row.key] = None
+            elif processes.is_first():
+                place.keep(row, seed, made, command)
+    for place, row, seed in taken:
+        if processes.is_first() and place.made(row, seed) is None:
+            notes.append(f"{row.key}, seed {seed}, is being made by another process.")
+    notes += [f"Missing: {shorten(list(keys))}: {why}." for why, keys in missing.items()]
+    return notes, failed
+
+
+def _needed(
+    results: Results, chosen: Sequence[Row], seeds: int
+) -> Iterator[tuple[Results, Row, int]]:
+    """The rows, and behind those from scratch at full scale the network they are compared with."""
+    whole = results.baselines if results.scale == "full" else None
+    for seed in range(seeds):
+        for row in chosen:
+            yield results, row, seed
+            if whole is not None and row.start == "scratch" and row.recipe is not None:
+                yield whole, baseline_of(row.network), seed
+
+
+def _state(place: Results, row: Row, seed: int, free: bool) -> tuple[bool, bool]:
+    """Whether a row is there, and if not, whether it may be made here."""
+    return place.made(row, seed) is not None, free
+
+
+def _show(
+    results: Results, chosen: Sequence[Row], notes: Sequence[str], files: Sequence[Path], json: bool
+) -> None:
+    header, lines = page.shown(results, chosen)
     if json:
         common.show_json(
             {"header": header, "rows": lines, "notes": notes, "files": [str(f) for f in files]}
         )
         return
-    common.show_table(header, lines, left=len(table.labels))
-    for note in notes:
+    common.show_table(header, lines, left=len(results.table.labels))
+    for note in notes if results.scale == "full" else [*notes, page.QUICK]:
         typer.echo(f"\n{note}")
-    typer.echo(f"\nWritten to {out}: {', '.join(file.name for file in files)}")
-
-
-def _why(scale: str, name: str, weights: Path) -> str:
-    if scale == "full":
-        return "the paper took it from another one, and there is no recipe; see fpgm compare"
-    if name == "table2":
-        return "ImageNet takes days on two cores; --scale full"
-    return f"{weights} has no trained weights of this network"
+    typer.echo(f"\nWritten to {files[0].parent}: {', '.join(file.name for file in files)}")
 
 
 def _open(data: str, test: int, mean: str | None, std: str | None) -> Data:
@@ -136,13 +295,14 @@ def _open(data: str, test: int, mean: str | None, std: str | None) -> Data:
     return Data(look, lambda seed: pic.Epochs(learn.sets, seed), accuracy)
 
 
-def _list(table: Table, out: Path, json: bool) -> None:
-    found = [(row, full.command(table, row, out), full.hours(row)) for row in table.rows]
+def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
+    found = [(row, full.command(table, row, out), full.hours(table, row)) for row in chosen]
     if json:
         common.show_json(
             [
                 {"row": row.key, "labels": row.labels, "printed": dict(row.printed),
-                 "command": command, "gpu_hours": hours}
+                 "printed_spread": dict(row.spread), "command": command, "gpu_hours": hours,
+                 "quoted": full.nearest(row) if command is None else None}
                 for row, command, hours in found
             ]
         )  # fmt: skip
@@ -150,41 +310,73 @@ def _list(table: Table, out: Path, json: bool) -> None:
     common.show_table(
         ("row", *table.labels, "at full scale", "GPU hours"),
         [
-            (row.key, *row.labels, command or "no recipe: fpgm compare",
+            (row.key, *row.labels, command or f"quoted; {full.nearest(row)}",
              "" if hours is None else f"{hours:.1f}")
             for row, command, hours in found
         ],
         left=2 + len(table.labels),
     )  # fmt: skip
+    if any(own.before is not None for own in table.accuracies):
+        typer.echo(
+            "\nA row from scratch also trains the network it is compared with, once a seed for "
+            f"all of them: fpgm reproduce {BASELINES.name} --list"
+        )
 
 
-def _draw(
-    name: str,
-    scale: str,
-    out: Path,
-    weights: Path,
-    data: tuple[str, str | None, str | None],
-    json: bool,
-) -> None:
-    try:
+def _draw(name: str, asked: Asked, json: bool) -> None:
+    with _extra("report"):
         from fpgm.reproduce import drawn
-    except ModuleNotFoundError as error:
-        raise RequestError(f'{error.name} is not installed: pip install "fpgm[report]"') from None
-    out.mkdir(parents=True, exist_ok=True)
-    if name == "fig4":
-        files = drawn.figure4(Results(out, TABLES["ablations"], scale), out, DRAWN)
-    else:
-        file = weights / "cifar10_resnet56.safetensors"
-        if not file.exists():
-            raise RequestError(f"{file} is not there: name its folder with --weights.")
-        model = load_weights(common.build("resnet56", None), file).eval()
-        if name == "fig3":
-            files = drawn.figure3(model, torch.zeros(1, 3, 32, 32), out, DRAWN)
-        else:
-            sets = pic.open_pictures(*data, 32).sets
-            pictures = (batch.images for batch in sets.test.epoch(0))
-            files = drawn.figure5(model, pictures, out, DRAWN)
+
+        missing: list[str] = []
+        files: list[Path] = []
+        if name == "fig4":
+            files = drawn.figure4(Results(asked.out, TABLES["ablations"], asked.scale),
+                                  asked.out, DRAWN)  # fmt: skip
+        wanted = {"fig3": drawn.NORMS[asked.scale], "fig5": drawn.MAPS[asked.scale][:1]}
+        for network in wanted.get(name, ()):
+            row = baseline_of(network)
+            file = _weights_of(row, asked)
+            if file is None:
+                missing.append(f"{row.labels[0]} is missing: {asked.weights} has no "
+                               f"{weights_name(row)}.")  # fmt: skip
+                continue
+            model = common.build(network, file)
+            shape = default_shape(network)
+            asked.out.mkdir(parents=True, exist_ok=True)
+            if name == "fig3":
+                files += drawn.figure3(model, torch.zeros(shape), asked.out, row.net, DRAWN)
+            else:
+                if row.imagenet and asked.data == CIFAR10:
+                    raise RequestError(
+                        "fig5 at full scale shows pictures of ImageNet: name their folder, which "
+                        "holds train and val, with --data."
+                    )
+                sets = pic.open_pictures(asked.data, asked.mean, asked.std, shape[-1]).sets
+                pictures = (batch.images for batch in sets.test.epoch(0))
+                rate = drawn.MAPS[asked.scale][1]
+                files += drawn.figure5(model, pictures, asked.out, row.net, DRAWN, rate)
+    if not files:
+        raise RequestError(f"{missing[0]} Name the folder with --weights.")
     if json:
-        common.show_json({"files": [str(file) for file in files]})
-    else:
-        typer.echo(f"Written to {out}: {', '.join(file.name for file in files)}")
+        common.show_json({"files": [str(file) for file in files], "notes": missing})
+        return
+    typer.echo(f"Written to {asked.out}: {', '.join(file.name for file in files)}")
+    for note in missing:
+        typer.echo(note)
+
+
+def _weights_of(row: Row, asked: Asked) -> Path | None:
+    """Weights the user has, or those of a baseline that was made in the same folder."""
+    if asked.scale == "quick":
+        return find_weights(asked.weights, row)
+    with _extra("train"):
+        return full.Full(asked.out, asked.weights, asked.recipes()).start(row, 0)
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Say of a package that is not installed what brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise RequestError(f'{error.name} is not installed: pip install "fpgm[{name}]"') from None

@@ -19,18 +19,23 @@ from fpgm.figures.style import (
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
 """Several lines by name: (place, value) from left to right."""
+Bands = Mapping[str, Sequence[tuple[float, float, float]]]
+"""Shades behind lines by name: (place, lower end, upper end) from left to right."""
 
 
-def accuracy_by_macs(lines: Points, *, original: float | None = None, width: int = COLUMN) -> Any:
+def accuracy_by_macs(
+    lines: Points, *, bands: Bands | None = None, original: float | None = None, width: int = COLUMN
+) -> Any:
     """Accuracy against the share of MACs removed (the paper's Figure 4b), one line a method."""
-    return _lines(lines, "MACs removed", "accuracy", original, width, percent_x=True)
+    return _lines(lines, "MACs removed", "accuracy", original, width, percent_x=True, bands=bands)
 
 
 def accuracy_by_interval(
-    lines: Points, *, original: float | None = None, width: int = COLUMN
+    lines: Points, *, bands: Bands | None = None, original: float | None = None, width: int = COLUMN
 ) -> Any:
     """Accuracy against the epochs between two prunings (the paper's Figure 4a)."""
-    return _lines(lines, "epochs between prunings", "accuracy", original, width, percent_x=False)
+    across = "epochs between prunings"
+    return _lines(lines, across, "accuracy", original, width, percent_x=False, bands=bands)
 
 
 def accuracy_by_epoch(lines: Points, *, width: int = COLUMN) -> Any:
@@ -155,7 +160,14 @@ def savings(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN) -> Any:
 
 
 def _lines(
-    lines: Points, across: str, up: str, original: float | None, width: int, *, percent_x: bool
+    lines: Points,
+    across: str,
+    up: str,
+    original: float | None,
+    width: int,
+    *,
+    percent_x: bool,
+    bands: Bands | None = None,
 ) -> Any:
     alt = altair()
     rows = [{"line": name, across: x, up: y} for name, points in lines.items() for x, y in points]
@@ -173,6 +185,21 @@ def _lines(
             tooltip=["line:N", f"{across}:Q", alt.Tooltip(f"{up}:Q", format=".2%")],
         )
     )
+    if shades := [
+        {"line": name, across: x, "low": low, "high": high}
+        for name, places in (bands or {}).items()
+        for x, low, high in places
+    ]:
+        shade = alt.Chart(data(shades)).mark_area(opacity=0.2)
+        drawn = (
+            shade.encode(
+                x=alt.X(f"{across}:Q"),
+                y=alt.Y("low:Q", title=up),
+                y2="high:Q",
+                color=_colour(names, "line"),
+            )
+            + drawn
+        )
     if original is not None:
         rule = alt.Chart(data([{up: original}])).mark_rule(color=QUIET, strokeDash=[4, 3])
         drawn = drawn + rule.encode(y=f"{up}:Q")

@@ -7,85 +7,238 @@ every epoch, at a rate that is stated.
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 import fpgm.paper as counted
+from fpgm.compact import compact
+from fpgm.errors import RequestError
+from fpgm.models.spec import default_shape, load_model
+from fpgm.models.weights import load_weights
+from fpgm.planning import plan
 from fpgm.recipes import SHIPPED
-from fpgm.reproduce.printed import Row, Table
-from fpgm.reproduce.quick import pfec_rates
-from fpgm.reproduce.results import Made
+from fpgm.reproduce.printed import BASELINES, TABLE3, TABLE5, TUNED, baseline_of
+from fpgm.reproduce.processes import join, tops
+from fpgm.reproduce.quick import LONG, pfec_rates
+from fpgm.reproduce.results import WEIGHTS, Made
+from fpgm.reproduce.rows import Row, Table
+from fpgm.reproduce.weights import digest, find_weights, weights_name
+from fpgm.store import save
+from fpgm.verify import verify
+
+if TYPE_CHECKING:
+    from fpgm.train import Recipe
+    from fpgm.train.engine import Reporter
 
 SPEED = 2.5e12
-"""Multiply-accumulates a second that one current GPU really does in such a training."""
+"""Multiply-accumulates a second, sustained: a third of a V100's peak in float32."""
 LEAST = 8.0
 """Seconds of an epoch on CIFAR-10 that no GPU goes below: its kernels are too small."""
 PICTURES = {"cifar10": 50_000, "imagenet": 1_281_167}
-EPOCHS = {"cifar10": 200, "imagenet": 100, "vgg16": 160}
+TIMING = 0.1
+"""Hours for a row of times, which needs no training."""
+SHORT_LR = 0.001
+"""Of Table 3's shorter fine-tuning: the authors' script's, as the text has none."""
+MACHINE = ("data.root=", "data.workers=", "run.")
+"""Settings that are a machine's own: rows made with other ones may stand in one table."""
+SCHEDULE = {"mode", "interval", "start", "end", "ramp", "hold"}
+"""When a recipe prunes; the rest says what."""
+STEPS = 1000
+"""Of training that is proposed for a method the paper only quotes."""
 
 
 def command(table: Table, row: Row, out: Path) -> str | None:
-    """What makes a row, on one GPU or, behind `accelerate launch`, on many."""
-    if row.recipe is None:
+    """What makes a row, on one GPU or, behind `accelerate launch`, on many.
+
+    Words in capitals are the user's folders.
+    """
+    if row.recipe is None and table is not TABLE5:
         return None
+    launch = ["fpgm"] if table is TABLE5 else ["accelerate", "launch", "-m", "fpgm"]
+    weights = ["--weights", "WEIGHTS"] if row.start == "trained" else []
+    pictures = ["--data", "IMAGENET"] if row.imagenet and table is not TABLE5 else []
     return shlex.join(
-        ["accelerate", "launch", "-m", "fpgm", "reproduce", table.name, "--scale", "full",
-         "--rows", row.key, "--out", str(out)]
+        [*launch, "reproduce", table.name, "--scale", "full", "--rows", row.key, *weights,
+         *pictures, "--out", str(out)]
     )  # fmt: skip
 
 
-def hours(row: Row) -> float | None:
+def nearest(row: Row) -> str:
+    """The method of a row that the paper quotes from another one, on its network."""
+    return shlex.join(
+        ["fpgm", "compare", row.network, "--weights", f"WEIGHTS/{weights_name(row)}", "--methods",
+         row.method, "--macs", f"{row.macs:.3f}", "--residual", "independent", "--data",
+         "IMAGENET" if row.imagenet else "cifar10", "--steps", str(STEPS), "--out", "DIR"]
+    )  # fmt: skip
+
+
+def hours(table: Table, row: Row) -> float | None:
     """Of one GPU, by calculation."""
+    if table is TABLE5:
+        return TIMING
     if row.recipe is None:
         return None
     if row.network == "vgg16":
-        layers, kind, epochs = counted.cifar_vgg16(), "cifar10", EPOCHS["vgg16"]
-    elif row.network.startswith("torchvision:resnet"):
-        depth = int(row.network.removeprefix("torchvision:resnet"))
-        layers, kind, epochs = counted.imagenet_resnet(depth), "imagenet", EPOCHS["imagenet"]
+        layers = counted.cifar_vgg16()
     else:
-        depth = int(row.network.removeprefix("resnet"))
-        layers, kind, epochs = counted.cifar_resnet(depth), "cifar10", EPOCHS["cifar10"]
-    seconds = 3 * counted.macs(layers) * PICTURES[kind] / SPEED
-    return epochs * max(seconds, LEAST if kind == "cifar10" else 0.0) / 3600
+        depth = int(row.net.removeprefix("resnet"))
+        layers = counted.imagenet_resnet(depth) if row.imagenet else counted.cifar_resnet(depth)
+    pictures = PICTURES["imagenet" if row.imagenet else "cifar10"]
+    seconds = 3 * counted.macs(layers) * pictures / SPEED
+    return row.epochs * max(seconds, 0.0 if row.imagenet else LEAST) / 3600
 
 
-def weights_name(row: Row) -> str:
-    """How the file of a network's trained weights is called.
+class Full:
+    """Makes rows; each training is a folder below `out`, shared by rows that have it in common."""
 
-    >>> from fpgm.reproduce.printed import TABLES
-    >>> weights_name(TABLES["table1"].rows[-1])
-    'cifar10_resnet110.safetensors'
-    """
-    network = row.network.removeprefix("torchvision:")
-    return f"{'imagenet' if network != row.network else 'cifar10'}_{network}.safetensors"
+    def __init__(self, out: Path, weights: Path, changes: Sequence[str]) -> None:
+        self.runs = out / "runs"
+        self.weights, self.changes = weights, tuple(changes)
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Refuse changes that no recipe can have, before anything long is done."""
+        for row in rows:
+            if row.recipe is not None:
+                data = self._recipe(row, 0).data
+                if data.name == "folder" and data.root is None:
+                    raise RequestError(
+                        f"{row.key} is of ImageNet: name its folder, which holds train and val, "
+                        "with --data."
+                    )
+
+    def settings(self, row: Row, seed: int) -> dict[str, Any]:
+        """What a row depends on besides its recipe."""
+        given = sorted(own for own in self.changes if not own.startswith(MACHINE))
+        start = self.start(row, seed) if row.start == "trained" else None
+        return {"--set": given, WEIGHTS: digest(start)}
+
+    def start(self, row: Row, seed: int) -> Path | None:
+        """Trained weights of a row's network: given ones, or those of a baseline made here."""
+        found = find_weights(self.weights, row)
+        if found is None:
+            base = baseline_of(row.network)
+            made = self._folder(base, self._recipe(base, seed)) / "weights.safetensors"
+            found = made if made.is_file() else None
+        return found
+
+    def make(
+        self, table: Table, row: Row, seed: int, reporter: Reporter | None = None
+    ) -> Made | None:
+        """Train by the row's recipe, or go on with it; None where there is none."""
+        if row.recipe is None:
+            return None
+        recipe = self._recipe(row, seed)
+        if row.start == "trained":
+            recipe = replace(recipe, model=replace(recipe.model, weights=self._given(row, seed)))
+        if table is TABLE3:
+            return self._tuned(row, recipe, reporter)
+        results, model, seconds = self._train(row, recipe, reporter)
+        ours: dict[str, float | None] = {}
+        kinds = (1, 5) if row.imagenet else (1,)
+        nets = {"after": model}
+        if row.start == "trained":
+            nets["before"] = _started(recipe, next(model.parameters()).device)
+        for which, net in nets.items():
+            found = tops(net, recipe.data, kinds)
+            for own, share in zip(table.accuracies, found, strict=False):
+                ours[getattr(own, which)] = share
+        if "macs_after" in results:
+            ours["FLOPs left"] = float(results["macs_after"])
+            ours["FLOPs"] = 100 * (1 - results["macs_after"] / results["macs_before"])
+        else:
+            ours["FLOPs"] = 0.0
+        kept = {key: value for key, value in ours.items() if key in table.keys}
+        return Made(kept, seconds, f"{row.recipe}, {recipe.train.epochs} epochs")
+
+    def _tuned(self, row: Row, recipe: Recipe, reporter: Reporter | None) -> Made:
+        """Table 3: pruned at once, and fine-tuned twice, a quarter as long and in full."""
+        assert recipe.prune is not None
+        device = join()
+        model = _started(recipe, device)
+        example = torch.randn(
+            default_shape(row.network), generator=torch.Generator().manual_seed(0)
+        ).to(device)
+        options = {key: value for key, value in asdict(recipe.prune).items()
+                   if value is not None and key not in SCHEDULE}  # fmt: skip
+        made = plan(model, example, **options)
+        small = compact(model, made)
+        verify(model, made, example, compacted=small).check()
+        file = self._folder(row, recipe).with_suffix(".safetensors")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save(small, file)
+        ours: dict[str, float | None] = {
+            "baseline": tops(model, recipe.data)[0],
+            "without fine-tuning": tops(small, recipe.data)[0],
+        }
+        whole, total = recipe.train, 0.0
+        short = replace(
+            whole, epochs=max(1, whole.epochs // LONG), lr=SHORT_LR,
+            milestones=tuple(own // LONG for own in whole.milestones),
+        )  # fmt: skip
+        for column, train in zip(TUNED, (short, whole), strict=True):
+            start = replace(recipe.model, weights=None, compact=str(file))
+            tuning = replace(recipe, model=start, prune=None, train=train)
+            results, _, seconds = self._train(row, tuning, reporter)
+            ours[column] = 100 * results["accuracy"]
+            total += seconds
+        return Made(
+            ours,
+            round(total, 1),
+            f"{row.recipe}, {short.epochs} epochs from {SHORT_LR:g} and {whole.epochs} from "
+            f"{whole.lr:g}",
+        )
+
+    def _recipe(self, row: Row, seed: int) -> Recipe:
+        """The row's recipe with its own changes and the user's."""
+        from fpgm.train import read_recipe
+
+        assert row.recipe is not None
+        given = [*row.changes, f"seed={seed}", *self.changes]
+        if row.start == "trained":
+            given.append("model.weights=unknown")  # `start` finds them
+        recipe = read_recipe(SHIPPED / f"{row.recipe}.toml", given)
+        if not row.prunes:
+            return replace(recipe, prune=None)
+        if row.network == "vgg16" and row.rate is None and recipe.prune is not None:
+            recipe = replace(recipe, prune=replace(recipe.prune, rate=None, rates=pfec_rates()))
+        return recipe
+
+    def _given(self, row: Row, seed: int) -> str:
+        found = self.start(row, seed)
+        if found is None:
+            base = baseline_of(row.network)
+            raise RequestError(
+                f"{self.weights} has no {weights_name(row)}: name its folder with --weights, or "
+                f"train it: fpgm reproduce {BASELINES.name} --scale full --rows {base.key}"
+            )
+        return str(found)
+
+    def _train(
+        self, row: Row, recipe: Recipe, reporter: Reporter | None
+    ) -> tuple[dict[str, Any], nn.Module, float]:
+        """Results, network, and seconds of all its epochs, whenever they were."""
+        from fpgm.train import train
+        from fpgm.train.folder import RunFolder
+
+        folder = self._folder(row, recipe)
+        outcome = train(recipe, folder, reporter)
+        told = RunFolder(folder, recipe).metrics()
+        seconds = sum(own.get("seconds", 0) + own.get("pruning_seconds", 0) for own in told)
+        return outcome.results, outcome.model, round(seconds, 1)
+
+    def _folder(self, row: Row, recipe: Recipe) -> Path:
+        """Of a training: rows with the same settings have the same."""
+        name = row.recipe if row.prunes else f"{row.recipe}-unpruned"
+        return self.runs / f"{name}-{recipe.seed}-{recipe.digest()[:10]}"
 
 
-def make(row: Row, seed: int, out: Path, weights: Path, changes: Sequence[str]) -> Made | None:
-    """Train by the row's recipe, or go on with it; None where there is none.
-
-    Rows that start from trained weights find them in a folder, unless `changes` name a file.
-    """
-    if row.recipe is None:
-        return None
-    from fpgm.train import read_recipe, train
-
-    given = [*row.changes, f"seed={seed}", *changes]
-    if row.start == "trained" and not any(own.startswith("model.weights=") for own in changes):
-        given.append(f"model.weights={weights / weights_name(row)}")
-    recipe = read_recipe(SHIPPED / f"{row.recipe}.toml", given)
-    if row.network == "vgg16" and row.rate is None and recipe.prune is not None:
-        recipe = replace(recipe, prune=replace(recipe.prune, rate=None, rates=pfec_rates()))
-    start = time.perf_counter()
-    results: dict[str, Any] = train(recipe, out / f"{row.key}.{seed}").results
-    saved = 100 * (1 - results["macs_after"] / results["macs_before"])
-    accuracy = 100 * results["accuracy"]
-    column = next((c for c in ("accuracy", "pruned top-1", "160 epochs") if c in row.printed), "")
-    return Made(
-        {column: accuracy, "FLOPs": saved},
-        round(time.perf_counter() - start, 1),
-        f"{row.recipe}, {recipe.train.epochs} epochs",
-    )
+def _started(recipe: Recipe, device: torch.device) -> nn.Module:
+    """The trained network that a recipe starts from."""
+    assert recipe.model.weights is not None
+    model = load_weights(load_model(recipe.model.name), recipe.model.weights)
+    return model.to(device).eval()

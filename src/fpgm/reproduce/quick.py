@@ -23,14 +23,16 @@ from fpgm.latency.bench import bench
 from fpgm.methods import METHODS, Schedule, Task
 from fpgm.methods.comparison import compare
 from fpgm.methods.training import train_, train_pruning_
-from fpgm.models import resnet, vgg16
+from fpgm.models import vgg16
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
 from fpgm.planning import plan, prune
 from fpgm.progress import Progress
 from fpgm.recipes import SHIPPED
-from fpgm.reproduce.printed import Row
+from fpgm.reproduce.printed import TABLE3
 from fpgm.reproduce.results import Made
+from fpgm.reproduce.rows import Row
+from fpgm.reproduce.weights import find_weights
 from fpgm.store import load, save
 from fpgm.verify import verify
 
@@ -38,6 +40,8 @@ WIDTH = 0.25
 """Of VGG-16, which takes too long at full width."""
 VGG_WEIGHTS = "vgg16_quarter.safetensors"
 SOFT = {"fpgm": "fpgm-soft", "fpgm-mix": "fpgm-mix-soft"}
+PRUNED = ("prune.residual=independent", "prune.rounding=paper", "prune.mode=hard")
+"""As the paper's recipes have it."""
 LONG = 4
 """Times as long is the second fine-tuning, as the paper's 160 epochs are beside its 40."""
 
@@ -63,15 +67,27 @@ class Effort:
     images: int = 1024
     seconds: float = 4.0
     """For a comparison of times."""
+    batch: int = 4
+    backend: str = "eager"
+    """In which times are taken."""
 
 
 class Quick:
-    """Makes rows; trained weights are read from a folder."""
+    """Makes rows; trained weights are read from a folder.
+
+    A VGG-16 that is not among them is trained here and left at `kept`, by default with them.
+    """
 
     def __init__(
-        self, weights: Path, data: Callable[[], Data], effort: Effort, progress: Progress | None
+        self,
+        weights: Path,
+        data: Callable[[], Data],
+        effort: Effort,
+        progress: Progress | None,
+        kept: Path | None = None,
     ) -> None:
         self.weights, self._open, self.effort, self.progress = weights, data, effort, progress
+        self._kept = weights / VGG_WEIGHTS if kept is None else kept
         self._data: Data | None = None
 
     @property
@@ -84,6 +100,7 @@ class Quick:
     def make(self, table: str, row: Row, seed: int) -> Made | None:
         """A row, or None where this scale has none."""
         makers: dict[str, Callable[[Row, int], Made | None]] = {
+            "baselines": self._baseline,
             "table1": self._cifar,
             "table3": self._vgg_trained,
             "table4": self._vgg_scratch,
@@ -93,13 +110,36 @@ class Quick:
         torch.manual_seed(seed)
         return makers[table](row, seed) if table in makers else None
 
-    def _cifar(self, row: Row, seed: int) -> Made | None:
-        depth = int(row.network.removeprefix("resnet"))
-        file = self.weights / f"cifar10_{row.network}.safetensors"
-        if not file.exists():
+    def start(self, table: str, row: Row) -> Path | None:
+        """The trained weights a row starts from, as far as there are any."""
+        if table in ("table5", "ablations") or row.imagenet:
             return None
-        model = load_weights(resnet(depth), file).eval()
-        layers = counted.cifar_resnet(depth)
+        if row.network != "vgg16":
+            return find_weights(self.weights, row)
+        given = self.weights / VGG_WEIGHTS
+        return next((file for file in (given, self._kept) if file.is_file()), None)
+
+    def _baseline(self, row: Row, seed: int) -> Made | None:
+        start = time.perf_counter()
+        model, how = self._trained(row), "trained weights, measured"
+        if row.network == "vgg16":
+            model, how = self._vgg(), f"a quarter as wide, {self.effort.epochs} epochs"
+        if model is None:
+            return None
+        share = 100 * self.data.accuracy(model)
+        return Made({"top-1": share}, round(time.perf_counter() - start, 1), how)
+
+    def _trained(self, row: Row) -> nn.Module | None:
+        file = self.start("table1", row)
+        if file is None or row.network == "vgg16":
+            return None
+        return load_weights(load_model(row.network), file).eval()
+
+    def _cifar(self, row: Row, seed: int) -> Made | None:
+        model = self._trained(row)
+        if model is None:
+            return None
+        layers = counted.cifar_resnet(int(row.network.removeprefix("resnet")))
         macs = row.macs if row.rate is None else counted.saving(layers, row.rate) / 100
         task = self._task(model, macs, seed)
         start = time.perf_counter()
@@ -110,6 +150,7 @@ class Quick:
         tuned = made.row.once if made.row.tuned is None else made.row.tuned
         ours = {
             "baseline": whole, "accuracy": 100 * tuned, "drop": whole - 100 * tuned,
+            "FLOPs left": counted.macs(layers) * (1 - made.row.macs_removed),
             "FLOPs": 100 * made.row.macs_removed,
         }  # fmt: skip
         return Made(
@@ -134,14 +175,14 @@ class Quick:
 
     def _vgg(self) -> nn.Module:
         """The trained network of Tables 3 and 4, trained now if it never was."""
-        file = self.weights / VGG_WEIGHTS
-        if file.exists():
+        file = self.start("table3", TABLE3.rows[0])
+        if file is not None:
             return load(file, lambda: vgg16(width=WIDTH)).eval()
         torch.manual_seed(0)
         model = vgg16(width=WIDTH)
         train_(model, self._task(model, 0.3, 0), self._long(), title="VGG-16")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save(model, file)
+        self._kept.parent.mkdir(parents=True, exist_ok=True)
+        save(model, self._kept)
         return model
 
     def _long(self) -> Schedule:
@@ -192,12 +233,14 @@ class Quick:
         )  # fmt: skip
 
     def _ablation(self, row: Row, seed: int) -> Made:
-        """On digits, a small residual network trained by its own recipe."""
+        """On digits, a small residual network by its own recipe, pruned as the full ones are."""
         from fpgm.train import read_recipe, train
 
         start = time.perf_counter()
         given = [f"seed={seed}", *row.changes]
-        recipe = read_recipe(SHIPPED / "digits-quick.toml", ["prune.align=1", *given])
+        recipe = read_recipe(SHIPPED / "digits-quick.toml", [*PRUNED, *given])
+        if not row.prunes:
+            recipe = replace(recipe, prune=None)
         with tempfile.TemporaryDirectory() as place:
             if row.start == "trained":
                 whole = replace(recipe, prune=None)
@@ -209,9 +252,9 @@ class Quick:
                     train=replace(recipe.train, lr=recipe.train.lr / 10),
                 )
             results: dict[str, Any] = train(recipe, Path(place) / "run").results
+        left = results["macs_after"] / results["macs_before"] if row.prunes else 1.0
         return Made(
-            {"accuracy": 100 * results["accuracy"],
-             "FLOPs": 100 * (1 - results["macs_after"] / results["macs_before"])},
+            {"accuracy": 100 * results["accuracy"], "FLOPs": 100 * (1 - left)},
             round(time.perf_counter() - start, 1),
             f"digits, a small residual network, {recipe.train.epochs} epochs",
         )  # fmt: skip
@@ -220,18 +263,22 @@ class Quick:
         assert row.rate is not None
         start = time.perf_counter()
         model = load_model(row.network).eval()
-        x = torch.zeros(4, 3, 224, 224).normal_()
+        x = torch.zeros(self.effort.batch, 3, 224, 224).normal_()
         small = prune(
             model, x[:1], rate=row.rate, residual="independent", align=1, rounding="paper"
         )
-        (found,) = bench([model, small], x, backends=["eager"], seconds=self.effort.seconds).rows
+        measured = bench(
+            [model, small], x, backends=[self.effort.backend], seconds=self.effort.seconds
+        )
+        (found,) = measured.rows
         before, after = found.figures
+        where = f"{found.where} ({measured.versions[self.effort.backend]})"
         assert after.theory is not None
         return Made(
             {"ms before": 1000 * before.seconds, "ms after": 1000 * after.seconds,
              "realised": 100 * (1 - 1 / after.faster), "theory": 100 * (1 - 1 / after.theory)},
             round(time.perf_counter() - start, 1),
-            "PyTorch on the processor, batch 4, fresh weights, every convolution on its own",
+            f"{where}, fresh weights, every convolution on its own",
         )  # fmt: skip
 
 

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fpgm.errors import FileError
 from fpgm.files import write_text, writing
-from fpgm.reproduce.printed import Row, Table
-from fpgm.tables import latex, markdown, mean_and_spread
+from fpgm.reproduce.printed import BASELINES, baseline_of
+from fpgm.reproduce.rows import Row, Table
 from fpgm.wording import reason
 
-MISSING = "missing"
+Settings = Callable[[Row, int], Mapping[str, Any]]
+"""What a row depends on besides itself, by seed."""
+WEIGHTS = "weights"
+"""Of the settings, the digest of the weights a row starts from; None where they are not at hand."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,18 @@ class Made:
 
 
 class Results:
-    """Rows of one table at one scale."""
+    """Rows of one table at one scale; those made with other `settings` are refused, if given."""
 
     def __init__(
-        self, out: Path, table: Table, scale: str, settings: Mapping[str, Any] | None = None
+        self, out: Path, table: Table, scale: str, settings: Settings | None = None
     ) -> None:
         self.table, self.scale = table, scale
-        self.settings = None if settings is None else json.loads(json.dumps(dict(settings)))
-        """What rows depend on besides; rows made with other ones are refused, if it is known."""
         self.folder = out / f"{table.name}-{scale}"
+        self._settings = settings
+        self.baselines: Results | None = None
+        """Where networks that are not pruned are kept, for tables that compare with them."""
+        if any(own.before is not None for own in table.accuracies):
+            self.baselines = Results(out, BASELINES, scale, settings)
 
     def made(self, row: Row, seed: int) -> Made | None:
         """A row that is there."""
@@ -51,18 +59,26 @@ class Results:
             return None
         try:
             told = json.loads(file.read_text(encoding="utf-8"))
-            settings = told["settings"]
+            settings = dict(told["settings"])
             ours = {str(key): _number(value) for key, value in told["ours"].items()}
             made = Made(ours, float(told["seconds"]), str(told["how"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
-        if self.settings is not None and settings != self.settings:
-            other = [key for key in self.settings if settings.get(key) != self.settings[key]]
+        now = self._known(row, seed)
+        if self._settings is not None and _differ(settings, now):
+            other = [key for key in now if key in _differ(settings, now)] or ["setting"]
             raise FileError(
-                f"{file} was made with another {', '.join(other) or 'setting'}: choose another "
-                "--out, or delete it."
+                f"{file} was made with another {', '.join(other)}: choose another --out, or "
+                "delete it."
             )
         return made
+
+    def check(self) -> None:
+        """Refuse a folder with rows that were made otherwise, before anything long is done."""
+        for row in self.table.rows:
+            self.all(row)
+        if self.baselines is not None:
+            self.baselines.check()
 
     def keep(self, row: Row, seed: int, made: Made, command: str) -> None:
         """Write a row."""
@@ -70,103 +86,95 @@ class Results:
         told = {
             "table": self.table.name, "row": row.key, "scale": self.scale, "seed": seed,
             "ours": dict(made.ours), "printed": dict(row.printed), "seconds": made.seconds,
-            "how": made.how, "command": command, "settings": self.settings or {},
+            "how": made.how, "command": command, "settings": self._known(row, seed),
         }  # fmt: skip
         with writing(file):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(file, json.dumps(told, indent=1, allow_nan=False) + "\n")
+
+    @contextmanager
+    def claimed(self, row: Row, seed: int) -> Iterator[bool]:
+        """Whether a row is this process's to make: not while another one makes it.
+
+        The claim ends with the process, however that ends. Where the system has no such locks, all
+        may make it, and the last one's is kept.
+        """
+        file = self.folder / f".{row.key}.{seed}.lock"
+        with writing(file):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        mine = False
+        try:
+            mine = _locked(handle)
+            yield mine
+        finally:
+            if mine:
+                file.unlink(missing_ok=True)
+            os.close(handle)
 
     def seeds(self, row: Row) -> list[int]:
         """Seeds with which a row is there."""
         ends = (file.stem.rpartition(".")[2] for file in self.folder.glob(f"{row.key}.*.json"))
         return sorted(int(end) for end in ends if end.isdecimal())
 
-    def all(self, row: Row) -> list[Made]:
+    def all(self, row: Row) -> dict[int, Made]:
         """A row with every seed there is."""
-        return [made for seed in self.seeds(row) if (made := self.made(row, seed)) is not None]
+        found = {seed: self.made(row, seed) for seed in self.seeds(row)}
+        return {seed: made for seed, made in found.items() if made is not None}
 
-    def shown(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The table: for every column what is printed, what came here, and the difference."""
-        header = [*self.table.labels]
-        for column in self.table.columns:
-            header += [f"{column}, paper", "ours", "Δ"]
-        lines = []
-        for row in self.table.rows:
-            made = self.all(row)
-            cells = [*row.labels]
-            for column in self.table.columns:
-                known = [m.ours[column] for m in made if m.ours.get(column) is not None]
-                cells += compared(row.printed.get(column), known)  # type: ignore[arg-type]
-            seconds = f"{statistics.mean(m.seconds for m in made):.0f}" if made else ""
-            how = "; ".join(dict.fromkeys(m.how for m in made))
-            lines.append((*cells, str(len(made)), seconds, how))
-        return (*header, "seeds", "seconds", "how"), lines
+    def figures(self, row: Row) -> dict[str, list[float]]:
+        """What was measured, by column; a column that is not in it is missing.
 
-    def write(self) -> list[Path]:
-        """The table as Markdown, LaTeX and JSON, beside the rows."""
-        header, lines = self.shown()
-        left = len(self.table.labels)
-        title = f"# {self.table.title} ({self.table.name}, {self.scale})\n\n"
-        rows = [
-            {
-                "row": row.key,
-                "printed": dict(row.printed),
-                "made": [
-                    {
-                        "seed": seed,
-                        "ours": dict(m.ours),
-                        "difference": _differences(row.printed, m.ours),
-                        "seconds": m.seconds,
-                        "how": m.how,
-                    }
-                    for seed, m in zip(self.seeds(row), self.all(row), strict=True)
-                ]
-                or None,
-            }
-            for row in self.table.rows
-        ]
-        texts = {
-            ".md": title + markdown(header, lines, left) + "\n",
-            ".tex": latex(header, lines, left) + "\n",
-            ".json": json.dumps({"table": self.table.name, "rows": rows}, indent=1) + "\n",
+        A row from scratch is compared with the network that was trained without pruning, as soon as
+        that is there; one from trained weights with those, which it measured itself.
+        """
+        made = self.all(row).values()
+        found = {
+            key: values
+            for key in self.table.keys
+            if (values := [own for m in made if (own := m.ours.get(key)) is not None])
         }
-        files = []
-        for ending, text in texts.items():
-            file = self.folder.with_suffix(ending)
-            with writing(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_text(file, text)
-            files.append(file)
-        return files
+        whole = self._whole(row) if found and row.start == "scratch" else {}
+        for names, key in zip(self.table.accuracies, BASELINES.keys, strict=False):
+            before, after, drop = names.before, names.after, names.drop
+            if before is not None and before not in found and key in whole:
+                found[before] = whole[key]
+            if before in found and after in found and drop is not None and drop not in found:
+                found[drop] = [mean(found[before]) - mean(found[after])]
+        return found
+
+    def _whole(self, row: Row) -> dict[str, list[float]]:
+        return {} if self.baselines is None else self.baselines.figures(baseline_of(row.network))
+
+    def _known(self, row: Row, seed: int) -> dict[str, Any]:
+        told = {} if self._settings is None else dict(self._settings(row, seed))
+        plain: dict[str, Any] = json.loads(json.dumps(told))
+        return plain
 
     def _file(self, row: Row, seed: int) -> Path:
         return self.folder / f"{row.key}.{seed}.json"
 
 
-def compared(printed: float | None, ours: Sequence[float]) -> list[str]:
-    """Printed, ours with its spread, and the difference.
-
-    >>> compared(91.0, [90.0, 92.0])
-    ['91', '91.00 ± 1.41', '+0.00']
-    >>> compared(None, []), compared(91.5, [])
-    (['–', 'missing', ''], ['91.5', 'missing', ''])
-    """
-    paper = "–" if printed is None else f"{printed:g}"
-    if not ours:
-        return [paper, MISSING, ""]
-    off = "" if printed is None else f"{statistics.mean(ours) - printed:+.2f}"
-    return [paper, mean_and_spread(ours, ".2f"), off]
+def _differ(kept: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Settings that are not what they were; weights that are not here cannot be told apart."""
+    keys = set(kept) | set(now)
+    unknown = {WEIGHTS} if now.get(WEIGHTS) is None else set()
+    return {key for key in keys - unknown if kept.get(key) != now.get(key)}
 
 
-def _differences(
-    printed: Mapping[str, float | None], ours: Mapping[str, float | None]
-) -> dict[str, float]:
-    """Ours less what is printed, where both are known."""
-    return {
-        column: round(own - paper, 4)
-        for column, own in ours.items()
-        if own is not None and (paper := printed.get(column)) is not None
-    }
+def _locked(handle: int) -> bool:
+    """Lock a file for this process, unless another one has."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # some network file systems know no locks
+        return True
+    return True
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,93 @@
+"""Several processes that make one row: what they agree on, and what they count together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fpgm.data.batches import Share
+from fpgm.data.sources import Wanted, open_sets
+from fpgm.errors import FpgmError
+
+T = TypeVar("T")
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def count() -> int:
+    """How many there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join() -> torch.device:
+    """Meet the other processes, if there are any; where this one computes."""
+    from fpgm.train.processes import make_accelerator
+
+    device: torch.device = make_accelerator("no").device
+    return device
+
+
+def leave() -> None:
+    """Take leave of them, if any were met."""
+    if dist.is_available() and dist.is_initialized():
+        from fpgm.train import part
+
+        part()
+
+
+def first(act: Callable[[], T]) -> T:
+    """What the first process finds, told to all: others may not see its disk."""
+    if count() == 1:
+        return act()
+    join()
+    sent: list[tuple[T | None, FpgmError | None] | None] = [None]
+    if is_first():
+        try:
+            sent = [(act(), None)]
+        except FpgmError as error:
+            sent = [(None, error)]
+    dist.broadcast_object_list(sent)
+    assert sent[0] is not None
+    found, problem = sent[0]
+    if problem is not None:
+        raise problem
+    return found  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def tops(net: nn.Module, data: Wanted, counts: Sequence[int] = (1,)) -> list[float]:
+    """In percent, how often the right class is among the first so many, over all processes.
+
+    A net that answers 0 to everything is right about a tenth of the time:
+
+    >>> class Zero(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 10) * 1.0
+    >>> one, ten = tops(Zero(), Wanted("synthetic", 64), (1, 10))
+    >>> 5 < one < 15, ten
+    (True, 100.0)
+    """
+    device = next((p.device for p in net.parameters()), torch.device("cpu"))
+    met = dist.is_available() and dist.is_initialized()
+    share = Share(dist.get_rank(), dist.get_world_size()) if met else Share()
+    right = torch.zeros(len(counts) + 1, device=device)
+    net.eval()
+    for batch in open_sets(data, 0, share, device).test.epoch(0):
+        if len(batch.labels):  # a process may have no picture of the last batch
+            out = net(batch.images)
+            order = out.topk(min(max(counts), out.shape[1]), dim=1).indices
+            hits = (order == batch.labels[:, None]).float()
+            found = [hits[:, :count].sum() for count in counts]
+            right += torch.stack([*found, torch.tensor(float(len(hits)), device=device)])
+    if met:
+        dist.all_reduce(right)
+    *found, seen = right.tolist()
+    return [100 * own / max(seen, 1) for own in found]
