@@ -1,0 +1,116 @@
+"""Prune a trained ResNet-20 in a loop of Hugging Face Accelerate, in one process or many.
+
+    pip install "fpgm[train]"
+    python examples/with_accelerate.py
+    accelerate launch --multi_gpu --num_processes 2 examples/with_accelerate.py
+
+On a machine without a GPU the second command starts two processes on the CPU; with --cpu in place
+of --multi_gpu Accelerate would start one. Nothing is downloaded: the trained network and 1,900
+pictures of CIFAR-10 come with the package. About a minute on two cores. Writes small.safetensors.
+"""
+
+import argparse
+
+import rich
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import broadcast, gather_object, set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fpgm
+from fpgm.data.sample import read_sample
+from fpgm.data.sources import CIFAR10
+from fpgm.models import trained_resnet20
+from fpgm.tensors import tensors_sha256
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--rate", type=float, default=0.3, help="share of filters that go")
+parser.add_argument("--epochs", type=int, default=4, help="before the filters are removed")
+parser.add_argument("--more", type=int, default=2, help="epochs of the small model")
+parser.add_argument("--images", type=int, default=1000, help="of each part, at most")
+parser.add_argument("--out", default="small.safetensors")
+options = parser.parse_args()
+
+# Without a GPU, Accelerate joins processes only if it is told that the CPU is meant.
+accelerator = Accelerator(cpu=not torch.cuda.is_available())
+set_seed(0)
+train, test = (part.first(options.images) for part in read_sample())
+pictures = CIFAR10.apply(test.images).to(accelerator.device)  # (1000, 3, 32, 32)
+labels = test.labels.to(accelerator.device)
+
+
+def say(text: str) -> None:
+    """Once, however many processes there are."""
+    if accelerator.is_main_process:
+        rich.print(text)
+
+
+def agree(net: nn.Module) -> None:
+    """Processes have seen other pictures, so their norms' statistics differ: take the first's."""
+    for buffer in net.buffers():
+        broadcast(buffer)
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module) -> float:
+    """Share of test pictures the network names rightly."""
+    net.eval()
+    answers = torch.cat([net(x).argmax(1) for x in pictures.split(250)])
+    return float((answers == labels).float().mean())
+
+
+def train_one_epoch(net: nn.Module) -> None:
+    """Accelerate's usual loop; the loader gives every process its share of 32 pictures."""
+    net.train()
+    for x, y in loader:
+        loss = F.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+
+
+model = trained_resnet20()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=5e-4)
+loader = DataLoader(
+    TensorDataset(CIFAR10.apply(train.images), train.labels),
+    batch_size=32 // accelerator.num_processes,
+    shuffle=True,
+)
+net, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+say(f"processes: {accelerator.num_processes}, original: {accuracy(model):.1%}")
+
+# Every process calls step() and compact(); the first one's choice is everybody's.
+pruner = fpgm.SoftPruner(net, pictures[:1], rate=options.rate, mode="hard", optimizer=optimizer)
+for _ in range(options.epochs):
+    train_one_epoch(net)
+    agree(model)
+    before = accuracy(model)
+    step = pruner.step()
+    say(f"{step}\n  accuracy: {before:.1%} before pruning, {accuracy(model):.1%} after")
+
+# The optimizer goes over to the verified compact model with its momentum; the model is wrapped anew
+# because the old wrapper watches the old weights.
+small = pruner.compact(optimizer=optimizer)
+plan, certificate = pruner.plan, pruner.certificate
+assert plan is not None
+assert certificate is not None
+say(f"verified: compact and masked model differ by {certificate.max_error:.0e}")
+say(f"MACs: {plan.macs_before:,} to {plan.macs_after:,} ({plan.macs_removed:.0%} removed)")
+say(f"masked: {accuracy(model):.1%}, compact: {accuracy(small):.1%}")
+
+net = accelerator.prepare(small)
+for _ in range(options.more):
+    train_one_epoch(net)
+agree(small)
+say(f"compact, trained on: {accuracy(small):.1%}")
+
+digests = gather_object([tensors_sha256(small)])
+say(f"the same model in all processes: {'yes' if len(set(digests)) == 1 else 'no'}")
+if accelerator.is_main_process:
+    fpgm.save(small, options.out)
+say(f"written to {options.out}")
+accelerator.end_training()
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
