@@ -6,15 +6,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-EXTRAS := train,export,openvino,report,lightning,hf,dev
+EXTRAS := train,export,openvino,report,lightning,hf,docs,dev
 
-.PHONY: demo test lint types bench zoo clean
+.PHONY: demo test lint types docs dist bench zoo clean
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)  ## prune, verify and recover a trained ResNet-20 on real pictures
+demo: $(STAMP)  ## prune a trained ResNet-20 on real pictures: recover, verify, time, report
 	$(BIN)/python recipes/demo.py
 
-test: lint types  ## everything a change must pass: lint, types, tests, doctests
+test: lint types docs  ## everything a change must pass: lint, types, documentation, tests
 	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
@@ -23,6 +23,15 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## the site, strictly: a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+dist: $(STAMP)  ## wheel and source archive, checked
+	$(PIP) build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/paper_flops.py
@@ -40,6 +49,7 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(PIP) --no-deps torch-pruning
 	$(BIN)/python benchmarks/recovery.py          # needs both
 	$(BIN)/python benchmarks/latency.py           # needs both
+	$(BIN)/python benchmarks/paper.py             # needs both
 
 zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
 	$(PIP) --no-deps torch-pruning
@@ -48,7 +58,7 @@ zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, 
 	$(BIN)/python benchmarks/zoo.py --jobs 2
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torchvision and timm go in without their dependencies: torchvision's own pin of torch would

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def test_nothing_needs_the_command_line(module: str) -> None:
 
 @pytest.mark.parametrize("module", under("fpgm.models"))
 def test_networks_know_nothing_of_pruning(module: str) -> None:
-    assert own(module) <= {"assets", "errors", "models", "tensorfile", "wording"}
+    values = {"assets", "errors", "reading", "tensorfile", "turns", "wording"}
+    assert own(module) <= {"models"} | values
 
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
@@ -125,7 +127,8 @@ def test_training_needs_its_extra_and_only_the_command_line_needs_training() -> 
 
 @pytest.mark.parametrize("module", under("fpgm.data"))
 def test_data_knows_nothing_of_pruning(module: str) -> None:
-    assert own(module) <= {"assets", "data", "errors", "files", "models", "progress", "wording"}
+    values = {"assets", "errors", "files", "progress", "reading", "wording"}
+    assert own(module) <= {"data", "models"} | values
 
 
 @pytest.mark.parametrize(
@@ -151,4 +154,25 @@ def test_figures_are_drawn_from_values(module: str) -> None:
 @pytest.mark.parametrize("module", under("fpgm.report"))
 def test_a_report_reads_values_and_never_builds_a_model(module: str) -> None:
     assert outside(module) <= {"jinja2", "vl_convert"}
-    assert own(module) <= {"_version", "errors", "figures", "files", "plan", "report", "wording"}
+    values = {"_version", "errors", "files", "plan", "reading", "wording"}
+    assert own(module) <= {"figures", "report"} | values
+
+
+def layers() -> list[set[str]]:
+    """The lines of the architecture page's table, first to last."""
+    page = ROOT.parents[1] / "docs" / "architecture.md"
+    rows = [line.split("|") for line in page.read_text(encoding="utf-8").splitlines()]
+    return [set(re.findall(r"`(\w+)`", row[2])) for row in rows if len(row) == 5 and "`" in row[2]]
+
+
+def test_the_architecture_page_has_every_module_once() -> None:
+    named = [name for layer in layers() for name in layer]
+    assert len(named) == len(set(named))
+    assert set(named) == {module.split(".")[1] for module in FILES if module != "fpgm"}
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if module != "fpgm"])
+def test_imports_go_up_the_architecture_page(module: str) -> None:
+    order = {name: number for number, layer in enumerate(layers()) for name in layer}
+    below = {name for name in own(module) if order[name] > order[module.split(".")[1]]}
+    assert below == set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import warnings
 from collections.abc import Mapping
 from importlib import util
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import ModelError
 from fpgm.examples import Example, batch_of
+from fpgm.turns import quietly
 from fpgm.wording import reason
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ OPSET = 18
 """What runtimes of the last years read, and the exporter writes without a conversion."""
 
 
-def uninstalled(*packages: str) -> str | None:
-    """What to do for packages that are not there, if any."""
-    missing = [name for name in packages if util.find_spec(name) is None]
-    return f"pip install {' '.join(missing)}" if missing else None
+def uninstalled(extra: str, *packages: str) -> str | None:
+    """How to install the extra that brings these packages, if one of them is not there."""
+    missing = any(util.find_spec(name) is None for name in packages)
+    return f'pip install "fpgm[{extra}]"' if missing else None
 
 
 def to_onnx(
@@ -98,8 +98,7 @@ def batch_dims(example: Example) -> Any:
 def _exported(model: nn.Module, example: Example, any_batch: bool) -> Any:
     """What torch.onnx.export makes of it, quietly."""
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with warnings.catch_warnings(), quiet, torch.no_grad():
-        warnings.simplefilter("ignore")
+    with quietly(), quiet, torch.no_grad():
         try:
             return torch.onnx.export(
                 model,

@@ -67,7 +67,8 @@ def _picture(channel: Maps) -> str:
     try:
         from PIL import Image
     except ImportError as error:
-        raise RequestError("Pictures of channels need more: pip install pillow.") from error
+        told = 'Pictures of channels need Pillow: pip install "fpgm[report]"'
+        raise RequestError(told) from error
     low, high = float(channel.min()), float(channel.max())
     grey = (channel - low) / (high - low or 1.0)
     stream = io.BytesIO()

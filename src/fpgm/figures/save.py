@@ -10,7 +10,7 @@ from typing import Any
 from fpgm.analysis.result import Analysis
 from fpgm.errors import RequestError
 from fpgm.figures.filters import filter_map, norm_distribution
-from fpgm.files import write_whole, writing
+from fpgm.files import aside, made, write_whole, writing
 from fpgm.progress import Progress
 
 FORMATS = ("png", "svg", "pdf")
@@ -29,24 +29,33 @@ def save(figure: Any, path: str | Path) -> None:
     target = Path(path)
     kind = target.suffix.lstrip(".").lower()
     check_format(kind)
+    content = _drawn(figure, kind)
+    with writing(target):
+        write_whole(target, lambda out: out.write(content))
+
+
+def _drawn(figure: Any, kind: str) -> bytes:
     stream = io.StringIO() if kind == "svg" else io.BytesIO()
     figure.save(stream, format=kind, scale_factor=_SCALE if kind == "png" else 1)
     told = stream.getvalue()
-    content = told.encode() if isinstance(told, str) else told
-    with writing(target):
-        write_whole(target, lambda out: out.write(content))
+    return told.encode() if isinstance(told, str) else told
 
 
 def save_analysis(
     found: Analysis, folder: Path, kind: str, progress: Progress | None = None
 ) -> None:
-    """Norms of every layer, linear and logarithmic, and its map of filters."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for number, layer in enumerate(found.layers):
-        if progress is not None:
-            progress(layer.layer, number, len(found.layers))
-        name = re.sub(r"[^\w.-]", "_", layer.layer) or "model"
-        save(norm_distribution(layer), folder / f"{name}.norms.{kind}")
-        save(norm_distribution(layer, log=True), folder / f"{name}.norms-log.{kind}")
-        save(filter_map(layer), folder / f"{name}.map.{kind}")
+    """Norms of every layer, linear and logarithmic, and its map of filters; all of them or none."""
+    check_format(kind)
+    with writing(folder), made(folder), aside(folder, "figures") as part:
+        for number, layer in enumerate(found.layers):
+            if progress is not None:
+                progress(layer.layer, number, len(found.layers))
+            name = re.sub(r"[^\w.-]", "_", layer.layer) or "model"
+            for about, figure in (
+                ("norms", norm_distribution(layer)),
+                ("norms-log", norm_distribution(layer, log=True)),
+                ("map", filter_map(layer)),
+            ):
+                (part / f"{name}.{about}.{kind}").write_bytes(_drawn(figure, kind))
+        for file in sorted(part.iterdir()):
+            file.replace(folder / file.name)

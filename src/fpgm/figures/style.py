@@ -22,9 +22,7 @@ def altair() -> Any:
     try:
         import altair as found
     except ImportError as error:
-        raise RequestError(
-            "Figures need more packages: pip install altair vl-convert-python."
-        ) from error
+        raise RequestError('Figures need more packages: pip install "fpgm[report]"') from error
     return found
 
 

@@ -15,7 +15,7 @@ from fpgm.soft import SoftPruner, Step
 try:
     from transformers.trainer_callback import TrainerCallback
 except ImportError as error:
-    raise FpgmError("Transformers is not installed: pip install 'fpgm[hf]'.") from error
+    raise FpgmError('Transformers is not installed: pip install "fpgm[hf]"') from error
 
 STATE = "fpgm.json"
 """Where the pruning stands, beside the Trainer's own files in each of its checkpoints."""

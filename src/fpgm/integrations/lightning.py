@@ -13,7 +13,7 @@ from fpgm.soft import SoftPruner, Step
 try:
     import lightning.pytorch as pl
 except ImportError as error:
-    raise FpgmError("Lightning is not installed: pip install 'fpgm[lightning]'.") from error
+    raise FpgmError('Lightning is not installed: pip install "fpgm[lightning]"') from error
 
 
 class PruneCallback(pl.Callback):

@@ -150,7 +150,8 @@ class _ReadsOnnx:
         self.name = name
 
     def missing(self) -> str | None:
-        return uninstalled("onnx", "onnxscript", self.name)
+        extra = "export" if self.name == "onnxruntime" else self.name
+        return uninstalled(extra, "onnx", "onnxscript", self.name)
 
     def version(self) -> str:
         return f"{self.name} {metadata.version(self.name)} {_processor()}"

@@ -162,7 +162,7 @@ def _render(
     return text.encode("utf-8", "replace").decode()  # JSON may hold halves of letters
 
 
-_NEEDED = "A report needs more packages: pip install altair jinja2 vl-convert-python."
+_NEEDED = 'A report needs more packages: pip install "fpgm[report]"'
 
 
 @cache
