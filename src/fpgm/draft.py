@@ -165,6 +165,14 @@ def _attributes(
         groups = module.__dict__.get("groups", 1)
         for name, before, after in _sizes(module, sizes, groups, groups_after.get(path, groups)):
             change(path, name, before, after)
+    for (_, path, _), out in structure.seen.returns.items():
+        module = modules[path]
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and not module.affine:
+            # It has no weight to cut, but compares its input with the number it remembers.
+            for f in out.fields:
+                if f.numel() == module.num_features and lb.axes(f) == [1]:
+                    stays = int(kept[f.reshape(-1)].sum())
+                    change(path, "num_features", module.num_features, stays)
     for item in remembered:
         module = modules[item.module]
         before = getattr(module, item.name)

@@ -14,6 +14,9 @@ from fpgm.plan import Role
 Place = tuple[int, str, int]
 """Run, module path and how often the module was called before."""
 
+Join = tuple[Place, str, int]
+"""A concatenation: where, in which line of code, and how many ran there before."""
+
 
 @dataclass
 class Slot:
@@ -69,6 +72,7 @@ class Risk:
     source: Factor | None
     pieces: tuple[Tensor, ...] = ()
     safe: bool = False
+    line: str = ""
 
     def rows(self) -> list[Tensor]:
         """Every row of labels whose length a number in the code could stand for."""

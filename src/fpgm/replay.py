@@ -27,7 +27,7 @@ from fpgm.findings import Factor, Place, Slot
 from fpgm.plan import Adapter, Plan
 from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import named_tensors
-from fpgm.tracer import RuleError, Tracer, undisturbed
+from fpgm.tracer import RuleError, Tracer, source_line, undisturbed
 
 
 class MismatchError(Exception):
@@ -97,9 +97,10 @@ class Replay(Tracer):
             out = super().call(func, args, kwargs) if out is None else out
         except (RuntimeError, IndexError, ValueError) as error:
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
-            raise self._blame(f"{_fixed(error)} in {self.where()}", self.next_risk()) from None
-        number = self._risks[self.module] + 1
-        self._upcoming = self.here(self.module), number
+            at = self.next_risk()
+            place = at if at in self.structure.seen.risks else self._upcoming
+            raise self._blame(f"{_fixed(error)} in {self.where()}", place) from None
+        self._upcoming = self.here(self.module), self._risks[self.module] + 1
         self._last = self.module or "the model"
         self._latest = list(rules.tensors((*args, *kwargs.values())))
         self._trail.append([f for x in self._latest for f in self.fields(x)])
@@ -135,8 +136,7 @@ class Replay(Tracer):
         return torch.full((count,), lb.ANY)
 
     def fixed(self, number: int, count: int) -> Tensor:
-        key = self.here(self.module), self._joins[self.module], number
-        labels = self.structure.seen.parts.get(key)
+        labels = self.structure.seen.parts.get((self.this_join(), number))
         if labels is None or len(labels) != count:
             self._lose(*(f for t in self._latest for f in self.fields(t)))
             return torch.full((count,), lb.ANY)
@@ -200,6 +200,21 @@ class Replay(Tracer):
             stays = self.kept[wanted]
             self.relate(labels[stays], wanted[stays])
         return True
+
+    def next_risk(self) -> tuple[Place, int]:
+        """The watch's name for the operator that runs: the next of the same line of code.
+
+        What a module keeps from one call to the next (a grid of anchors, by the size of its input)
+        may have been computed there and not here, or here and not there.
+        """
+        here, line = self.here(self.module), source_line()
+        number = self._risks[self.module] + 1
+        while (risk := self.structure.seen.risks.get((here, number))) is not None:
+            if risk.line == line:
+                self._risks[self.module] = number
+                break
+            number += 1
+        return here, number
 
     def risky(self, out: Tensor, source: Tensor | None) -> None:
         place = self.next_risk()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,10 +25,11 @@ from fpgm import labels as lb
 from fpgm import rules
 from fpgm.errors import FpgmError
 from fpgm.examples import Example
-from fpgm.findings import Place, Slot
+from fpgm.findings import Join, Place, Slot
 from fpgm.labels import Fields
 from fpgm.plan import Role
 from fpgm.tensors import modules_by_path
+from fpgm.turns import TURN, quietly
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -61,7 +61,7 @@ class Tracer(TorchDispatchMode):
         self.runs = 0
         self._calls: Counter[str] = Counter()
         self._risks: Counter[str] = Counter()
-        self._joins: Counter[str] = Counter()
+        self._joins: Counter[tuple[Place, str]] = Counter()
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
@@ -180,7 +180,7 @@ class Tracer(TorchDispatchMode):
 
     def joined(self) -> None:
         """A concatenation is done."""
-        self._joins[self.module] += 1
+        self._joins[self.here(self.module), source_line()] += 1
 
     def relate(self, a: Tensor, b: Tensor) -> None:
         """Positions of two fields meet (with broadcasting): they belong to the same units."""
@@ -259,6 +259,14 @@ class Tracer(TorchDispatchMode):
         """Which call of a module this is, the same in every run of the same model."""
         return self.runs, path, self._calls[path]
 
+    def this_join(self) -> Join:
+        """A name for the concatenation that runs, the same in every run.
+
+        By its line: what modules keep from one call to the next is not joined again in each.
+        """
+        here, line = self.here(self.module), source_line()
+        return here, line, self._joins[here, line]
+
     def next_risk(self) -> tuple[Place, int]:
         """A name for the risky operator that just ran, the same in every run."""
         self._risks[self.module] += 1
@@ -273,15 +281,14 @@ class Tracer(TorchDispatchMode):
         self._risks.clear()
         self._joins.clear()
         with (
+            quietly(),
             self._hooks(),
             torch.inference_mode(False),
             torch.no_grad(),
             plain_attention(),
-            warnings.catch_warnings(),
+            self,
         ):
-            warnings.simplefilter("ignore")
-            with self:
-                return example.call(self.model)
+            return example.call(self.model)
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -303,7 +310,6 @@ class Tracer(TorchDispatchMode):
             self.stack.append(path)
             self._calls[path] += 1
             self._risks[path] = 0
-            self._joins[path] = 0
 
         return hook
 
@@ -332,34 +338,36 @@ def source_line() -> str:
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """The fused transformer path hides its operators; use the plain one while watching."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    with TURN:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore mode, buffers and random state afterwards."""
-    modules = modules_by_path(model).values()
-    modes = [(module, module.training) for module in modules]
-    tables = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in modules
-        if not isinstance(module, torch.jit.ScriptModule)
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for module, name, buffer, value in tables:
-                module._buffers[name] = buffer  # forward may have put another in its place
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+    """Restore mode, buffers and random state afterwards; one thread at a time."""
+    with TURN:
+        modules = modules_by_path(model).values()
+        modes = [(module, module.training) for module in modules]
+        tables = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in modules
+            if not isinstance(module, torch.jit.ScriptModule)
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        try:
+            with torch.random.fork_rng():
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            with torch.no_grad():
+                for module, name, buffer, value in tables:
+                    module._buffers[name] = buffer  # forward may have put another in its place
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)

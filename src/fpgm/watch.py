@@ -18,6 +18,7 @@ from fpgm.findings import (
     Balance,
     Factor,
     Grouped,
+    Join,
     Place,
     Risk,
     Site,
@@ -28,7 +29,7 @@ from fpgm.findings import (
 from fpgm.labels import Fields
 from fpgm.plan import Role
 from fpgm.tensors import named_tensors
-from fpgm.tracer import RuleError, Tracer, undisturbed
+from fpgm.tracer import RuleError, Tracer, source_line, undisturbed
 
 
 class Watch(Tracer):
@@ -46,7 +47,7 @@ class Watch(Tracer):
         self.groupings: list[Grouped] = []
         self.pairings: list[tuple[Tensor, Tensor]] = []
         self.windows: list[Site] = []
-        self.parts: dict[tuple[Place, int, int], Tensor] = {}
+        self.parts: dict[tuple[Join, int], Tensor] = {}
         self.pads: list[Tensor] = []
         self._pieces: tuple[Tensor, ...] = ()
         self.sites: list[Site] = []
@@ -69,7 +70,7 @@ class Watch(Tracer):
     def fixed(self, number: int, count: int) -> Tensor:
         labels = self.fresh(count)
         self.freeze([labels], "a part of fixed size is concatenated")
-        self.parts[self.here(self.module), self._joins[self.module], number] = labels
+        self.parts[self.this_join(), number] = labels
         return labels
 
     def relate(self, a: Tensor, b: Tensor) -> None:
@@ -124,7 +125,7 @@ class Watch(Tracer):
         origin = None if source is None else Factor(self.fields(source), tuple(source.shape))
         even = len({len(piece) for piece in self._pieces}) <= 1  # chunk may leave a shorter rest
         safe = self.calls.derives_sizes and even
-        self.risks[self.next_risk()] = Risk(known, origin, self._pieces, safe)
+        self.risks[self.next_risk()] = Risk(known, origin, self._pieces, safe, source_line())
         self._pieces = ()
 
     def unreached(self) -> list[str]:

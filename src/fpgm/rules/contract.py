@@ -29,9 +29,9 @@ def _convolution(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Ten
     if _slides_along_channels(tracer, x, weight, out, space):
         return
     for f in tracer.fields(x):
-        if lb.varies(f, space):
+        if f.shape[1] == 1 and lb.varies(f, space):
             tracer.freeze([f], "a convolution runs along the channels")
-    reads = channel_row(tracer, x, 1)
+    reads = channel_row(tracer, x, 1)  # a vector laid out as maps: each map's numbers go together
     reads = tracer.reading(x, weight, reads)
     if tracer.untouched(weight) is not None:
         writes = _label_weight(tracer, weight, reads, groups, transposed)
