@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.adapters import attach_, gather, placing, scatter
 from fpgm.examples import Example
-from fpgm.export.fold import folded
+from fpgm.export.fold import folded, simplified
 from fpgm.export.onnx import to_onnx
 from fpgm.plan import Adapter
 
@@ -140,3 +140,17 @@ def test_a_pruned_network_is_added_to_its_stream_without_placing() -> None:
     found = steps(thin)
     assert found["Gather"] == 1  # what `down` reads of the stem's channels
     assert not found.keys() & {"Concat", "ScatterND", "ScatterElements"}
+
+
+def test_code_that_asks_its_norm_for_something_keeps_it() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.conv(x.to(self.norm.weight.dtype)))
+
+    model = stir(Asking()).eval()
+    assert isinstance(simplified(model, Example((X,), {})).norm, nn.BatchNorm2d)
+    assert torch.equal(simplified(model, Example((X,), {}))(X), model(X))

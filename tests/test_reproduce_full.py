@@ -202,6 +202,32 @@ class TestRows:
         trained(tiny, tmp_path / "cifar10_resnet56.safetensors")  # what is given goes first
         assert rows.start(row, 0) == tmp_path / "cifar10_resnet56.safetensors"
 
+    def test_other_weights_under_the_same_name_are_another_training(
+        self, tmp_path: Path, tiny: str
+    ) -> None:
+        row, rows = TABLE1.row("resnet56-fpgm-40-trained"), maker(tmp_path, tiny)
+        file = tmp_path / "cifar10_resnet56.safetensors"
+        trained(tiny, file)
+        rows.make(TABLE1, row, 0)
+        other = load_model(tiny)
+        save(other, file)
+        made = rows.make(TABLE1, row, 0)
+        assert made is not None
+        assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
+        fresh = full.Full(tmp_path / "fresh", tmp_path, rows.changes).make(TABLE1, row, 0)
+        assert fresh is not None
+        assert made.ours == fresh.ours
+
+    def test_a_baseline_of_another_machine_is_found(self, tmp_path: Path) -> None:
+        here, there = (
+            full.Full(tmp_path, tmp_path, [f"data.root={root}", "data.workers=2"])
+            for root in ("/a", "/b")
+        )
+        base = BASELINES.row("resnet56")
+        recipes = [own._recipe(base, 0) for own in (here, there)]
+        assert recipes[0] != recipes[1]
+        assert here._folder(base, recipes[0]) == there._folder(base, recipes[1])
+
     def test_settings_leave_out_what_is_a_machines_own(self, tmp_path: Path) -> None:
         rows = full.Full(tmp_path, tmp_path, ["data.root=/a", "run.compile=true", "train.lr=0.2"])
         assert rows.settings(TABLE2.rows[1], 0) == {"--set": ["train.lr=0.2"], "weights": None}

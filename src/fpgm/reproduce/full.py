@@ -214,7 +214,8 @@ class Full:
             base = baseline_of(row.network)
             raise RequestError(
                 f"{self.weights} has no {weights_name(row)}: name its folder with --weights, or "
-                f"train it: fpgm reproduce {BASELINES.name} --scale full --rows {base.key}"
+                f"train it: fpgm reproduce {BASELINES.name} --scale full --rows {base.key} "
+                f"--seeds {seed + 1} --out {shlex.quote(str(self.runs.parent))}"
             )
         return str(found)
 
@@ -232,9 +233,24 @@ class Full:
         return outcome.results, outcome.model, round(seconds, 1)
 
     def _folder(self, row: Row, recipe: Recipe) -> Path:
-        """Of a training: rows with the same settings have the same."""
+        """Of a training: rows with the same settings and the same weights have the same.
+
+        Weights are known by their content and not by their path, and a machine's own settings do
+        not count.
+        """
         name = row.recipe if row.prunes else f"{row.recipe}-unpruned"
-        return self.runs / f"{name}-{recipe.seed}-{recipe.digest()[:10]}"
+        weights, small = recipe.model.weights, recipe.model.compact
+        shared = replace(
+            recipe,
+            model=replace(
+                recipe.model,
+                weights=weights and digest(Path(weights)),
+                compact=small and digest(Path(small)),
+            ),
+            data=replace(recipe.data, root=None, workers=0),
+            run=type(recipe.run)(),
+        )
+        return self.runs / f"{name}-{recipe.seed}-{shared.digest()[:10]}"
 
 
 def _started(recipe: Recipe, device: torch.device) -> nn.Module:
