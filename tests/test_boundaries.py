@@ -127,7 +127,7 @@ def test_training_needs_its_extra_and_only_the_command_line_needs_training() -> 
 
 @pytest.mark.parametrize("module", under("fpgm.data"))
 def test_data_knows_nothing_of_pruning(module: str) -> None:
-    values = {"assets", "errors", "files", "progress", "reading", "wording"}
+    values = {"assets", "errors", "files", "progress", "reading", "turns", "wording"}
     assert own(module) <= {"data", "models"} | values
 
 

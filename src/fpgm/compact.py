@@ -24,11 +24,13 @@ from fpgm.optimizers import move_optimizer_
 from fpgm.plan import Attribute, Cut, Plan
 from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import modules_by_path, named_tensors
+from fpgm.turns import in_turn
 
 PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
 
 
+@in_turn
 def compact(
     model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None
 ) -> nn.Module:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fpgm.errors import FileError
+from fpgm.reading import ordinary
 from fpgm.wording import reason
 
 SHARED = "fpgm_shared"
@@ -18,13 +19,14 @@ SHARED = "fpgm_shared"
 
 def first_bytes(path: Path) -> bytes:
     """As much of a file as tells its kind; what is no readable file is refused."""
-    if not path.exists():
-        raise FileError(f"{path} does not exist.")
-    if path.is_dir():
-        raise FileError(f"{path} is a folder: name the file in it.")
     try:
+        ordinary(path)
         with path.open("rb") as stream:
             head = stream.read(9)
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist.") from None
+    except IsADirectoryError:
+        raise FileError(f"{path} is a folder: name the file in it.") from None
     except OSError as error:
         raise FileError(f"{path} cannot be read: {reason(error)}.") from error
     if not head:
@@ -39,6 +41,12 @@ def is_safetensors(head: bytes) -> bool:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A file's tensors as they are stored, and its metadata."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise FileError(
+            f"{path} cannot be read: safetensors takes names in UTF-8 only, rename it."
+        ) from error
     try:
         with safe_open(path, framework="pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118

@@ -20,6 +20,7 @@ from fpgm.errors import VerificationError
 from fpgm.examples import Example, as_examples, tensors_in
 from fpgm.plan import Plan
 from fpgm.reference import FAINT, faint, follow_, norms_over_kept, silenced, stir_, wake_
+from fpgm.turns import in_turn
 
 TOLERANCE = 1e-4
 """Largest relative difference that float32 rounding explains in a deep network."""
@@ -82,6 +83,7 @@ def verify(
     return certify(model, plan, as_examples(example_inputs), compacted, inputs)
 
 
+@in_turn
 def certify(
     model: nn.Module,
     plan: Plan,

@@ -1,15 +1,19 @@
 """The command line, one file a subcommand.
 
 Here is only what they share towards the shell: a request that makes no sense ends with one line on
-stderr and code 2, a failed verification with code 1, and never with a traceback.
+stderr and code 2, a failed verification with code 1, Ctrl-C with code 130, and never with a
+traceback.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -28,6 +32,7 @@ from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
+from fpgm.wording import reason
 
 __all__ = ["app"]
 
@@ -35,10 +40,21 @@ __all__ = ["app"]
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
+class _Stopped(Exception):  # noqa: N818  (no error: it was asked for)
+    """Somebody pressed Ctrl-C."""
+
+
 class _Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # versions of typer end it in different ways
+            raise _Stopped from None
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options |= {"standalone_mode": False, "prog_name": "fpgm"}
+        _accept_any_name()
         try:
             code = super().main(given, *rest, obj=shlex.join(["fpgm", *given]), **options)
         except VerificationError as error:
@@ -53,9 +69,14 @@ class _Group(TyperGroup):
             stop = "" if message.endswith((".", "?")) else "."
             _complain(f"{message}{stop} See {command} --help.")
             code = 2
-        except typer.Abort:
+        except (_Stopped, KeyboardInterrupt, typer.Abort):
+            _complain("stopped.")
             code = 130
-        sys.exit(code if isinstance(code, int) else 0)
+        except OSError as error:  # of the disk or the terminal, wherever nothing better is known
+            what = f"{error.filename}: " if error.filename is not None else ""
+            _complain(f"{what}{reason(error)}.")
+            code = 2
+        _say_no_more(code if isinstance(code, int) else 0)
 
 
 app = typer.Typer(
@@ -90,4 +111,25 @@ def main(
 
 
 def _complain(message: str) -> None:
-    typer.echo(f"fpgm: {' '.join(message.split())}", err=True)
+    with suppress(OSError):  # if nobody listens, the code tells
+        typer.echo(f"fpgm: {' '.join(message.split())}", err=True)
+
+
+def _accept_any_name() -> None:
+    """Names of files need not be text, and terminals need not know all letters: show escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _say_no_more(code: int) -> NoReturn:
+    """End with a code, even if what was said last can no longer be delivered."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if code == 0:
+            _complain(f"What was found cannot be printed: {reason(error)}.")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again
+        code = code or 1
+    sys.exit(code)

@@ -32,6 +32,7 @@ from fpgm.models.spec import default_shape, load_model
 from fpgm.models.weights import load_weights, weights_file
 from fpgm.plan import Frozen
 from fpgm.randomness import seed_everything
+from fpgm.recovery import memory_at
 from fpgm.wording import shorten
 
 SEED = 0
@@ -82,6 +83,9 @@ def build(spec: str, weights: Path | None) -> nn.Module:
 
 def example(shape: Sequence[int]) -> Tensor:
     """Noise of a shape, the same in every run."""
+    size = 4 * math.prod(shape)
+    if size > memory_at(None):
+        raise RequestError(f"An input of {shape_text(shape)} is larger than this machine's memory.")
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(SEED))
 
 

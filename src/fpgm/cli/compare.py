@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +17,14 @@ from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
 from fpgm.errors import FileError, FpgmError, RequestError
-from fpgm.files import file_sha256, write_text, writing
+from fpgm.files import file_sha256, is_unfinished, write_text, writing
 from fpgm.methods import METHODS, Schedule, Task, find
 from fpgm.methods.comparison import Compared
 from fpgm.methods.comparison import compare as run_one
+from fpgm.reading import json_of
 from fpgm.report import compare as write_comparison
 from fpgm.tables import latex, markdown, mean_and_spread
+from fpgm.tensorfile import first_bytes
 from fpgm.tensors import tensors_sha256
 from fpgm.wording import reason
 
@@ -69,6 +70,8 @@ def compare(
     if test < 1 or images < 1:
         raise RequestError("--test and --images are whole numbers from 1 up.")
     shape = common.input_shape(input, model)
+    if weights is not None:
+        first_bytes(weights)  # refuse at once what cannot be read
     trained = {"file": weights.name, "sha256": file_sha256(weights)} if weights else None
     asked = {
         "model": model, "weights": trained, "data": data,
@@ -166,6 +169,24 @@ def table(
     return header, lines
 
 
+def _is_row(value: Any, method: str, seed: int) -> bool:
+    """Whether a file holds what came of a method, and not something else that anyone put there."""
+    if not isinstance(value, dict) or (value.get("method"), value.get("seed")) != (method, seed):
+        return False
+    notes = value.get("notes")
+    return (
+        all(_is_number(value.get(key)) for key in ("macs_removed", "once", "seconds"))
+        and all(key in value for key in ("recovered", "tuned", "steps"))
+        and all(value[key] is None or _is_number(value[key]) for key in ("recovered", "tuned"))
+        and isinstance(notes, list)
+        and all(isinstance(note, str) for note in notes)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e15
+
+
 class _Folder:
     """Where rows are kept, each in a folder that the other commands read."""
 
@@ -179,7 +200,7 @@ class _Folder:
         if self._file.exists():
             if self._read(self._file) != asked:
                 raise FileError(f"{out} holds another comparison: choose another --out.")
-        elif out.exists() and any(out.iterdir()):
+        elif out.exists() and any(not is_unfinished(own.name) for own in out.iterdir()):
             raise FileError(f"{out} is not empty: choose another --out.")
 
     def begin(self) -> None:
@@ -190,7 +211,7 @@ class _Folder:
         """A row that was made before."""
         file = self._place(method, seed) / res.RESULTS
         row = self._read(file).get("row") if file.exists() else None
-        return row if isinstance(row, dict) else None
+        return row if _is_row(row, method, seed) else None
 
     def row(self, method: str, seed: int) -> dict[str, Any]:
         """A row, or why there is none."""
@@ -215,7 +236,7 @@ class _Folder:
         }
         place = self._place(row.method, row.seed)
         if done.plan is not None:
-            res.write(place, done.best, done.plan, results, {})
+            res.write(place, done.best, done.plan, results, {}, force=True)
         else:
             self._write(place / res.RESULTS, results)
 
@@ -229,8 +250,9 @@ class _Folder:
         """Write the table in all its forms, and a page if there are several runs to show."""
         self._write(self._out / f"{NAME}.json", told)
         for ending, form in (("md", markdown), ("tex", latex)):
-            with writing(self._out / NAME):
-                write_text(self._out / f"{NAME}.{ending}", form(header, lines) + "\n")
+            file = self._out / f"{NAME}.{ending}"
+            with writing(file):
+                write_text(file, form(header, lines) + "\n")
         runs = [
             self._place(row["method"], row["seed"])
             for row in told["rows"]
@@ -243,7 +265,7 @@ class _Folder:
 
     def _read(self, file: Path) -> dict[str, Any]:
         try:
-            return dict(jsonlib.loads(file.read_text(encoding="utf-8")))
+            return dict(json_of(file))
         except (OSError, ValueError, TypeError) as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
 

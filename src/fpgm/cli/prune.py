@@ -195,7 +195,7 @@ def prune(
         "seconds": steps.seconds,
         "command": context.obj,
     }
-    res.write(out, small, made, results, beside)
+    res.write(out, small, made, results, beside, force=force)
     if json:
         common.show_json(results)
     else:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fpgm.cli import common
+from fpgm.cli import results as res
 from fpgm.errors import FileError, RequestError
 from fpgm.report import compare as write_comparison
 from fpgm.report import report as write_report
@@ -38,6 +39,8 @@ def report(
     """Write one self-contained HTML page about a run: figures, network, charts, every layer."""
     if serve and (out is not None or json):
         raise RequestError("--serve writes nothing: leave out --out and --json.")
+    for folder in folders:
+        res.settle(folder)
     if compare:
         if serve:
             raise RequestError("--serve follows one folder: leave out --compare.")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import nn
 
+from fpgm import together
 from fpgm.cli.common import to_json
 from fpgm.errors import FileError
+from fpgm.files import alone, aside, is_unfinished, write_text
+from fpgm.files import made as made_folder
 from fpgm.models.spec import load_model
 from fpgm.plan import Latency, Plan
+from fpgm.reading import json_of
 from fpgm.store import load, save
 from fpgm.verify import Certificate
 from fpgm.wording import reason
@@ -33,6 +35,8 @@ EXPORTED = (
 """Where `fpgm export` writes if it is not told."""
 FORMAT = 1
 """Version of results.json."""
+_ASIDE = "results"
+"""Of the folder that new files are made in, beside the old."""
 _OURS = (SMALL, PLAN, RESULTS, ANALYSIS, SENSITIVITY, BENCH, REPORT, *EXPORTED)
 
 
@@ -87,8 +91,8 @@ def check_folder(out: Path, force: bool) -> None:
         return
     if not out.is_dir():
         raise FileError(f"{out} is a file: --out names a folder.")
-    left = set(out.glob(".*.part"))  # by a process that was killed
-    inside = sorted(file.name for file in out.iterdir() if file not in left)
+    settle(out)
+    inside = sorted(file.name for file in out.iterdir() if not is_unfinished(file.name))
     others = [name for name in inside if not _ours(name)]
     if others and force:
         raise FileError(f"{out} holds {others[0]!r} too: --force replaces only results of prune.")
@@ -96,51 +100,49 @@ def check_folder(out: Path, force: bool) -> None:
         raise FileError(f"{out} is not empty: choose another --out, or --force to replace it.")
 
 
+def settle(folder: Path) -> None:
+    """Bring old results back if a process was killed while it replaced them."""
+    together.settle(folder, _OURS)
+
+
 def write(
-    out: Path, small: nn.Module, made: Plan, results: dict[str, Any], beside: Mapping[str, str]
+    out: Path,
+    small: nn.Module,
+    made: Plan,
+    results: dict[str, Any],
+    beside: Mapping[str, str],
+    *,
+    force: bool = False,
 ) -> None:
     """Write all files or none: they are made aside and moved into place.
 
-    `beside` has texts by file name, besides the three that are always there.
+    `beside` has texts by file name, besides the three that are always there. What another process
+    put there meanwhile is replaced only by `force`.
     """
     place = Path(os.path.realpath(out))
     there = place.exists()
-    part = (place if there else place.parent) / f".{place.name}.{secrets.token_hex(4)}.part"
+    # It may be where one stands, or a mount: then only its files can be replaced.
+    around = place if there else place.parent
+    texts = {PLAN: made.to_json(indent=1), RESULTS: to_json(results), **beside}
     try:
-        part.mkdir(parents=True)
-        save(small, part / SMALL)
-        (part / PLAN).write_text(made.to_json(indent=1) + "\n", encoding="utf-8")
-        (part / RESULTS).write_text(to_json(results) + "\n", encoding="utf-8")
-        for name, text in beside.items():
-            (part / name).write_text(text + "\n", encoding="utf-8")
-        if there:  # it may be where one stands, or a mount: only its files can be replaced
-            _replace(place, part)
-        else:
-            part.rename(place)
+        with made_folder(around), aside(around, _ASIDE) as part:
+            new = part / together.NEW
+            new.mkdir()
+            save(small, new / SMALL)
+            for name, text in texts.items():
+                write_text(new / name, text + "\n")
+            if there:
+                with alone(place):
+                    check_folder(out, force)
+                    together.swap(place, part, _OURS)
+            else:
+                new.rename(place)
     except OSError as error:
+        if isinstance(error, FileError) and error.__cause__ is None:
+            raise
         # What `save` says names a file nobody has asked for; its cause is what matters.
-        cause = error.__cause__ if isinstance(error, FileError) else None
+        cause = error.__cause__ if isinstance(error, FileError) else error
         raise FileError(f"{out} cannot be written: {reason(cause or error)}.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _replace(place: Path, part: Path) -> None:
-    """Move new files in and old ones out; on failure the old ones come back."""
-    names = [file.name for file in part.iterdir()]
-    old = part / "old"
-    old.mkdir()
-    try:
-        for name in _OURS:  # what was made of the old model goes with it
-            if (place / name).exists():
-                (place / name).rename(old / name)
-        for name in names:
-            (part / name).rename(place / name)
-    except OSError:
-        for name in _OURS:
-            if (old / name).exists():
-                (old / name).replace(place / name)
-        raise
 
 
 def small_of(folder: Path, results: dict[str, Any]) -> nn.Module:
@@ -153,25 +155,44 @@ def read(folder: Path, allowed: Sequence[str] = ()) -> dict[str, Any]:
 
     If its model is made by a Python file, that file would be run: only if the user names it.
     """
+    settle(folder)
     file = folder / RESULTS
     try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
+        results = json_of(file)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise FileError(f"{folder} holds no results of fpgm prune: no {RESULTS}.") from error
-    except ValueError as error:
-        raise FileError(f"{file} cannot be read: {error}.") from error
-    needed = ("model", "weights", "original_sha256", "input")
-    if not isinstance(results, dict) or any(key not in results for key in needed):
+    except (OSError, ValueError) as error:
+        raise FileError(f"{file} cannot be read: {reason(error)}.") from error
+    if not isinstance(results, dict) or any(key not in results for key in _NEEDED):
         raise FileError(f"{file} was not written by fpgm prune.")
     if results.get("format") != FORMAT:
         raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
-    model, shape = results["model"], results["input"]
-    sized = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
-    if not isinstance(model, str) or not sized:
-        raise FileError(f"{file} was not written by fpgm prune.")
+    if wrong := [key for key, fits in _NEEDED.items() if not fits(results[key])]:
+        raise FileError(f"{file} was not written by fpgm prune: {wrong[0]} is of another kind.")
+    model: str = results["model"]
     if ".py:" in model and model not in allowed:
         raise FileError(
             f"{folder} was made from {model}, which is code that would be run: if you trust it, "
-            f"give --model {model}."
+            f"give --model {quote(model)}."
         )
     return results
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(n) is int and n > 0 for n in value)
+
+
+def _is_file(value: Any) -> bool:
+    """Whether this names trained weights: a file's name and its digest."""
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) for key in ("file", "sha256")
+    )
+
+
+_NEEDED: dict[str, Callable[[Any], bool]] = {
+    "model": lambda value: isinstance(value, str),
+    "weights": lambda value: value is None or _is_file(value),
+    "original_sha256": lambda value: isinstance(value, str),
+    "input": _is_shape,
+}
+"""What the commands look up, and of which kind it is."""

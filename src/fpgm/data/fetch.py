@@ -7,13 +7,12 @@ reason, since another source may do; a disk that fails raises FileError, since n
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
@@ -77,28 +76,6 @@ def npm_pack(package: str, folder: Path) -> Iterator[Path]:
         yield packed
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextmanager
-def alone(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Keep other processes of this machine out of a folder, where the system has such locks."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)  # the folder itself: a lock file would stay behind
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        with suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _receive(url: str, part: Path, progress: Progress) -> int:

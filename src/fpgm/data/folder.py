@@ -15,6 +15,8 @@ from fpgm.data.batches import ALONE, Batch, Share, seeded
 from fpgm.data.images import Look
 from fpgm.errors import FileError, RequestError
 from fpgm.models._torchvision import import_torchvision
+from fpgm.reading import ordinary
+from fpgm.turns import quietly
 
 IMAGENET = Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -59,14 +61,15 @@ class FolderBatches:
             range(start, min(start + self.batch, count)) for start in range(0, count, self.batch)
         ]
         own = [order[self.share.of(part)].tolist() for part in parts]
-        loader: Any = DataLoader(
-            self.data,
-            batch_sampler=[part for part in own if part],
-            num_workers=self.workers,
-            generator=random.manual_seed(random.initial_seed() + self.share.rank),
-        )
+        with quietly():  # more workers than processors are no fault, and decide what is drawn
+            loader: Any = DataLoader(
+                self.data,
+                batch_sampler=[part for part in own if part],
+                num_workers=self.workers,
+                generator=random.manual_seed(random.initial_seed() + self.share.rank),
+            )
+            loaded = iter(loader)
         nothing = torch.zeros(0, 3, self.size, self.size), torch.zeros(0, dtype=torch.int64)
-        loaded = iter(loader)
         for part, mine in zip(parts, own, strict=True):
             # The last pictures may be too few for every process to have one.
             images, labels = _next(loaded) if mine else nothing
@@ -111,6 +114,7 @@ def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset
 
 def _picture(path: str) -> Any:
     try:
+        ordinary(Path(path))
         return importlib.import_module("torchvision.datasets.folder").default_loader(path)
     except Exception as error:  # Pillow has many ways to refuse a picture
         raise FileError(f"{path} is no picture that can be read: remove it.") from error

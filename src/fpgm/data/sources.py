@@ -16,6 +16,7 @@ from fpgm.data.folder import IMAGENET, FolderBatches
 from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
 from fpgm.data.sample import read_sample
 from fpgm.errors import FileError, RequestError
+from fpgm.reading import at_home
 
 CIFAR10 = Look((0.4914, 0.4824, 0.4467), (0.2471, 0.2435, 0.2616))
 """The paper's: (125.3, 123.0, 113.9) / 255 and (63.0, 62.1, 66.7) / 255."""
@@ -40,7 +41,7 @@ class Wanted:
     @property
     def folder(self) -> Path | None:
         """Where it lies, if that was said."""
-        return None if self.root is None else Path(self.root).expanduser()
+        return None if self.root is None else at_home(self.root)
 
     @property
     def augment(self) -> Augment:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import io
 import json
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -41,6 +40,7 @@ from fpgm.export.onnx import OnnxModule, batch_dims, to_onnx, uninstalled
 from fpgm.files import write_whole, writing
 from fpgm.store import plans_json
 from fpgm.tensors import unwrapped
+from fpgm.turns import quietly
 from fpgm.wording import reason
 
 Format = Literal["onnx", "pt2", "torchscript"]
@@ -106,8 +106,8 @@ def export(
         check_share("low_rank", low_rank)
         if to != "onnx":
             raise RequestError("low_rank= is for to='onnx'.")
-    if to == "onnx" and (missing := uninstalled("onnx", "onnxscript", "onnxruntime")):
-        raise RequestError(f"Export to ONNX needs more packages: {missing}.")
+    if to == "onnx" and (missing := uninstalled("export", "onnx", "onnxscript", "onnxruntime")):
+        raise RequestError(f"Export to ONNX needs more packages: {missing}")
     plain = copy.deepcopy(model).eval()
     example = positional(plain, as_examples(beside(model, example_inputs))[0])
     if any_batch:  # of one alone the exporter would think that it is always one
@@ -210,8 +210,7 @@ def _pt2(
     model: nn.Module, example: Example, any_batch: bool, told: dict[str, str]
 ) -> tuple[bytes, Run]:
     shapes = batch_dims(example) if any_batch else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly():
         try:
             program = torch.export.export(
                 model, tuple(example.args), dict(example.kwargs), dynamic_shapes=shapes
@@ -230,8 +229,7 @@ def _torchscript(
 ) -> tuple[bytes, Run]:
     if example.kwargs:
         raise RequestError("TorchScript takes inputs by position: give them as a tuple.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly():
         try:
             traced = torch.jit.trace(model, tuple(example.args), check_trace=False)
         except Exception as error:

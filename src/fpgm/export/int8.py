@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from fpgm.errors import ModelError
 from fpgm.examples import Example
 from fpgm.export.onnx import input_arrays
+from fpgm.turns import quietly
 from fpgm.wording import reason
 
 RUINED = 0.5
@@ -31,8 +31,7 @@ def to_int8(data: bytes, examples: Iterable[Example], told: Mapping[str, str]) -
     import onnx
     from onnxruntime import quantization as q
 
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder, quietly():
         plain, ready, small = (Path(folder) / name for name in ("a.onnx", "b.onnx", "c.onnx"))
         plain.write_bytes(data)
         level = logging.getLogger().level

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fpgm.errors import FileError
+from fpgm.reading import parsed, text_of
 from fpgm.wording import reason
 
 FORMAT = 2
@@ -72,7 +73,7 @@ class Sensitivity:
     def read(cls, file: Path) -> Sensitivity:
         """Read a file with what `to_json` wrote."""
         try:
-            return cls.from_json(file.read_text(encoding="utf-8"))
+            return cls.from_json(text_of(file))
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
         except FileError as error:
@@ -82,7 +83,7 @@ class Sensitivity:
     def from_json(cls, text: str) -> Sensitivity:
         """Read what `to_json` wrote."""
         try:
-            held = json.loads(text)
+            held = parsed(text)
             if held["format"] != FORMAT:
                 raise FileError(f"A sensitivity in format {held['format']}: measure it again.")
             groups, asked, whole = _groups(held["groups"]), held["asked"], held["accuracy"]
@@ -98,7 +99,7 @@ class Sensitivity:
                 None if whole is None else float(whole),
                 bool(held["complete"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError("This is not a sensitivity written by fpgm.") from error
 
 

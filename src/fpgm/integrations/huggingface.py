@@ -10,6 +10,7 @@ from torch import nn
 
 from fpgm.errors import FileError, FpgmError
 from fpgm.examples import beside
+from fpgm.files import write_text
 from fpgm.soft import SoftPruner, Step
 
 try:
@@ -60,7 +61,7 @@ class PruneCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Add where the pruning stands to the checkpoint."""
         if state.is_world_process_zero and self.pruner is not None:
-            _path(args, state).write_text(json.dumps(self.pruner.state_dict()))
+            write_text(_path(args, state), json.dumps(self.pruner.state_dict()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """The compact network, verified."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fpgm.examples import Example
 from fpgm.tensors import modules_by_path
 from fpgm.tracer import undisturbed
+from fpgm.turns import TURN
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -51,7 +52,7 @@ class Layer:
 
     def module(self) -> nn.Module:
         """As torch has it, with random weights; the caller's random numbers stay as they are."""
-        with torch.random.fork_rng(devices=[]):
+        with TURN, torch.random.fork_rng(devices=[]):
             return self._module().to(self.dtype).eval()
 
     def _module(self) -> nn.Module:

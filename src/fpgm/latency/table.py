@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 
 from fpgm.errors import FileError
@@ -17,6 +16,7 @@ from fpgm.files import write_text
 from fpgm.latency.backends import Backend, running
 from fpgm.latency.layers import Layer
 from fpgm.latency.neighbours import Neighbours
+from fpgm.reading import cache_root, json_of
 from fpgm.wording import reason
 
 FORMAT = 3
@@ -26,7 +26,7 @@ LEAST = 1e-7
 
 def default_cache() -> Path:
     """Where times are kept: the folder that FPGM_CACHE names, or ~/.cache/fpgm."""
-    return Path(os.environ.get("FPGM_CACHE") or "~/.cache/fpgm").expanduser() / "latency"
+    return cache_root("FPGM_CACHE") / "latency"
 
 
 class Table:
@@ -73,7 +73,7 @@ class Table:
 
     def _read(self) -> dict[str, float]:
         try:
-            found = json.loads(self.file.read_text(encoding="utf-8"))
+            found = json_of(self.file)
             if {key: found[key] for key in self.about} != self.about:
                 raise ValueError("it is about something else")
             known = {str(key): float(value) for key, value in found["seconds"].items()}

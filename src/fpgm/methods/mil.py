@@ -40,6 +40,7 @@ from fpgm.methods.training import train_
 from fpgm.recovery.batches import Inputs
 from fpgm.tensors import modules_by_path
 from fpgm.tracer import undisturbed
+from fpgm.turns import TURN
 
 SPREAD = 0.1
 """Standard deviation of a cheap map around one at first.
@@ -156,7 +157,7 @@ def attach_(
     """
     order = list(dict.fromkeys(call.path for call in called_layers(model, example)))
     convs = {path: model.get_submodule(path) for path in order[1:]}
-    with torch.random.fork_rng(devices=[]):
+    with TURN, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         added = {
             path: Collaborative(conv, shared=shared)

@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,7 @@ from torch import nn
 from fpgm.errors import RequestError
 from fpgm.models import BUILTIN, build
 from fpgm.models._torchvision import import_torchvision
+from fpgm.turns import TURN
 from fpgm.wording import reason
 
 IMAGENET_SHAPE = (1, 3, 224, 224)
@@ -81,7 +83,7 @@ def _from_torchvision(name: str) -> nn.Module:
     # Detection and segmentation models fetch a trained backbone unless told not to.
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
-    with warnings.catch_warnings():
+    with TURN, warnings.catch_warnings():
         # GoogLeNet and Inception announce a change of their initialisation.
         warnings.filterwarnings("ignore", "The default weight initialization", FutureWarning)
         model: nn.Module = builder(**options)
@@ -136,7 +138,7 @@ def _from_file(path: Path, name: str) -> nn.Module:
 def _run(path: Path) -> ModuleType:
     # A name of its own, so a user's `utils.py` never stands in for another; registered, because
     # dataclasses and pickling look a class's module up by name.
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
     found = importlib.util.spec_from_file_location(f"_fpgm_user_{digest}", path)
     if found is None or found.loader is None:
         raise RequestError(f"{path} cannot be loaded as Python.")

@@ -7,7 +7,6 @@ is compared with the model before anything is copied, so a mismatch leaves the m
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,9 @@ from torch import Tensor, nn
 
 from fpgm import assets
 from fpgm.errors import FileError
+from fpgm.reading import at_home
 from fpgm.tensorfile import first_bytes, is_safetensors, read_tensors, with_shared
+from fpgm.turns import quietly
 from fpgm.wording import reason, shorten, size
 
 M = TypeVar("M", bound=nn.Module)
@@ -33,10 +34,7 @@ def weights_file(name: str | Path) -> Path:
     """The file a name stands for: "shipped", or a path, which may begin with a tilde."""
     if str(name) == SHIPPED:
         return assets.WEIGHTS
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise FileError(f"{name} does not exist: {reason(error)}.") from error
+    return at_home(name)
 
 
 def load_weights(model: M, file: str | Path) -> M:
@@ -70,9 +68,7 @@ def read_weights(file: str | Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path) -> Any:
     try:
-        with warnings.catch_warnings():
-            # torch warns about a TorchScript archive and then refuses it; once is enough.
-            warnings.simplefilter("ignore")
+        with quietly():  # torch warns about a TorchScript archive, and then refuses it
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(

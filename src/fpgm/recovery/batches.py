@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fpgm.errors import RequestError
+from fpgm.errors import FileError, RequestError
 from fpgm.examples import Example, taken, tensors_in
+from fpgm.wording import reason
 
 IN_MEMORY = 512 * 2**20
 """Bytes of inputs kept at hand."""
@@ -76,9 +78,15 @@ class Inputs:
             self._bytes += size
             self._kept.append(example)
             return
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fpgm-")
-        self._kept.append(_Filed(example, Path(self._folder.name) / f"{len(self)}.safetensors"))
+        try:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="fpgm-")
+            self._kept.append(_Filed(example, Path(self._folder.name) / f"{len(self)}.safetensors"))
+        except (OSError, SafetensorError) as error:
+            raise FileError(
+                f"Inputs cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Look at "
+                "fewer, or let TMPDIR name a folder with more room."
+            ) from error
 
     def close(self) -> None:
         """Forget the batches, and remove the files of some, if there are any."""

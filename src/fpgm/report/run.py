@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 
 from fpgm.errors import FileError, PlanError
 from fpgm.plan import Plan
+from fpgm.reading import parsed, text_of
 from fpgm.report.records import (
     AnalysisTold,
     BenchTold,
@@ -66,7 +69,7 @@ def read_run(folder: Path) -> Run:
     if results is None and recipe is None:
         raise FileError(f"{folder} holds no results of fpgm prune or fpgm train.")
     return Run(
-        folder.resolve().name,
+        Path(os.path.realpath(folder)).name,
         results or Results(),
         _plan(folder / "plan.json"),
         _read(folder / "analysis.json", lambda value: decode(AnalysisTold, value)),
@@ -81,15 +84,13 @@ def read_run(folder: Path) -> Run:
 def _text(file: Path) -> str | None:
     """What is in a file, None if there is none."""
     try:
-        size = file.stat().st_size
-        text = file.read_text(encoding="utf-8") if size <= LARGEST else None
+        return text_of(file, LARGEST)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise FileError(f"{file} is too large for a report.") from error
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
-    if text is None:
-        raise FileError(f"{file} is too large for a report.")
-    return text
 
 
 Made = TypeVar("Made")
@@ -101,8 +102,8 @@ def _read(file: Path, make: Callable[[Any], Made]) -> Made | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parsed(text)
+    except ValueError as error:
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
     return _fit(file, make, value)
 

@@ -15,6 +15,7 @@ import torch
 
 from fpgm.errors import FileError
 from fpgm.files import file_sha256, sweep, write_text, write_whole
+from fpgm.reading import json_of
 
 
 class Checkpoints:
@@ -74,7 +75,7 @@ def _seal(file: Path) -> Path:
 
 def _is_whole(file: Path) -> bool:
     try:
-        wanted = json.loads(_seal(file).read_text(encoding="utf-8"))["sha256"]
+        wanted = json_of(_seal(file))["sha256"]
         return bool(wanted == file_sha256(file))
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -31,6 +31,7 @@ from fpgm.models.weights import load_weights
 from fpgm.plan import Plan
 from fpgm.planning import check_prunes
 from fpgm.randomness import random_state, restore_random_state, seed_everything
+from fpgm.reading import at_home
 from fpgm.soft import SoftPruner, Step
 from fpgm.store import load, save
 from fpgm.train.answers import check_answers, checked, reaches_all
@@ -352,7 +353,7 @@ def _open_data(recipe: Recipe, share: Share, device: torch.device) -> Sets:
 def _make_model(recipe: Recipe) -> nn.Module:
     part = recipe.model
     if part.compact is not None:
-        return load(Path(part.compact).expanduser(), partial(load_model, part.name))
+        return load(at_home(part.compact), partial(load_model, part.name))
     model = load_model(part.name)
     return model if part.weights is None else load_weights(model, part.weights)
 

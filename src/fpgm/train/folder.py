@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fpgm._version import __version__
 from fpgm.errors import FileError
-from fpgm.files import sweep, write_text, writing
+from fpgm.files import is_unfinished, sweep, write_text, writing
 from fpgm.plan import Plan
+from fpgm.reading import bytes_of, json_of, parsed, text_of
 from fpgm.train.checkpoints import Checkpoints
 from fpgm.train.recipe import Recipe
 from fpgm.wording import reason
@@ -58,7 +59,7 @@ class RunFolder:
         except OSError as error:
             raise FileError(f"{self.path} cannot be read: {reason(error)}.") from error
         if RECIPE not in there:
-            if any(name != ENVIRONMENT and not name.endswith(".part") for name in there):
+            if any(name != ENVIRONMENT and not is_unfinished(name) for name in there):
                 raise FileError(f"{self.path} is there and is no run: choose another folder.")
         elif _digest_in(_text(file)) != self.recipe.digest() and (
             there & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.written()
@@ -71,7 +72,7 @@ class RunFolder:
     def _other(self, file: Path) -> str:
         """The first setting that differs, and how."""
         try:
-            old = _flat(json.loads(file.read_text(encoding="utf-8")))
+            old = _flat(json_of(file))
         except (OSError, ValueError, AttributeError):
             return "its own cannot be read"
         new = _flat(json.loads(json.dumps(asdict(self.recipe))))
@@ -142,7 +143,7 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged, one entry an epoch."""
         try:
-            text = (self.path / METRICS).read_text(encoding="utf-8", errors="replace")
+            text = bytes_of(self.path / METRICS).decode(errors="replace")
         except OSError:
             return []
         found = []
@@ -172,7 +173,7 @@ class RunFolder:
     def results(self) -> dict[str, Any] | None:
         """The results of a run that is done; None if any of its files is gone."""
         try:
-            found: dict[str, Any] = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
+            found: dict[str, Any] = json_of(self.path / RESULTS)
             whole = all((self.path / name).is_file() for name in found["files"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -185,7 +186,8 @@ class RunFolder:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return None
-            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
+            with suppress(UnicodeEncodeError):  # it knows no path that is not text
+                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
         return self._board
 
 
@@ -230,14 +232,14 @@ def _git_hash() -> str | None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return text_of(file)
     except (OSError, UnicodeDecodeError):
         return ""
 
 
 def _digest_in(text: str) -> str | None:
     try:
-        found = json.loads(text)["digest"]
+        found = parsed(text)["digest"]
     except (ValueError, KeyError, TypeError):
         return None
     return str(found)

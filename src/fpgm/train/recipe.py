@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -19,7 +20,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from fpgm.budget import ALIGN
 from fpgm.data.sources import Wanted
 from fpgm.errors import FileError, RequestError
+from fpgm.reading import parsed, text_of
 from fpgm.recipes import SHIPPED
+from fpgm.wording import reason
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -143,14 +146,15 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     return recipe
 
 
-def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path.resolve() in above:
+def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    own_place = os.path.realpath(path)
+    if own_place in above:
         raise FileError(f"{path} builds on itself: its extends come round in a circle.")
     own = _parsed(path)
     base = own.pop("extends", None)
     if base is None:
         return own
-    return _merged(_read(_beside(path, str(base)), (*above, path.resolve())), own)
+    return _merged(_read(_beside(path, str(base)), (*above, own_place)), own)
 
 
 def _beside(path: Path, base: str) -> Path:
@@ -163,11 +167,11 @@ def _parsed(path: Path) -> dict[str, Any]:
     """TOML, or the JSON in a run's folder."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        text = path.read_text(encoding="utf-8")
-        table: Any = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+        text = text_of(path)
+        table: Any = parsed(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
-        raise FileError(f"The recipe {path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+        raise FileError(f"The recipe {path} cannot be read: {reason(error)}.") from None
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is no {kind}: {error}.") from None
     if not isinstance(table, dict):
         raise FileError(f"{path} is no recipe: it holds no table of options.")
