@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from fpgm.data.sources import Wanted
 from fpgm.models import resnet
 from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
-from fpgm.reproduce import TABLES, full
+from fpgm.reproduce import TABLES, Results, full
 from fpgm.reproduce.printed import BASELINES, baseline_of
 from fpgm.reproduce.processes import tops
 from fpgm.store import save
@@ -341,3 +343,21 @@ class TestFigures:
         text = files[0].read_text()
         assert text.count("<image") == 64
         assert "layer1.0.conv1 at 10%" in text
+
+
+def test_a_row_that_fails_ends_many_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that went on to the next row would leave the others waiting for it for ever."""
+    command_line = importlib.import_module("fpgm.cli.reproduce")
+    monkeypatch.setattr(command_line.processes, "first", lambda act: act())
+    row, out = TABLE1.row("resnet56-fpgm-40-trained"), tmp_path / "out"
+    asked = SimpleNamespace(out=out, weights=tmp_path, recipes=list)
+    maker = command_line._Full(asked, [row])
+    results = Results(out, TABLE1, "full", maker.settings)
+    notes, failed = command_line._fill(results, [row], 1, maker, "fpgm")
+    assert failed
+    assert "has no cifar10_resnet56" in notes[0]
+    monkeypatch.setattr(command_line.processes, "count", lambda: 2)
+    with pytest.raises(fpgm.RequestError, match="has no cifar10_resnet56"):
+        command_line._fill(results, [row], 1, maker, "fpgm")

@@ -237,6 +237,8 @@ def _fill(
             try:
                 made = maker.make(place.table, row, seed)
             except FpgmError as error:
+                if processes.count() > 1:
+                    raise  # others may be waiting for this one in their training: end them all
                 notes.append(f"{row.key}, seed {seed}, failed: {error}")
                 failed = True
                 continue
