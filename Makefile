@@ -15,7 +15,7 @@ demo: $(STAMP)  ## prune a trained ResNet-20 on real pictures: recover, verify, 
 	$(BIN)/python recipes/demo.py
 
 test: lint types docs  ## everything a change must pass: lint, types, documentation, tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not sweep"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -53,6 +53,7 @@ bench: $(STAMP)  ## the figures the documentation quotes
 
 zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
 	$(PIP) --no-deps torch-pruning
+	$(BIN)/python -m pytest -n 2 -m sweep
 	$(BIN)/python benchmarks/fuzz.py --files 100000
 	$(BIN)/python benchmarks/property_sweep.py --examples 20000 --seconds 7200
 	$(BIN)/python benchmarks/zoo.py --jobs 2

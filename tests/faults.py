@@ -181,10 +181,10 @@ def inside(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def mostly_slow(names: Iterable[str], quick: Container[str]) -> list[Any]:
+def mostly_swept(names: Iterable[str], quick: Container[str]) -> list[Any]:
     """Parameters of a test, of which some are tried every time and all in the long run."""
     return [
-        pytest.param(own, marks=() if own in quick else pytest.mark.slow, id=own) for own in names
+        pytest.param(own, marks=() if own in quick else pytest.mark.sweep, id=own) for own in names
     ]
 
 

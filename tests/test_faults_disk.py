@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.faults import Ended, command, inside, mostly_slow, mount, unmount
+from tests.faults import Ended, command, inside, mostly_swept, mount, unmount
 from tests.runs import write_net, write_recipe
 from tests.shell import refused, run
 
@@ -76,7 +76,7 @@ def test_a_folder_that_is_only_read(name: str, read_only: Path, small: Path, rec
     assert not list(read_only.iterdir())
 
 
-@pytest.mark.parametrize("name", mostly_slow(COMMANDS, ("prune", "export", "train", "data")))
+@pytest.mark.parametrize("name", mostly_swept(COMMANDS, ("prune", "export", "train", "data")))
 def test_a_folder_that_is_a_file(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
     (tmp_path / "file").write_text("mine")
     line = refused(*COMMANDS[name](tmp_path / "file", small, recipe))
@@ -98,7 +98,7 @@ LEFT = {"compare": ["rows"], "train": ["run"], "data": ["data"]}
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow([own for own in COMMANDS if own != "data"], ("prune", "export", "train"))
+    "name", mostly_swept([own for own in COMMANDS if own != "data"], ("prune", "export", "train"))
 )
 def test_no_room(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
     place = tmp_path / "place"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.faults import mostly_slow
+from tests.faults import mostly_swept
 from tests.shell import refused, run
 from typer.testing import CliRunner
 
@@ -122,7 +122,7 @@ def taking(file: Path) -> list[tuple[object, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, OFTEN))
+@pytest.mark.parametrize("kind", mostly_swept(KINDS, OFTEN))
 def test_wrong_files(kind: str, tmp_path: Path, small: Path) -> None:
     file = tmp_path / "file"
     make(kind, file, small)
@@ -135,7 +135,7 @@ def test_wrong_files(kind: str, tmp_path: Path, small: Path) -> None:
     assert sorted(own for own in tmp_path.iterdir() if own.name != "__pycache__") == before
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, OFTEN))
+@pytest.mark.parametrize("kind", mostly_swept(KINDS, OFTEN))
 def test_wrong_files_within_a_folder_of_results(kind: str, tmp_path: Path, small: Path) -> None:
     make(kind, tmp_path / "file", small)
     place = tmp_path / "run"
@@ -181,7 +181,7 @@ def test_values_of_the_wrong_kind(key: str, tmp_path: Path, small: Path) -> None
         assert done.exit_code or key == "recovery", value
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_rows_of_the_wrong_kind_are_made_again(tmp_path: Path) -> None:
     args = ("compare", "digits", *LOOK, "--test", 32, "--macs", 0.5, "--methods", "l2", "--json",
             "--out", tmp_path / "rows")  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.faults import command, forked, inside, kills_at, mostly_slow
+from tests.faults import command, forked, inside, kills_at, mostly_swept
 from tests.shell import run
 
 import fpgm
@@ -126,7 +126,7 @@ def test_results_are_replaced_all_at_once(tmp_path: Path) -> None:
     assert {*found} == {"old", "newer"}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_going_back_may_be_killed_too(tmp_path: Path) -> None:
     work = Work(tmp_path / "place")
     work.write("old", res.ANALYSIS, res.BENCH)
@@ -178,8 +178,8 @@ def commands(small: Path, place: Path) -> dict[str, tuple[object, ...]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mostly_slow(commands(Path(), Path()), ("prune", "compare")))
-@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", mostly_swept(commands(Path(), Path()), ("prune", "compare")))
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.sweep)])
 def test_after_a_kill_the_same_command_succeeds(
     name: str, number: int, tmp_path: Path, small: Path
 ) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.faults import command, mostly_slow
+from tests.faults import command, mostly_swept
 from tests.runs import write_net, write_recipe
 from tests.shell import refused, run
 
@@ -33,7 +33,7 @@ BYTES = os.fsdecode(b"\xff\xfe")
 """A name that is no text."""
 
 
-@pytest.mark.parametrize("kind", mostly_slow(NAMES, ("quotes", "letters", "long")))
+@pytest.mark.parametrize("kind", mostly_swept(NAMES, ("quotes", "letters", "long")))
 def test_every_name_will_do(kind: str, tmp_path: Path) -> None:
     name = NAMES[kind]
     place = tmp_path / name
@@ -71,7 +71,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(NAMES["quotes"], marks=pytest.mark.slow), BYTES], ids=ascii
+    "name", [pytest.param(NAMES["quotes"], marks=pytest.mark.sweep), BYTES], ids=ascii
 )
 def test_names_of_what_is_measured_and_trained(name: str, tmp_path: Path) -> None:
     place = tmp_path / name
@@ -143,7 +143,7 @@ def own_parents(path: Path) -> list[Path]:
     return [above for above in path.parents if everybodys in above.parents]
 
 
-@pytest.mark.parametrize("home", mostly_slow(HOMES, ("of nobody",)))
+@pytest.mark.parametrize("home", mostly_swept(HOMES, ("of nobody",)))
 def test_homes(home: str, tmp_path: Path) -> None:
     """Times of layers are kept elsewhere or not at all: the plan is made all the same."""
     place, before = HOMES[home]

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from tests.faults import Command, command, inside, mostly_slow, until
+from tests.faults import Command, command, inside, mostly_swept, until
 from tests.runs import write_net, write_recipe
 from tests.shell import run
 
@@ -73,7 +73,7 @@ def long_command(name: str, small: Path, place: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(LONG, ("prune", "recover", "write", "sensitivity", "bench", "train"))
+    "name", mostly_swept(LONG, ("prune", "recover", "write", "sensitivity", "bench", "train"))
 )
 def test_ctrl_c(name: str, tmp_path: Path, small: Path) -> None:
     """One line, the code that shells know, nothing half-written."""

@@ -77,7 +77,7 @@ def test_a_sensitivity_that_both_measure(tmp_path: Path) -> None:
     assert [own.name for own in tmp_path.iterdir()] == ["it.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_times_that_both_keep(tmp_path: Path) -> None:
     env = {**os.environ, "FPGM_CACHE": str(tmp_path / "cache")}
     alone = "from fpgm.latency import neighbours; neighbours._worked = lambda: None"
@@ -105,7 +105,7 @@ def test_a_comparison_that_both_make(tmp_path: Path) -> None:
     run("report", tmp_path / "rows" / "l2")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_folder_that_is_being_replaced_waits(tmp_path: Path) -> None:
     """The lock is the folder's own: nothing is left behind by it."""
     place = tmp_path / "place"
