@@ -87,10 +87,7 @@ for step in callback.steps:
 
 # The callback's last act was to choose once more, compact and verify; its plan also cuts the
 # optimizer, momentum and all.
-assert callback.pruner is not None
 plan, certificate = callback.pruner.plan, callback.pruner.certificate
-assert plan is not None
-assert certificate is not None
 small = fpgm.compact(model, plan, optimizer=optimizer)
 rich.print(f"verified: compact and masked model differ by {certificate.max_error:.0e}")
 rich.print(f"MACs: {plan.macs_before:,} to {plan.macs_after:,} ({plan.macs_removed:.0%} removed)")

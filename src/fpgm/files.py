@@ -132,6 +132,25 @@ def sweep(folder: Path) -> None:
         _remove_dead(left)
 
 
+def locked(handle: int) -> bool:
+    """Lock an open file for this process, unless another one has: then it is not.
+
+    The lock ends with the process, however that ends; workers that outlive it do not hold it. Where
+    the system or a network's file system has no such locks, everybody is told that it is.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 @contextmanager
 def alone(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Keep other processes of this machine out of a folder, where the system has such locks."""

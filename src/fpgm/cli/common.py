@@ -103,6 +103,15 @@ def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
 
 
 @contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Say of a package that is not installed what brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise RequestError(f'{error.name} is not installed: pip install "fpgm[{name}]"') from None
+
+
+@contextmanager
 def supposing(shape: Sequence[int], given: str | None) -> Iterator[None]:
     """If the model cannot take an input whose shape nobody gave, say which it was."""
     try:

@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import json as jsonlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,7 @@ def _tables(
         raise RequestError(
             "table5 at full scale is timed on a CUDA device, and there is none here."
         )
-    with _extra("train"):
+    with common.extra("train"):
         maker = _Quick(table, asked) if alone else _Full(asked, chosen)
         results = Results(asked.out, table, asked.scale, maker.settings)
         processes.first(results.check)
@@ -326,7 +326,7 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
 
 
 def _draw(name: str, asked: Asked, json: bool) -> None:
-    with _extra("report"):
+    with common.extra("report"):
         from fpgm.reproduce import drawn
 
         missing: list[str] = []
@@ -371,14 +371,5 @@ def _weights_of(row: Row, asked: Asked) -> Path | None:
     """Weights the user has, or those of a baseline that was made in the same folder."""
     if asked.scale == "quick":
         return find_weights(asked.weights, row)
-    with _extra("train"):
+    with common.extra("train"):
         return full.Full(asked.out, asked.weights, asked.recipes()).start(row, 0)
-
-
-@contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Say of a package that is not installed what brings it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise RequestError(f'{error.name} is not installed: pip install "fpgm[{name}]"') from None

@@ -133,10 +133,8 @@ def _is_first() -> bool:
 
 def _engine() -> Any:
     """The engine, which needs more than the rest of the package does."""
-    try:
+    with common.extra("train"):
         import fpgm.train
-    except ModuleNotFoundError as error:
-        raise RequestError(f'{error.name} is not installed: pip install "fpgm[train]"') from None
     return fpgm.train
 
 

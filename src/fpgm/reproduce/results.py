@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 from fpgm.errors import FileError
-from fpgm.files import write_text, writing
+from fpgm.files import locked, write_text, writing
 from fpgm.reproduce.printed import BASELINES, baseline_of
 from fpgm.reproduce.rows import Row, Table
 from fpgm.wording import reason
@@ -105,7 +105,7 @@ class Results:
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         mine = False
         try:
-            mine = _locked(handle)
+            mine = locked(handle)
             yield mine
         finally:
             if mine:
@@ -160,21 +160,6 @@ def _differ(kept: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
     keys = set(kept) | set(now)
     unknown = {WEIGHTS} if now.get(WEIGHTS) is None else set()
     return {key for key in keys - unknown if kept.get(key) != now.get(key)}
-
-
-def _locked(handle: int) -> bool:
-    """Lock a file for this process, unless another one has."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # some network file systems know no locks
-        return True
-    return True
 
 
 def _number(value: Any) -> float | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fpgm._version import __version__
 from fpgm.errors import FileError
-from fpgm.files import is_unfinished, sweep, write_text, writing
+from fpgm.files import is_unfinished, locked, sweep, write_text, writing
 from fpgm.plan import Plan
 from fpgm.reading import bytes_of, json_of, parsed, text_of
 from fpgm.train.checkpoints import Checkpoints
@@ -85,7 +85,11 @@ class RunFolder:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-            self._lock_out(self._lock)
+            if not locked(self._lock):
+                raise FileError(
+                    f"{self.path} is being written by another process: wait, or choose another "
+                    "folder."
+                )
             # By way of the lock: to close any other handle of the file would give it away.
             with open(self._lock, "r+", encoding="utf-8", closefd=False) as stream:
                 if _digest_in(stream.read()) != self.recipe.digest():
@@ -105,24 +109,6 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _lock_out(self, handle: int) -> None:
-        """Keep other processes out, where the system has such locks; being killed undoes them.
-
-        A lock of lockf's belongs to this process alone: workers that outlive it do not hold it.
-        """
-        try:
-            import fcntl
-        except ImportError:
-            return
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise FileError(
-                f"{self.path} is being written by another process: wait, or choose another folder."
-            ) from None
-        except OSError:  # some network file systems know no locks
-            return
 
     def log(self, metrics: dict[str, Any], norms: Mapping[str, Tensor]) -> None:
         """Append one epoch's figures, for machines and for TensorBoard, which also gets norms."""
