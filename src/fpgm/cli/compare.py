@@ -16,6 +16,7 @@ from fpgm.budget import Budget, Residual
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
+from fpgm.data.readings import Epochs
 from fpgm.errors import FileError, FpgmError, RequestError
 from fpgm.files import file_sha256, is_unfinished, write_text, writing
 from fpgm.methods import METHODS, Schedule, Task, find
@@ -118,7 +119,7 @@ def compare(
             for name in chosen:
                 if folder.known(name, seed) is None:
                     bar.show(name, 0, 1)
-                    own = replace(task, seed=seed, training=pic.Epochs(learn.sets, seed))
+                    own = replace(task, seed=seed, training=Epochs(learn.sets, seed))
                     try:
                         done = run_one(find(name), own, Schedule(steps, lr), count)
                     except (FpgmError, RuntimeError, ValueError) as error:  # of one, not of all

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -11,7 +9,8 @@ import typer
 from torch import Tensor, nn
 
 from fpgm.data.batches import ALONE
-from fpgm.data.sources import Sets, Wanted, open_sets
+from fpgm.data.readings import Once
+from fpgm.data.sources import Wanted, open_sets
 from fpgm.errors import RequestError
 from fpgm.wording import reason
 
@@ -34,15 +33,8 @@ Mean = Annotated[
 Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="Spread they were divided by.")]
 
 
-@dataclass(frozen=True)
-class Pictures:
+class Pictures(Once):
     """Batches to look at, and labelled ones to count accuracy on."""
-
-    sets: Sets
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self.sets.train.epoch(0):
-            yield batch.images, batch.labels
 
     @torch.no_grad()
     def check(self, net: nn.Module, data: str, model: str) -> None:
@@ -76,18 +68,6 @@ class Pictures:
             right += int((out[: len(labels)].argmax(1) == labels).sum())
             seen += len(labels)
         return right, seen
-
-
-class Epochs:
-    """Training batches, of a new epoch at every reading; a seed begins at epochs of its own."""
-
-    def __init__(self, sets: Sets, seed: int = 0) -> None:
-        self._sets, self._epoch = sets, 100_000 * seed
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self._epoch += 1
-        for batch in self._sets.train.epoch(self._epoch):
-            yield batch.images, batch.labels
 
 
 def open_pictures(

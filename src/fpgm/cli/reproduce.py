@@ -19,6 +19,7 @@ from torch import nn
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli.train import Bars
+from fpgm.data.readings import Epochs
 from fpgm.errors import FpgmError, RequestError
 from fpgm.models.spec import default_shape
 from fpgm.reproduce import TABLES, Made, Results, Row, Table, full, page, processes
@@ -210,12 +211,9 @@ class _Full:
     def settings(self, row: Row, seed: int) -> dict[str, Any]:
         return self._rows.settings(row, seed)
 
-    def make(self, table: Table, row: Row, seed: int) -> Made | None:
+    def make(self, table: Table, row: Row, seed: int) -> Made:
         with Bars() as bars:
             return self._rows.make(table, row, seed, bars)
-
-    def why(self, row: Row) -> str:
-        return f"quoted from another paper, see {full.nearest(row)}"
 
 
 def _fill(
@@ -243,6 +241,7 @@ def _fill(
                 failed = True
                 continue
             if made is None:
+                assert isinstance(maker, _Quick)
                 missing.setdefault(maker.why(row), {})[row.key] = None
             elif processes.is_first():
                 place.keep(row, seed, made, command)
@@ -256,13 +255,17 @@ def _fill(
 def _needed(
     results: Results, chosen: Sequence[Row], seeds: int
 ) -> Iterator[tuple[Results, Row, int]]:
-    """The rows, and behind those from scratch at full scale the network they are compared with."""
+    """The rows, and with those from scratch at full scale the network they are compared with.
+
+    It comes behind a row, which is what was asked for, or before one that may be chosen by it.
+    """
     whole = results.baselines if results.scale == "full" else None
     for seed in range(seeds):
         for row in chosen:
-            yield results, row, seed
-            if whole is not None and row.start == "scratch" and row.recipe is not None:
-                yield whole, baseline_of(row.network), seed
+            needed = [(results, row, seed)]
+            if whole is not None and row.start == "scratch":
+                needed.insert(0 if row.begins else 1, (whole, baseline_of(row.network), seed))
+            yield from needed
 
 
 def _state(place: Results, row: Row, seed: int, free: bool) -> tuple[bool, bool]:
@@ -294,7 +297,7 @@ def _open(data: str, test: int, mean: str | None, std: str | None) -> Data:
         assert share is not None
         return share
 
-    return Data(look, lambda seed: pic.Epochs(learn.sets, seed), accuracy)
+    return Data(look, lambda seed: Epochs(learn.sets, seed), accuracy)
 
 
 def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
@@ -304,7 +307,7 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
             [
                 {"row": row.key, "labels": row.labels, "printed": dict(row.printed),
                  "printed_spread": dict(row.spread), "command": command, "gpu_hours": hours,
-                 "quoted": full.nearest(row) if command is None else None}
+                 "quoted": row.quoted}
                 for row, command, hours in found
             ]
         )  # fmt: skip
@@ -312,8 +315,7 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
     common.show_table(
         ("row", *table.labels, "at full scale", "GPU hours"),
         [
-            (row.key, *row.labels, command or f"quoted; {full.nearest(row)}",
-             "" if hours is None else f"{hours:.1f}")
+            (row.key, *row.labels, command, f"{hours:.1f}")
             for row, command, hours in found
         ],
         left=2 + len(table.labels),

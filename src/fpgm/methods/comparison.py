@@ -34,7 +34,8 @@ class Row:
     once: float
     """Accuracy as the method leaves it, before any training that follows pruning."""
     recovered: float | None
-    """With its units gone from the original, recovered without training; None where none are."""
+    """With its units gone from the original, recovered without training; None where none are, or
+    where that was not asked for."""
     tuned: float | None
     """After the training that all are given; None if there was none."""
     steps: int
@@ -63,7 +64,9 @@ class Compared:
         return self.pruned.plan
 
 
-def compare(method: Method, task: Task, tuning: Schedule, accuracy: Count) -> Compared:
+def compare(
+    method: Method, task: Task, tuning: Schedule, accuracy: Count, *, recovering: bool = True
+) -> Compared:
     """Prune, recover, train on; the task's model stays as it is.
 
     A method that trains before it prunes has that much less training left: `tuning` is for all.
@@ -76,7 +79,7 @@ def compare(method: Method, task: Task, tuning: Schedule, accuracy: Count) -> Co
     seconds = time.perf_counter() - start
     once = accuracy(pruned.model.eval())
     best, recovered, tuned = pruned.model, None, None
-    if pruned.plan is not None and task.loader != ():
+    if recovering and pruned.plan is not None and task.loader != ():
         # From the original, whatever the method trained: a zeroed network has nothing to give back.
         solved = recover(task.model, pruned.plan, task.loader, images=task.images).eval()
         recovered = accuracy(solved)

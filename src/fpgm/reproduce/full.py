@@ -7,8 +7,9 @@ every epoch, at a rate that is stated.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,15 @@ from torch import nn
 import fpgm.paper as counted
 from fpgm.compact import compact
 from fpgm.errors import RequestError
+from fpgm.files import write_whole
+from fpgm.methods import METHODS
 from fpgm.models.spec import default_shape, load_model
 from fpgm.models.weights import load_weights
 from fpgm.planning import plan
 from fpgm.recipes import SHIPPED
+from fpgm.reproduce import quoted
 from fpgm.reproduce.printed import BASELINES, TABLE3, TABLE5, TUNED, baseline_of
-from fpgm.reproduce.processes import join, tops
+from fpgm.reproduce.processes import first, join, tops
 from fpgm.reproduce.quick import LONG, pfec_rates
 from fpgm.reproduce.results import WEIGHTS, Made
 from fpgm.reproduce.rows import Row, Table
@@ -48,19 +52,15 @@ MACHINE = ("data.root=", "data.workers=", "run.")
 """Settings that are a machine's own: rows made with other ones may stand in one table."""
 SCHEDULE = {"mode", "interval", "start", "end", "ramp", "hold"}
 """When a recipe prunes; the rest says what."""
-STEPS = 1000
-"""Of training that is proposed for a method the paper only quotes."""
 
 
-def command(table: Table, row: Row, out: Path) -> str | None:
+def command(table: Table, row: Row, out: Path) -> str:
     """What makes a row, on one GPU or, behind `accelerate launch`, on many.
 
     Words in capitals are the user's folders.
     """
-    if row.recipe is None and table is not TABLE5:
-        return None
     launch = ["fpgm"] if table is TABLE5 else ["accelerate", "launch", "-m", "fpgm"]
-    weights = ["--weights", "WEIGHTS"] if row.start == "trained" else []
+    weights = ["--weights", "WEIGHTS"] if row.begins else []
     pictures = ["--data", "IMAGENET"] if row.imagenet and table is not TABLE5 else []
     return shlex.join(
         [*launch, "reproduce", table.name, "--scale", "full", "--rows", row.key, *weights,
@@ -68,29 +68,23 @@ def command(table: Table, row: Row, out: Path) -> str | None:
     )  # fmt: skip
 
 
-def nearest(row: Row) -> str:
-    """The method of a row that the paper quotes from another one, on its network."""
-    return shlex.join(
-        ["fpgm", "compare", row.network, "--weights", f"WEIGHTS/{weights_name(row)}", "--methods",
-         row.method, "--macs", f"{row.macs:.3f}", "--residual", "independent", "--data",
-         "IMAGENET" if row.imagenet else "cifar10", "--steps", str(STEPS), "--out", "DIR"]
-    )  # fmt: skip
-
-
-def hours(table: Table, row: Row) -> float | None:
+def hours(table: Table, row: Row) -> float:
     """Of one GPU, by calculation."""
     if table is TABLE5:
         return TIMING
-    if row.recipe is None:
-        return None
-    if row.network == "vgg16":
-        layers = counted.cifar_vgg16()
-    else:
-        depth = int(row.net.removeprefix("resnet"))
-        layers = counted.imagenet_resnet(depth) if row.imagenet else counted.cifar_resnet(depth)
     pictures = PICTURES["imagenet" if row.imagenet else "cifar10"]
-    seconds = 3 * counted.macs(layers) * pictures / SPEED
-    return row.epochs * max(seconds, 0.0 if row.imagenet else LEAST) / 3600
+    seconds = 3 * counted.macs(_layers(row)) * pictures / SPEED
+    trains = row.quoted and row.start == "trained" and METHODS[row.method].needs == "training"
+    epochs = row.epochs + (quoted.EPOCHS if trains else 0)
+    return epochs * max(seconds, 0.0 if row.imagenet else LEAST) / 3600
+
+
+def _layers(row: Row) -> Sequence[counted.Layer]:
+    """The row's network as the paper counts it."""
+    if row.network == "vgg16":
+        return counted.cifar_vgg16()
+    depth = int(row.net.removeprefix("resnet"))
+    return counted.imagenet_resnet(depth) if row.imagenet else counted.cifar_resnet(depth)
 
 
 class Full:
@@ -103,18 +97,17 @@ class Full:
     def check(self, rows: Sequence[Row]) -> None:
         """Refuse changes that no recipe can have, before anything long is done."""
         for row in rows:
-            if row.recipe is not None:
-                data = self._recipe(row, 0).data
-                if data.name == "folder" and data.root is None:
-                    raise RequestError(
-                        f"{row.key} is of ImageNet: name its folder, which holds train and val, "
-                        "with --data."
-                    )
+            data = self._recipe(row, 0).data
+            if data.name == "folder" and data.root is None:
+                raise RequestError(
+                    f"{row.key} is of ImageNet: name its folder, which holds train and val, "
+                    "with --data."
+                )
 
     def settings(self, row: Row, seed: int) -> dict[str, Any]:
         """What a row depends on besides its recipe."""
         given = sorted(own for own in self.changes if not own.startswith(MACHINE))
-        start = self.start(row, seed) if row.start == "trained" else None
+        start = self.start(row, seed) if row.begins else None
         return {"--set": given, WEIGHTS: digest(start)}
 
     def start(self, row: Row, seed: int) -> Path | None:
@@ -126,19 +119,23 @@ class Full:
             found = made if made.is_file() else None
         return found
 
-    def make(
-        self, table: Table, row: Row, seed: int, reporter: Reporter | None = None
-    ) -> Made | None:
-        """Train by the row's recipe, or go on with it; None where there is none."""
-        if row.recipe is None:
-            return None
+    def make(self, table: Table, row: Row, seed: int, reporter: Reporter | None = None) -> Made:
+        """Train by the row's recipe, or go on with it."""
         recipe = self._recipe(row, seed)
-        if row.start == "trained":
+        if row.begins:
             recipe = replace(recipe, model=replace(recipe.model, weights=self._given(row, seed)))
         if table is TABLE3:
             return self._tuned(row, recipe, reporter)
-        results, model, seconds = self._train(row, recipe, reporter)
-        ours: dict[str, float | None] = {}
+        before = after = 1.0
+        if row.quoted:
+            model, seconds, before, after = self._quoted(row, recipe, reporter)
+        else:
+            results, model, seconds = self._train(row, recipe, reporter)
+            if row.prunes:
+                before, after = results["macs_before"], results["macs_after"]
+        ours: dict[str, float | None] = {"FLOPs": 100 * (1 - after / before)}
+        if row.prunes or row.quoted:
+            ours["FLOPs left"] = float(after)
         kinds = (1, 5) if row.imagenet else (1,)
         nets = {"after": model}
         if row.start == "trained":
@@ -147,13 +144,38 @@ class Full:
             found = tops(net, recipe.data, kinds)
             for own, share in zip(table.accuracies, found, strict=False):
                 ours[getattr(own, which)] = share
-        if "macs_after" in results:
-            ours["FLOPs left"] = float(results["macs_after"])
-            ours["FLOPs"] = 100 * (1 - results["macs_after"] / results["macs_before"])
-        else:
-            ours["FLOPs"] = 0.0
         kept = {key: value for key, value in ours.items() if key in table.keys}
-        return Made(kept, seconds, f"{row.recipe}, {recipe.train.epochs} epochs")
+        method = f"{METHODS[row.method].title}, " if row.quoted else ""
+        return Made(kept, seconds, f"{method}{row.recipe}, {recipe.train.epochs} epochs")
+
+    def _quoted(
+        self, row: Row, recipe: Recipe, reporter: Reporter | None
+    ) -> tuple[nn.Module, float, float, float]:
+        """A quoted method's network, the seconds of its training, and MACs before and after."""
+        fresh = partial(load_model, recipe.model.name)
+        if row.method == "mil":
+            factory = partial(quoted.collaborative, row, fresh)
+            _, model, seconds = self._train(row, recipe, reporter, factory)
+            saved = first(lambda: quoted.skipped(row, model, recipe.data))
+            whole = counted.macs(_layers(row))
+            return model, seconds, whole, whole * (1 - saved)
+        device = join()
+        file = self._folder(row, recipe).with_suffix(".safetensors")
+
+        def chosen() -> bytes:
+            if not file.is_file():
+                quoted.choose(row, _started(recipe, device), recipe.data, recipe.seed,
+                              fresh, file)  # fmt: skip
+            return file.read_bytes()
+
+        content = first(chosen)
+        if not file.is_file():  # another machine's disk
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, lambda handle: handle.write(content))
+        small = replace(recipe.model, weights=None, compact=str(file))
+        _, model, seconds = self._train(row, replace(recipe, model=small), reporter)
+        plan = quoted.chosen(file)
+        return model, seconds, plan.macs_before, plan.macs_after
 
     def _tuned(self, row: Row, recipe: Recipe, reporter: Reporter | None) -> Made:
         """Table 3: pruned at once, and fine-tuned twice, a quarter as long and in full."""
@@ -199,7 +221,7 @@ class Full:
 
         assert row.recipe is not None
         given = [*row.changes, f"seed={seed}", *self.changes]
-        if row.start == "trained":
+        if row.begins:
             given.append("model.weights=unknown")  # `start` finds them
         recipe = read_recipe(SHIPPED / f"{row.recipe}.toml", given)
         if not row.prunes:
@@ -220,14 +242,18 @@ class Full:
         return str(found)
 
     def _train(
-        self, row: Row, recipe: Recipe, reporter: Reporter | None
+        self,
+        row: Row,
+        recipe: Recipe,
+        reporter: Reporter | None,
+        factory: Callable[[], nn.Module] | None = None,
     ) -> tuple[dict[str, Any], nn.Module, float]:
         """Results, network, and seconds of all its epochs, whenever they were."""
         from fpgm.train import train
         from fpgm.train.folder import RunFolder
 
         folder = self._folder(row, recipe)
-        outcome = train(recipe, folder, reporter)
+        outcome = train(recipe, folder, reporter, factory=factory)
         told = RunFolder(folder, recipe).metrics()
         seconds = sum(own.get("seconds", 0) + own.get("pruning_seconds", 0) for own in told)
         return outcome.results, outcome.model, round(seconds, 1)
@@ -239,6 +265,7 @@ class Full:
         not count.
         """
         name = row.recipe if row.prunes else f"{row.recipe}-unpruned"
+        name = f"{row.recipe}-{row.method}" if row.quoted else name
         weights, small = recipe.model.weights, recipe.model.compact
         shared = replace(
             recipe,

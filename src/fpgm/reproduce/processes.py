@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -15,6 +16,9 @@ from fpgm.data.sources import Wanted, open_sets
 from fpgm.errors import FpgmError
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=1)
+"""How long processes wait for the first one, which alone chooses what a quoted method prunes."""
 
 
 def is_first() -> bool:
@@ -31,7 +35,7 @@ def join() -> torch.device:
     """Meet the other processes, if there are any; where this one computes."""
     from fpgm.train.processes import make_accelerator
 
-    device: torch.device = make_accelerator("no").device
+    device: torch.device = make_accelerator("no", PATIENCE).device
     return device
 
 

@@ -100,6 +100,8 @@ class Row:
     changes: tuple[str, ...] = ()
     epochs: int = 0
     """Of the whole of it at full scale."""
+    quoted: bool = False
+    """Whether the paper takes its figures from another one; here the method is run."""
     prunes: bool = True
     """False: the recipe is followed without its pruning."""
     spread: Mapping[str, float] = field(default_factory=dict)
@@ -109,6 +111,14 @@ class Row:
     def imagenet(self) -> bool:
         """Whether it is of ImageNet; all others are of CIFAR-10."""
         return self.network.startswith("torchvision:")
+
+    @property
+    def begins(self) -> bool:
+        """Whether trained weights are needed.
+
+        A quoted method chooses by them even where what it leaves is then trained from fresh ones.
+        """
+        return self.start == "trained" or (self.quoted and self.method != "mil")
 
     @property
     def net(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError
-from fpgm.tracer import undisturbed
+from fpgm.undisturbed import undisturbed
 from fpgm.wording import reason, size
 
 

@@ -70,19 +70,33 @@ class Outcome:
     model: nn.Module
 
 
-def train(recipe: Recipe, out: str | Path, reporter: Reporter | None = None) -> Outcome:
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    reporter: Reporter | None = None,
+    *,
+    factory: Callable[[], nn.Module] | None = None,
+) -> Outcome:
     """Run a recipe to its end, from wherever an earlier try left it.
 
-    Every process of a distributed run calls this; the first one writes to `out`.
+    Every process of a distributed run calls this; the first one writes to `out`. A `factory` makes
+    the network where no name can: it stands for what `model.name` would make.
     """
-    return _Run(recipe, Path(out), reporter).run()
+    return _Run(recipe, Path(out), reporter, factory).run()
 
 
 class _Run:
     """One run: everything that is made once, and the loop over epochs."""
 
-    def __init__(self, recipe: Recipe, out: Path, reporter: Reporter | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        reporter: Reporter | None,
+        factory: Callable[[], nn.Module] | None,
+    ) -> None:
         self.recipe = recipe
+        self.factory = factory or partial(load_model, recipe.model.name)
         self.accelerator = make_accelerator(recipe.run.precision)
         self.reporter = reporter if self.accelerator.is_main_process else None
         self.folder = RunFolder(out, recipe)
@@ -90,7 +104,7 @@ class _Run:
         seed_everything(recipe.seed)
         share = Share(self.accelerator.process_index, self.accelerator.num_processes)
         self.data = _open_data(recipe, share, self.accelerator.device)
-        self.model = _make_model(recipe).to(self.accelerator.device)
+        self.model = _make_model(recipe, self.factory).to(self.accelerator.device)
         if recipe.run.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = _make_optimizer(recipe, self.model)
@@ -269,14 +283,13 @@ class _Run:
 
     def _kept(self, name: str) -> nn.Module:
         """The network a finished run wrote; other machines may not see the file."""
-        factory = partial(load_model, self.recipe.model.name)
         if self.accelerator.num_processes == 1:
-            return load(self.folder.path / name, factory).to(self.accelerator.device).eval()
+            return load(self.folder.path / name, self.factory).to(self.accelerator.device).eval()
         data = self._first((self.folder.path / name).read_bytes)
         with TemporaryDirectory() as place:
             file = Path(place) / name
             file.write_bytes(data)
-            model = load(file, factory)
+            model = load(file, self.factory)
         return model.to(self.accelerator.device).eval()
 
     def _finish(self) -> Outcome:
@@ -350,11 +363,11 @@ def _open_data(recipe: Recipe, share: Share, device: torch.device) -> Sets:
     return open_sets(data, recipe.seed, share, device)
 
 
-def _make_model(recipe: Recipe) -> nn.Module:
+def _make_model(recipe: Recipe, factory: Callable[[], nn.Module]) -> nn.Module:
     part = recipe.model
     if part.compact is not None:
-        return load(at_home(part.compact), partial(load_model, part.name))
-    model = load_model(part.name)
+        return load(at_home(part.compact), factory)
+    model = factory()
     return model if part.weights is None else load_weights(model, part.weights)
 
 

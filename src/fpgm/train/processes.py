@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
 from fpgm.wording import reason
 
 
-def make_accelerator(precision: str) -> Accelerator:
-    """Accelerate's view of this process and its neighbours."""
+def make_accelerator(precision: str, patience: timedelta | None = None) -> Accelerator:
+    """Accelerate's view of this process and its neighbours.
+
+    `patience` is how long processes wait for one of them before they give up, if longer than usual.
+    """
     # Without a GPU, Accelerate joins processes only if told that the CPU is meant.
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if cpu:
-        _join_after_restart()
+        _join_after_restart(patience)
     AcceleratorState._reset_state()  # an earlier run in this process may have had other options
     try:
-        accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
+        accelerator = Accelerator(
+            mixed_precision=precision,
+            cpu=cpu,
+            kwargs_handlers=[] if patience is None else [InitProcessGroupKwargs(timeout=patience)],
+        )
     except ValueError as error:
         about = f"run.precision is {precision!r}: " if "precision" in str(error) else ""
         raise RequestError(f"{about}{reason(error)}.") from error
@@ -48,7 +56,7 @@ def part() -> None:
         dist.destroy_process_group()
 
 
-def _join_after_restart() -> None:
+def _join_after_restart(patience: timedelta | None) -> None:
     """Meet the other processes of this attempt.
 
     torchrun's store still holds the addresses of the attempt that died, and gloo would try to reach
@@ -65,4 +73,5 @@ def _join_after_restart() -> None:
         store=PrefixStore(f"attempt {attempt}", store),
         rank=int(os.environ["RANK"]),
         world_size=world,
+        timeout=patience,
     )

@@ -1,0 +1,97 @@
+"""Rows that the paper quotes from other papers, made by this package's version of their method.
+
+The method chooses by a trained network's weights and by pictures. What it leaves is fine-tuned, or,
+in a row from scratch, its structure is trained from fresh weights: so those papers' own such rows
+came to be. MIL removes nothing; its network is trained with cheap layers from fresh weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.compact import compact
+from fpgm.data.batches import ALONE
+from fpgm.data.readings import Epochs, Once
+from fpgm.data.sources import Wanted, open_sets
+from fpgm.examples import as_examples
+from fpgm.methods import METHODS, Schedule, Task
+from fpgm.methods.mil import attach_, saving, zero_ratios
+from fpgm.models.spec import default_shape
+from fpgm.plan import Plan
+from fpgm.reproduce.rows import Row
+from fpgm.store import read_plans, save
+
+IMAGES = 5_000
+"""Training pictures that a method may look at; CP and ThiNet have as many or more."""
+EPOCHS = 2
+"""Of training, for a method that trains before it prunes."""
+
+
+def choose(
+    row: Row, model: nn.Module, data: Wanted, seed: int, fresh: Callable[[], nn.Module], file: Path
+) -> None:
+    """Prune a trained network by the row's method, prove it, and leave the smaller one in a file.
+
+    It has the weights the method gives it; in a row from scratch, those of a fresh network.
+    """
+    task = _task(row, model, data, seed)
+    pruned = METHODS[row.method].prune(task)
+    small = pruned.model
+    if row.start == "scratch":
+        assert pruned.plan is not None
+        torch.manual_seed(seed)
+        small = compact(fresh(), pruned.plan)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save(small, file)
+
+
+def chosen(file: Path) -> Plan:
+    """What went, by the file that `choose` left."""
+    (plan,) = read_plans(file)[""]
+    return plan
+
+
+def collaborative(row: Row, fresh: Callable[[], nn.Module]) -> nn.Module:
+    """A fresh network with MIL's cheap layers."""
+    model = fresh()
+    for layer in attach_(model, as_examples(_example(row))[0], shared=True).values():
+        layer.norm.reset_parameters()  # there is no trained function to stay near
+    return model
+
+
+def skipped(row: Row, model: nn.Module, data: Wanted) -> float:
+    """Share of the network's MACs that zeros of MIL's cheap layers save."""
+    inputs = _task(row, model, data, 0).inputs()
+    try:
+        zeros = zero_ratios(model, inputs)
+    finally:
+        inputs.close()
+    device = next(model.parameters()).device
+    return saving(model, as_examples(_example(row).to(device))[0], zeros)
+
+
+def _example(row: Row) -> Tensor:
+    """One input, always the same."""
+    return torch.randn(default_shape(row.network), generator=torch.Generator().manual_seed(0))
+
+
+def _task(row: Row, model: nn.Module, data: Wanted, seed: int) -> Task:
+    device = next(model.parameters()).device
+    moved = open_sets(data, seed, ALONE, device)
+    still = open_sets(replace(data, crop=0, flip=False), seed, ALONE, device)
+    return Task(
+        model,
+        _example(row).to(device),
+        row.macs,
+        loader=Once(still),
+        training=Epochs(moved, seed),
+        images=IMAGES,
+        before=Schedule(EPOCHS * len(moved.train)),
+        residual="independent",
+        seed=seed,
+    )
