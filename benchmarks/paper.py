@@ -21,14 +21,15 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fpgm.data.batches import ALONE
+from fpgm.data.readings import Epochs, Once
 from fpgm.data.sources import Sets, Wanted, open_sets
 from fpgm.errors import FpgmError
 from fpgm.files import write_text
@@ -87,26 +88,6 @@ def sets(augment: bool) -> Sets:
     return open_sets(wanted, 0, ALONE, "cpu")
 
 
-class Look:
-    """Training pictures as they are, in one order."""
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in sets(False).train.epoch(0):
-            yield batch.images, batch.labels
-
-
-class Learn:
-    """Training pictures shifted and mirrored, in another order at every reading."""
-
-    def __init__(self, seed: int) -> None:
-        self.epoch = 100_000 * seed
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.epoch += 1
-        for batch in sets(True).train.epoch(self.epoch):
-            yield batch.images, batch.labels
-
-
 @torch.no_grad()
 def accuracy(net: nn.Module) -> float:
     right = seen = 0
@@ -124,13 +105,13 @@ def model_of(name: str, weights: Path) -> nn.Module:
 def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> str:
     """Measure a row and keep it."""
     torch.set_num_threads(1)
-    model = model_of(setting.name, weights)
+    model, look = model_of(setting.name, weights), Once(sets(False))
     task = Task(
         model,
-        next(iter(Look()))[0][:1],
+        next(iter(look))[0][:1],
         setting.macs,
-        loader=Look(),
-        training=Learn(seed),
+        loader=look,
+        training=Epochs(sets(True), seed),
         images=IMAGES,
         before=Schedule(STEPS // 2),
         residual="independent",
@@ -162,7 +143,7 @@ def original(setting: Setting, weights: Path, file: Path) -> str:
 def vgg(table: str, key: str, runs: Path) -> str:
     """A row of the paper's Table 3 or 4 at quick scale."""
     torch.set_num_threads(1)
-    data = Data(Look(), Learn, accuracy)
+    data = Data(Once(sets(False)), partial(Epochs, sets(True)), accuracy)
     quick = Quick(runs, lambda: data, Effort(steps=STEPS, images=IMAGES), None)
     row = TABLES[table].row(key)
     made = quick.make(table, row, 0)
@@ -255,8 +236,10 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         f"pictures. *Trained on*: from at once, {result['steps']} steps of SGD with 128 pictures "
         "each, which is all the training a method gets: one that trains before it prunes has half "
         "of them left. Every convolution on its own (`independent`), the classifier left alone, "
-        "one seed each (random: mean and deviation of three), all at the MACs that whole filters "
-        "leave; the paper's own figure, of fractional filters, stands beside. Seconds are those of "
+        f"all at the MACs that whole filters leave; the paper's own figure, of fractional filters, "
+        f"stands beside. Mean and deviation of {SEEDS} seeds, which decide the order of pictures, "
+        "and which units go where that is by chance or follows training; a figure without a "
+        "deviation has no chance in it. Seconds are those of "
         "choosing, and of training before it, on one thread beside other work. What is missing has "
         "not been measured."
     )
@@ -293,18 +276,17 @@ def _section(setting: dict[str, Any]) -> Iterator[str]:
     for name in METHODS:
         own = [row for row in setting["rows"] if row["method"] == name]
         if not own:
-            rows.append((METHODS[name].title, "missing", "", "", "", ""))
+            rows.append((METHODS[name].title, "missing", "", "", "", "", "0"))
         elif any("failed" in row for row in own):
-            rows.append((METHODS[name].title, "failed", own[0]["failed"], "", "", ""))
+            rows.append((METHODS[name].title, "failed", own[0]["failed"], "", "", "", ""))
         else:
-            shares = [
-                mean_and_spread([row[key] for row in own if row[key] is not None])
-                for key in ("once", "recovered", "tuned")
-            ]
+            shares = [_share(own, key) for key in ("once", "recovered", "tuned")]
             removed = statistics.mean(row["macs_removed"] for row in own)
             seconds = statistics.mean(row["seconds"] for row in own)
-            rows.append((METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}"))
-    header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds")
+            rows.append(
+                (METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}", str(len(own)))
+            )
+    header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds", "seeds")
     yield markdown(header, rows)
 
 
@@ -337,10 +319,18 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
     yield markdown(("network", "", "FPGM is ahead of", "level with", "behind"), rows, 5)
 
 
+def _share(rows: list[dict[str, Any]], key: str) -> str:
+    """Mean and deviation; a figure that is the same for every seed has none."""
+    found = [row[key] for row in rows if row[key] is not None]
+    return mean_and_spread(found[:1] if len(set(found)) == 1 else found)
+
+
 def _means(setting: dict[str, Any], method: str) -> dict[str, float]:
     own = [row for row in setting["rows"] if row["method"] == method and "failed" not in row]
-    keys = [key for key in ("recovered", "tuned") if own and own[0][key] is not None]
-    return {key: statistics.mean(row[key] for row in own) for key in keys}
+    found = {
+        key: [row[key] for row in own if row[key] is not None] for key in ("recovered", "tuned")
+    }
+    return {key: statistics.mean(values) for key, values in found.items() if values}
 
 
 if __name__ == "__main__":
