@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fpgm
-from fpgm import planning
+from fpgm import planner
 from fpgm.latency import neighbours
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.layers import Layer
@@ -109,7 +109,7 @@ class TestPlan:
         return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
 
     def test_a_plan_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(planning, "reach", lambda *_: fpgm.Plan("", {}, ()))
+        monkeypatch.setattr(planner, "reach", lambda *_: fpgm.Plan("", {}, ()))
         (note,) = self.planned().notes
         assert note == (
             "While times were measured other work took 1.5 of 2 cores: they may be wrong."
@@ -119,7 +119,7 @@ class TestPlan:
         def refuse(*_: object) -> fpgm.Plan:
             raise fpgm.RequestError("It cannot be reached.")
 
-        monkeypatch.setattr(planning, "reach", refuse)
+        monkeypatch.setattr(planner, "reach", refuse)
         with pytest.raises(
             fpgm.RequestError, match=r"reached\. But other work took 1\.5 of 2 cores"
         ):
@@ -134,3 +134,4 @@ def test_a_bench_says_so(crowd: None) -> None:
     told = row.figures[1].verdict
     assert told is not None
     assert "Not to be relied on: other work took 1.5 of 2 cores" in told
+    assert row.crowd == "other work took 1.5 of 2 cores"

@@ -19,7 +19,7 @@ import fpgm
 from fpgm.plan import Cut, Frozen, Group, Latency
 from fpgm.report import LARGEST, compare_page, page, report
 from fpgm.report.charts import charts
-from fpgm.report.headline import cards
+from fpgm.report.headline import Card, cards
 from fpgm.report.layers import LayerRow, layer_rows, streams
 from fpgm.report.records import (
     AnalysisTold,
@@ -69,6 +69,28 @@ class TestPage:
         (card,) = cards(Run("a", bench=decode(BenchTold, {"rows": rows})))
         assert card.value == "1.50× faster"
         assert card.detail.startswith("than a; the best of 3 measurements: eager, batch 1, thre")
+
+    def test_a_crowded_measurement_is_no_headline(self) -> None:
+        def told(*crowds: str | None) -> tuple[Card, str]:
+            rows = [
+                {"backend": "eager", "batch": 1, "threads": n + 1, "theory": 2.0, "crowd": crowd,
+                 "figures": [{"model": "a"}, {"model": "b", "faster": 4.0 - 2 * n}]}
+                for n, crowd in enumerate(crowds)
+            ]  # fmt: skip
+            run = Run("a", bench=decode(BenchTold, {"rows": rows}))
+            (card,), (chart,) = cards(run), charts(run, [])
+            return card, chart.caption
+
+        busy = "other work took 1.8 of 2 cores"
+        card, text = told(busy, None)
+        assert (card.value, card.tone) == ("2.00× faster", "good")
+        assert text.endswith(f"Not all of it is to be relied on: {busy}.")
+        card, _ = told(busy)
+        assert (card.value, card.tone) == ("4.00× faster", "plain")
+        assert card.detail.endswith(f". NOT to be relied on: {busy}")
+        card, text = told(None, None)
+        assert (card.value, card.tone) == ("4.00× faster", "good")
+        assert "relied" not in card.detail + text
 
     def test_one_file_that_fetches_nothing(self, folder: Path) -> None:
         text = report(folder).read_text()
@@ -280,7 +302,7 @@ class TestTraining:
         told = read_run(place)
         found = {card.name: card for card in cards(told)}
         assert found["Accuracy"].detail == "of the compact model, on test data"
-        assert found["Certificate"].detail.startswith("the small model and the trained one with ")
+        assert found["Certificate"].detail.startswith("the compact model and the trained one with ")
         text = report(place).read_text()
         assert "<title>digits · fpgm</title>" in text
         assert "<dt>train.epochs</dt><dd>1</dd>" in text

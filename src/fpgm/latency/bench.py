@@ -63,6 +63,8 @@ class Row:
     batch: int
     threads: int
     figures: tuple[Figures, ...]
+    crowd: str | None = None
+    """What others did meanwhile, if times are not to be relied on for it."""
 
     @property
     def where(self) -> str:
@@ -222,7 +224,7 @@ def _row(
                 said,
             )
         )
-    return Row(backend.name, batch, threads, tuple(figures))
+    return Row(backend.name, batch, threads, tuple(figures), crowd)
 
 
 @torch.no_grad()

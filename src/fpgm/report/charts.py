@@ -162,9 +162,11 @@ def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
 
 def _times(run: Run) -> Iterator[Chart]:
     rows = []
+    doubt = ""
     for row in run.bench.rows[:MOST_GROUPS] if run.bench else ():
         theory, faster = row.promised, row.figures[-1].faster if len(row.figures) > 1 else None
         if theory is not None and faster is not None and min(theory, faster) > _SLOWEST:
+            doubt = doubt or row.crowd or ""
             rows.append(
                 {
                     "runtime": clip(row.backend, _LONGEST),
@@ -176,7 +178,8 @@ def _times(run: Run) -> Iterator[Chart]:
     if rows:
         yield Chart(
             "Time against theory",
-            "What share of the time goes, by runtime; on the dashed line it is the share of MACs.",
+            "What share of the time goes, by runtime; on the dashed line it is the share of MACs."
+            + (f" Not all of it is to be relied on: {doubt}." if doubt else ""),
             spec_of(figures.savings(rows)),
         )
 

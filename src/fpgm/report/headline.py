@@ -54,18 +54,21 @@ def _time(run: Run) -> Iterator[Card]:
         for row in (run.bench.rows if run.bench else ())
         if len(row.figures) > 1 and (row.figures[-1].faster or 0) > 0
     ]
+    rows = [own for own in rows if not own[1].crowd] or rows
     if rows:
         faster, best = max(rows, key=lambda own: own[0] or 0)
         assert faster is not None
         of = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
         theory = "" if best.promised is None else f"; MACs promise {best.promised:.2f}×"
+        doubt = f". NOT to be relied on: {best.crowd}" if best.crowd else ""
         word = "as" if _pace(faster) == "as fast" else "than"
+        sure = word == "than" and not doubt
         yield Card(
             "Latency",
             _pace(faster),
             f"{word} {best.figures[0].model}; {of}{best.backend}, batch {best.batch}, threads "
-            f"{best.threads}{theory}",
-            "plain" if word == "as" else "good" if faster > 1 else "bad",
+            f"{best.threads}{theory}{doubt}",
+            "plain" if not sure else "good" if faster > 1 else "bad",
         )
     elif run.plan is not None and run.plan.latency is not None:
         told = run.plan.latency
@@ -115,7 +118,7 @@ def _certificate(run: Run) -> Iterator[Card]:
         yield Card(
             "Certificate",
             "certified" if told.ok else "NOT certified",
-            f"{of}the small model and the original with the same units silenced{differ}{most}",
+            f"{of}the compact model and the original with the same units silenced{differ}{most}",
             "good" if told.ok else "bad",
         )
     elif run.plan is not None and run.results.max_error is not None:
@@ -123,7 +126,7 @@ def _certificate(run: Run) -> Iterator[Card]:
         yield Card(
             "Certificate",
             "certified",
-            "the small model and the trained one with the same units silenced differ by "
+            "the compact model and the trained one with the same units silenced differ by "
             f"{run.results.max_error:.1e}",
             "good",
         )

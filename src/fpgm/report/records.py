@@ -136,6 +136,8 @@ class TimedRow:
     figures: tuple[Timed, ...]
     theory: Number = None
     """In files of earlier versions: that of the last model."""
+    crowd: str | None = None
+    """Why its times are not to be relied on, if they are not."""
 
     @property
     def promised(self) -> Number:
