@@ -14,7 +14,7 @@ from tests.runs import write_net
 from tests.shell import run
 from tests.small_cifar10 import COUNT, Small
 
-from fpgm.data import cifar10
+from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import RequestError
 from fpgm.latency import aim, neighbours
 from fpgm.latency.backends import BACKENDS
@@ -73,7 +73,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Small:
     digests = {name: hashlib.sha256(r.data).hexdigest() for name, r in data.records.items()}
     monkeypatch.setattr(cifar10, "PER_BATCH", COUNT)
     monkeypatch.setattr(cifar10, "SHA256", digests)
-    monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/nothing")
+    monkeypatch.setattr(cifar10_fetch, "URL", "http://127.0.0.1:9/nothing")
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("FPGM_DATA", str(tmp_path / "default"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fpgm.data import cifar10
+from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import FileError
 
 COUNT = 4
@@ -71,7 +71,7 @@ class Small:
     def official_archive(self, folder: Path, **others: bytes) -> Path:
         inside = {f"{cifar10.FOLDER}/{name}": c for name, c in (self.official | others).items()}
         foreign = {"../evil": b"out", f"{cifar10.FOLDER}/readme.html": b"hello", "test_batch": b"x"}
-        return archive(folder / cifar10.ARCHIVE, foreign | inside)
+        return archive(folder / cifar10_fetch.ARCHIVE, foreign | inside)
 
     def npm_archive(self, folder: Path, **others: bytes) -> Path:
         image = pytest.importorskip("PIL.Image")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.faults import Ended, command, inside, mostly_swept, mount, unmount
+from tests.faults import Command, Ended, command, inside, mostly_swept, mount, unmount, until
 from tests.runs import write_net, write_recipe
 from tests.shell import refused, run
+
+from fpgm.files import made
 
 LOOK = ("--data", "digits", "--images", 64)
 Args = tuple[object, ...]
@@ -45,6 +48,8 @@ COMMANDS: dict[str, Callable[[Path, Path, Path], Args]] = {
         "compare", "digits", *LOOK, "--test", 50, "--macs", 0.5, "--methods", "l2",
         "--out", to / "rows"),
     "train": lambda to, small, recipe: ("train", recipe, "--out", to / "run"),
+    "reproduce": lambda to, small, recipe: (
+        "reproduce", "baselines", "--rows", "resnet20", "--out", to / "paper"),
     "data": lambda to, small, recipe: ("data", "cifar10", "--root", to / "data"),
 }  # fmt: skip
 
@@ -93,7 +98,7 @@ def within(limit: int, *args: object) -> Ended:
     )
 
 
-LEFT = {"compare": ["rows"], "train": ["run"], "data": ["data"]}
+LEFT = {"compare": ["rows"], "train": ["run"], "reproduce": ["paper"]}
 """Folders that can be gone on with stay."""
 
 
@@ -174,6 +179,48 @@ def test_no_room_for_inputs_that_are_kept_aside() -> None:
     assert line.startswith("Inputs cannot be kept in ")
     assert "File too large" in line
     assert not Path("/x").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc tells of open files")
+def test_inputs_that_are_kept_aside_go_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    mark, place = tmp_path / "mark", tmp_path / "temporary"
+    place.mkdir()
+    running = Command(
+        "prune", "digits", "--rate", 0.4, "--recover", "solve", "--data", "digits", "--out", "/x",
+        env={**os.environ, "TMPDIR": str(place)},
+        before=f"""
+import time
+from pathlib import Path
+import fpgm.recovery as recovery, fpgm.recovery.batches as batches
+batches.IN_MEMORY = 0
+def slow(*args, **options):
+    Path({str(mark)!r}).touch()
+    time.sleep(600)
+recovery._solve_ = slow
+""",
+    )  # fmt: skip
+    until(mark.exists)
+    links = [str(own.readlink()) for own in Path(f"/proc/{running.pid}/fd").iterdir()]
+    assert [own for own in links if own.startswith(str(place))]
+    running.send(signal.SIGKILL)
+    assert running.end().code == -9
+    assert list(place.iterdir()) == []
+
+
+def test_folders_above_that_were_made_for_nothing_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkdir
+
+    def full(path: Path, *rest: int) -> None:
+        if Path(path).name == "c" and Path(path).parent.exists():
+            raise OSError(28, "No space left on device")
+        make(path, *rest)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OSError, match="No space"), made(tmp_path / "a" / "b" / "c"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_terminal_or_room_for_what_is_said() -> None:

@@ -18,6 +18,7 @@ from tests.faults import mostly_swept
 from tests.shell import refused, run
 from typer.testing import CliRunner
 
+from fpgm import reading
 from fpgm.cli import app
 from fpgm.errors import FileError
 from fpgm.reading import bytes_of, json_of, text_of
@@ -221,6 +222,13 @@ def test_no_more_is_read_than_bearable(
         monkeypatch.setattr(wrapped, "__defaults__", (99,))
     with pytest.raises(OSError, match="it has more than 99 bytes"):
         read(file)
+
+
+def test_what_a_file_grows_by_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a log that is being written: what was there when one looked."""
+    (tmp_path / "it").write_text("old, new")
+    monkeypatch.setattr(reading, "ordinary", lambda path: 3)
+    assert text_of(tmp_path / "it") == "old"
 
 
 def test_an_input_larger_than_the_machine() -> None:

@@ -16,8 +16,9 @@ from tests.faults import command, forked, inside, kills_at, mostly_swept
 from tests.shell import run
 
 import fpgm
+from fpgm import together
 from fpgm.cli import results as res
-from fpgm.files import aside, is_unfinished, sweep, write_text
+from fpgm.files import KEPT, aside, is_unfinished, sweep, write_text
 from fpgm.models import digits
 
 X = torch.zeros(1, 1, 8, 8)
@@ -135,12 +136,46 @@ def test_going_back_may_be_killed_too(tmp_path: Path) -> None:
         with forked(lambda: work.write("newer", res.ANALYSIS), kills_at(number, tmp_path)) as code:
             if code == 0:
                 break
-        if list(work.place.glob(".*/left")):  # the old ones are out, the new ones half in
+        marked = [own.parent for own in work.place.glob(".*/out")]
+        if any((part / KEPT).exists() for part in marked):  # the new ones are half in
             marks += 1
             every_moment(tmp_path, lambda: res.settle(work.place), lambda _: None)
             assert work.whole() == "old"
         work.write("old", res.ANALYSIS, res.BENCH)
     assert marks > 2
+
+
+def test_what_has_to_go_back_is_not_tidied_away(tmp_path: Path) -> None:
+    """Whoever writes there next removes leftovers: these are all there is of the old results."""
+    work = Work(tmp_path / "place")
+    work.write("old", res.ANALYSIS, res.BENCH)
+    for number in range(20, 100):  # to write the new ones takes more changes than that
+        with forked(lambda: work.write("newer", res.ANALYSIS), kills_at(number, tmp_path)) as code:
+            assert code == -9
+        if list(work.place.glob(".*/kept/*")):
+            break
+    with aside(work.place, "results"):
+        sweep(work.place)
+    assert work.whole() == "old"
+
+
+def test_a_swap_that_cannot_even_go_back_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a second Ctrl-C: the next process to look goes back."""
+    work = Work(tmp_path / "place")
+    work.write("old", res.ANALYSIS, res.BENCH)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "_OUT", "nowhere/out")  # where nothing can be marked
+        patch.setattr(together, "_undo", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            work.write("newer", res.ANALYSIS)
+    assert not (work.place / res.RESULTS).exists()
+    assert work.whole() == "old"
 
 
 def test_what_others_are_at_is_not_removed(tmp_path: Path) -> None:
@@ -152,6 +187,18 @@ def test_what_others_are_at_is_not_removed(tmp_path: Path) -> None:
             assert first.exists()
             assert second.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_none_of_ours_is_not_removed(tmp_path: Path) -> None:
+    """Other programs call their unfinished files so too; and a pipe is not waited for."""
+    (tmp_path / ".it.part").mkdir()
+    (tmp_path / ".it.txt.part").mkdir()
+    (tmp_path / ".it.txt.0123abcd.part").write_text("a file")
+    os.mkfifo(tmp_path / ".it.txt.4567abcd.part")
+    before = sorted(tmp_path.iterdir())
+    write_text(tmp_path / "it.txt", "new")
+    sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "it.txt"])
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,20 @@ import os
 import shlex
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
+from tests.clocks import CONV, Ideal
 from tests.faults import command, mostly_swept
 from tests.runs import write_net, write_recipe
 from tests.shell import refused, run
 
+import fpgm
+from fpgm.cli import _warnings_in_one_line
 from fpgm.data import cifar10
 from fpgm.errors import FileError
-from fpgm.latency.table import default_cache
+from fpgm.latency.table import Table, default_cache
 
 LOOK = ("--data", "digits", "--images", 32)
 NAMES = {
@@ -55,7 +59,7 @@ def test_every_name_will_do(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
-    """It is written by its escapes; only what other libraries cannot open is refused."""
+    """It is written by its escapes, and read where libraries take names in UTF-8 only."""
     place = tmp_path / BYTES
     place.mkdir()
     net = write_net(place, "", 0.0)
@@ -63,11 +67,13 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     told = json.loads((place / "it" / "results.json").read_text(encoding="utf-8"))
     assert shlex.split(told["command"])[-1] == str(place / "it")
     run("report", place / "it")
+    run("verify", place / "it", "--model", net)
+    run("export", place / "it", "--model", net, "--to", "torchscript")
+    weights = place / "it" / "small.safetensors"
+    assert "does not fit" in refused("analyze", "digits", "--weights", weights)
+    weights.write_bytes(weights.read_bytes()[:-1])
     line = refused("verify", place / "it", "--model", net)
-    assert line.startswith(f"{tmp_path}/\\udcff\\udcfe/it/small.safetensors cannot be read: ")
-    assert line.endswith("takes names in UTF-8 only, rename it.")
-    (place / "it").rename(tmp_path / "it")
-    run("verify", tmp_path / "it", "--model", net)
+    assert line.startswith(f"{tmp_path}/\\udcff\\udcfe/it/small.safetensors is truncated")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,8 @@ def test_what_the_tool_advises_can_be_pasted(tmp_path: Path) -> None:
     run("prune", net, "--rate", 0.4, "--input", "1x3x16x16", "--out", place / "out")
     advice = refused("verify", place / "out").rpartition("give ")[2].rstrip(".")
     run("verify", place / "out", *shlex.split(advice))
-    assert shlex.split(cifar10._command(place)) == ["fpgm", "data", "cifar10", "--root", str(place)]
+    told = shlex.split(cifar10.fetch_command(place))
+    assert told == ["fpgm", "data", "cifar10", "--root", str(place)]
 
 
 def test_a_name_that_begins_with_a_dash(tmp_path: Path) -> None:
@@ -145,7 +152,7 @@ def own_parents(path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("home", mostly_swept(HOMES, ("of nobody",)))
 def test_homes(home: str, tmp_path: Path) -> None:
-    """Times of layers are kept elsewhere or not at all: the plan is made all the same."""
+    """Times of layers are kept elsewhere, or not, and one line says so: the plan is made."""
     place, before = HOMES[home]
     if before and os.geteuid():
         pytest.skip("only root can become somebody without a home")
@@ -160,11 +167,40 @@ def test_homes(home: str, tmp_path: Path) -> None:
     ended = command(
         "prune", "digits", "--latency", 0.1, "--out", "out", cwd=tmp_path, env=env, before=code
     )
-    assert (ended.code, ended.err) == (0, "")
+    told = "" if home != "a file" else (
+        "fpgm: /dev/null/.cache/fpgm/latency cannot be written: Not a directory. The next plan "
+        "will measure layers anew: let FPGM_CACHE name a folder for their times.\n"
+    )  # fmt: skip
+    assert (ended.code, ended.err) == (0, told)
     ended = command("verify", "out", cwd=tmp_path, env=env, before=code)
     assert (ended.code, ended.err) == (0, "")
     if before:
         assert list((tmp_path / "fpgm-54321" / "latency").glob("*.json"))
+
+
+def test_a_cache_that_refuses_is_told_once(ideal: Ideal, own_cache: Path) -> None:
+    """A warning for whoever uses the library; the command line makes a line of it."""
+    own_cache.write_text("no folder")
+    table = Table(ideal, 1)
+    table.seconds(CONV)
+    with pytest.warns(UserWarning, match="latency cannot be written: "):
+        table.save()
+    table.save()  # a second warning would be an error here
+    own_cache.unlink()
+    table.save()
+    assert Table(ideal, 1).seconds(CONV) == table.seconds(CONV)
+    assert len(ideal.asked) == 1
+
+
+def test_only_warnings_of_this_package_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def warn() -> None:
+        with _warnings_in_one_line():
+            warnings.warn_explicit("ours\nand more", UserWarning, fpgm.__file__, 1)
+            warnings.warn_explicit("theirs", UserWarning, __file__, 1)
+
+    with pytest.warns(UserWarning, match="theirs"):
+        warn()
+    assert capsys.readouterr().err == "fpgm: ours and more\n"
 
 
 def test_a_cache_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Thread
 
@@ -15,6 +16,8 @@ import pytest
 from tests.faults import Command, command, inside, mostly_swept, until
 from tests.runs import write_net, write_recipe
 from tests.shell import run
+
+import _fpgm
 
 LOOK = ("--data", "digits", "--images", 32)
 
@@ -44,7 +47,7 @@ told({place!r}, {name!r})
 LONG: dict[str, tuple[str, str]] = {
     "prune": ("fpgm.cli.prune", "compact"),
     "recover": ("fpgm.recovery", "_solve_"),
-    "write": ("fpgm.files", "ordinary"),
+    "write": ("os", "fsync"),
     "sensitivity": ("fpgm.harm.sense", "harm"),
     "bench": ("fpgm.latency.bench", "side_by_side"),
     "report": ("fpgm.cli.report", "write_report"),
@@ -102,6 +105,44 @@ LEFT = {
     "train": ("it", "it/recipe.json", "it/environment.json", "it/metrics.jsonl"),
 }
 """What is gone on with the next time."""
+
+
+SLOW_TO_IMPORT = """
+import time
+from pathlib import Path
+Path({mark!r}).touch()
+while True:
+    try:
+        time.sleep(600)
+    except BaseException:
+        pass
+"""
+"""In the place of torch, which takes seconds, and some of whose parts swallow exceptions."""
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_ctrl_c_before_anything_is_imported(heard: bool, tmp_path: Path) -> None:
+    """Commands in the background of a shell do not hear it."""
+    mark = tmp_path / "mark"
+    (tmp_path / "torch.py").write_text(SLOW_TO_IMPORT.format(mark=str(mark)))
+    deaf = "" if heard else "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{deaf}from _fpgm import main; main()", "inspect", "digits"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        until(mark.exists)
+        running.send_signal(signal.SIGINT)
+        if not heard:
+            time.sleep(0.1)
+            assert running.poll() is None
+            running.kill()
+        _, err = running.communicate(timeout=30)
+    assert (running.returncode, err) == ((130, "fpgm: stopped.\n") if heard else (-9, ""))
+
+
+def test_the_command_begins_there() -> None:
+    (script,) = entry_points(group="console_scripts", name="fpgm")
+    assert script.load() is _fpgm.main
 
 
 def test_ctrl_c_ends_workers_too(tmp_path: Path) -> None:

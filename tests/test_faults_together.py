@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from tests.faults import Command, Ended, command, until
 from tests.shell import run
 
+from fpgm import together
+from fpgm.files import KEPT, alone
 from fpgm.harm.result import Sensitivity
 from fpgm.latency.table import FORMAT
 
@@ -116,12 +119,12 @@ def test_a_folder_that_is_being_replaced_waits(tmp_path: Path) -> None:
         before=f"""
 import fpgm.together as together, time
 from pathlib import Path
-real = together.swap
+real = together._move
 def slow(*args):
     Path({str(mark)!r}).touch()
     time.sleep(2)
     real(*args)
-together.swap = slow
+together._move = slow
 """,
     )  # fmt: skip
     until(mark.exists)
@@ -129,3 +132,25 @@ together.swap = slow
     assert [first.end().code, second.code] == [0, 0]
     assert json.loads((place / "results.json").read_text())["asked"]["rate"] == 0.5
     run("verify", place)
+
+
+def test_going_back_takes_turns_with_replacing(tmp_path: Path) -> None:
+    """Or old files that one brings back would lie among the new ones of another."""
+    kept = tmp_path / ".results.0123abcd.part" / KEPT
+    kept.mkdir(parents=True)
+    (kept / "results.json").write_text("old")
+    begun = Event()
+
+    def look() -> None:
+        begun.set()
+        together.settle(tmp_path, ("results.json",))
+
+    other = Thread(target=look)
+    with alone(tmp_path):
+        other.start()
+        assert begun.wait(10)
+        other.join(0.2)
+        assert other.is_alive()
+        assert list(kept.iterdir())
+    other.join(10)
+    assert [own.name for own in tmp_path.iterdir()] == ["results.json"]

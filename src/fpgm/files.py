@@ -1,7 +1,9 @@
 """Files that are whole or not there, and known by their digest.
 
 What is being written lies in a folder of its own beside its place, locked as long as the process
-lives: so what a killed one left is told from what another is at, and removed by the next.
+lives: so what a killed one left is told from what another is at, and removed by the next. Folders
+are locked by handle, which keeps threads of one process apart too; files, that are held for long,
+by process, since workers that are forked meanwhile would else hold them on.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,10 +23,11 @@ from fpgm.errors import FileError
 from fpgm.reading import ordinary
 from fpgm.wording import reason
 
-PART = ".part"
-"""How the names of unfinished things end; they begin with a dot."""
+KEPT = "kept"
+"""In an unfinished folder, what has to go back to its place before that folder may be removed."""
 _LONGEST = 40
 """Letters of a name that its unfinished folder has too: names have an end."""
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
 def file_sha256(path: Path) -> str:
@@ -91,8 +95,8 @@ def made(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
-        with suppress(OSError):  # what others have put there stays
-            for own in new:
+        for own in new:
+            with suppress(OSError):  # it was not made, or others have put something there
                 own.rmdir()
         raise
 
@@ -104,11 +108,11 @@ def aside(folder: Path, name: str) -> Iterator[Path]:
     for left in unfinished(folder):
         if left.name.startswith(start):
             _remove_dead(left)
-    part, held = _taken(folder, start)
+    part, held = _new_part(folder, start)
     try:
         yield part
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
         if held is not None:
             os.close(held)
 
@@ -122,8 +126,12 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is that of something not yet whole."""
-    return name.startswith(".") and name.endswith(PART)
+    """Whether a name is that of something not yet whole.
+
+    >>> is_unfinished(".page.html.0123abcd.part"), is_unfinished("page.html.part")
+    (True, False)
+    """
+    return _UNFINISHED.fullmatch(name) is not None
 
 
 def sweep(folder: Path) -> None:
@@ -153,78 +161,77 @@ def locked(handle: int) -> bool:
 
 @contextmanager
 def alone(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep other processes of this machine out of a folder, where the system has such locks."""
-    try:
-        import fcntl
+    """Keep others of this machine out of a folder, threads too, where the system has such locks.
 
-        handle = os.open(folder, os.O_RDONLY)  # the folder itself: a lock file would stay behind
-    except (ImportError, OSError):
+    Not to be asked for again by who has it: that would wait for itself.
+    """
+    with _handle_of(folder) as handle:
+        if handle is not None and _taken(handle) is False:
+            waiting()
+            _taken(handle, wait=True)
         yield
-        return
-    try:
-        with suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager
 def dead(folder: Path) -> Iterator[bool]:
     """Whether the process that made an unfinished folder is gone; in here none takes it up."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
+    with _handle_of(folder) as handle:
+        yield handle is not None and _taken(handle) is True
 
 
 def _remove_dead(left: Path) -> None:
-    if left.is_dir():
-        with dead(left) as gone:
-            if gone:
-                shutil.rmtree(left, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            left.unlink()
+    with dead(left) as gone:
+        if gone:
+            _remove(left)
 
 
-def _taken(folder: Path, start: str) -> tuple[Path, int | None]:
+def _remove(part: Path) -> None:
+    if not (part / KEPT).exists():
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _new_part(folder: Path, start: str) -> tuple[Path, int | None]:
     """A new folder, and the handle that locks it; whoever tidies up may be a moment faster."""
     for _ in range(100):
-        part = folder / f"{start}{secrets.token_hex(4)}{PART}"
+        part = folder / f"{start}{secrets.token_hex(4)}.part"
         part.mkdir()
-        try:
-            import fcntl
-
-            handle = os.open(part, os.O_RDONLY)
-        except ImportError:
-            return part, None
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            continue
-        except OSError:  # some network file systems know no locks
-            pass
-        if part.exists():
+        handle = _opened(part)
+        free = handle is None or _taken(handle) is not False
+        if free and part.exists():
             return part, handle
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
+
+
+@contextmanager
+def _handle_of(folder: Path) -> Iterator[int | None]:
+    handle = _opened(folder)
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _opened(folder: Path) -> int | None:
+    """A handle to lock a folder by, which leaves no lock file behind; None if there is none."""
+    try:
+        import fcntl  # noqa: F401  (without it nothing could be done with the handle)
+
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # a pipe would be waited for
+    except (ImportError, OSError):
+        return None
+
+
+def _taken(handle: int, wait: bool = False) -> bool | None:
+    """Lock an open folder: not if another has it; None where a file system knows no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -42,17 +43,23 @@ def is_safetensors(head: bytes) -> bool:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A file's tensors as they are stored, and its metadata."""
     try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise FileError(
-            f"{path} cannot be read: safetensors takes names in UTF-8 only, rename it."
-        ) from error
-    try:
-        with safe_open(path, framework="pt") as stream:
+        with _in_text(path) as name, safe_open(name, framework="pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             return tensors, stream.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise FileError(f"{path} is truncated or damaged: {reason(error)}.") from error
+
+
+@contextmanager
+def _in_text(path: Path) -> Iterator[str]:
+    """A name in UTF-8, as safetensors wants it: of a file that has none, the system's for it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with path.open("rb") as stream:
+            yield f"/dev/fd/{stream.fileno()}"
+    else:
+        yield str(path)
 
 
 def with_shared(

@@ -1,7 +1,8 @@
 """One thread at a time where a whole process shares something: hooks, random numbers, warnings.
 
 Watching a model puts hooks on it, switches its mode and torch's fast paths, and starts random
-numbers anew; all of that is put back, which only one thread can do without spoiling another's.
+numbers anew; all of that is put back, which only one thread can do without spoiling another's. A
+hook is also called in whatever other thread runs the model, so it comes and goes within a turn.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Here is only what they share towards the shell: a request that makes no sense ends with one line on
 stderr and code 2, a failed verification with code 1, Ctrl-C with code 130, and never with a
-traceback.
+traceback. Warnings of this package are one line too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -55,28 +57,34 @@ class _Group(TyperGroup):
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         options |= {"standalone_mode": False, "prog_name": "fpgm"}
         _accept_any_name()
+        with _warnings_in_one_line():
+            code = self._code(given, *rest, obj=shlex.join(["fpgm", *given]), **options)
+        _say_no_more(code)
+
+    def _code(self, *args: Any, **options: Any) -> int:
+        """With which the command ends; what went wrong is said."""
         try:
-            code = super().main(given, *rest, obj=shlex.join(["fpgm", *given]), **options)
+            code = super().main(*args, **options)
         except VerificationError as error:
             _complain(str(error))
-            code = 1
+            return 1
         except FpgmError as error:
             _complain(str(error))
-            code = 2
+            return 2
         except _UsageError as error:
             command = error.ctx.command_path if error.ctx else "fpgm"
             message = error.format_message()
             stop = "" if message.endswith((".", "?")) else "."
             _complain(f"{message}{stop} See {command} --help.")
-            code = 2
+            return 2
         except (_Stopped, KeyboardInterrupt, typer.Abort):
             _complain("stopped.")
-            code = 130
+            return 130
         except OSError as error:  # of the disk or the terminal, wherever nothing better is known
             what = f"{error.filename}: " if error.filename is not None else ""
             _complain(f"{what}{reason(error)}.")
-            code = 2
-        _say_no_more(code if isinstance(code, int) else 0)
+            return 2
+        return code if isinstance(code, int) else 0
 
 
 app = typer.Typer(
@@ -113,6 +121,23 @@ def main(
 def _complain(message: str) -> None:
     with suppress(OSError):  # if nobody listens, the code tells
         typer.echo(f"fpgm: {' '.join(message.split())}", err=True)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Those of this package: where in its code they arise helps nobody at a shell."""
+    ours = str(Path(__file__).parents[1])
+    with warnings.catch_warnings():
+        plainly = warnings.showwarning
+
+        def show(message: Any, category: Any, filename: str, *rest: Any, **options: Any) -> None:
+            if filename.startswith(ours):
+                _complain(str(message))
+            else:
+                plainly(message, category, filename, *rest, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 def _accept_any_name() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from fpgm import together
 from fpgm.cli.common import to_json
 from fpgm.errors import FileError
-from fpgm.files import alone, aside, is_unfinished, write_text
+from fpgm.files import aside, is_unfinished, write_text
 from fpgm.files import made as made_folder
 from fpgm.models.spec import load_model
 from fpgm.plan import Latency, Plan
@@ -92,6 +92,10 @@ def check_folder(out: Path, force: bool) -> None:
     if not out.is_dir():
         raise FileError(f"{out} is a file: --out names a folder.")
     settle(out)
+    _check_inside(out, force)
+
+
+def _check_inside(out: Path, force: bool) -> None:
     inside = sorted(file.name for file in out.iterdir() if not is_unfinished(file.name))
     others = [name for name in inside if not _ours(name)]
     if others and force:
@@ -132,9 +136,7 @@ def write(
             for name, text in texts.items():
                 write_text(new / name, text + "\n")
             if there:
-                with alone(place):
-                    check_folder(out, force)
-                    together.swap(place, part, _OURS)
+                together.swap(place, part, _OURS, lambda: _check_inside(out, force))
             else:
                 new.rename(place)
     except OSError as error:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fpgm.examples import Example
 from fpgm.tensors import modules_by_path
-from fpgm.tracer import undisturbed
-from fpgm.turns import TURN
+from fpgm.turns import TURN, in_turn
+from fpgm.undisturbed import undisturbed
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -109,6 +109,7 @@ class Called:
         return times * (across // layer.groups) * math.prod(layer.kernel)
 
 
+@in_turn
 @torch.no_grad()
 def called_layers(model: nn.Module, example: Example) -> list[Called]:
     """Every call of a convolution or linear layer while the model runs once, in order."""

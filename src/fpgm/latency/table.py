@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from pathlib import Path
 
 from fpgm.errors import FileError
@@ -44,6 +45,7 @@ class Table:
         self.file = default_cache() / f"{backend.name}-{name}.json"
         self._seconds = self._read()
         self._unsaved = 0
+        self._refused = False
         self._neighbours = Neighbours()
 
     def seconds(self, layer: Layer) -> float:
@@ -57,7 +59,7 @@ class Table:
         return self._seconds[key]
 
     def save(self) -> None:
-        """Keep what was measured; a disk that refuses only costs the next plan its time.
+        """Keep what was measured; a disk that refuses, of which a warning tells once, costs time.
 
         Times taken while others worked are not kept: they would spoil every plan to come.
         """
@@ -67,7 +69,14 @@ class Table:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.file, json.dumps({**self.about, "seconds": known}, indent=1) + "\n")
-        except OSError:
+        except OSError as error:
+            if not self._refused:
+                warnings.warn(
+                    f"{self.file.parent} cannot be written: {reason(error)}. The next plan will "
+                    "measure layers anew: let FPGM_CACHE name a folder for their times.",
+                    stacklevel=2,
+                )
+            self._refused = True
             return
         self._unsaved = 0
 

@@ -1,20 +1,20 @@
 """The inputs recovery looks at, read once from any iterable.
 
-They are needed again for every layer. A few stay in memory; what is more goes to temporary files,
-so that memory does not grow with their number.
+They are needed again for every layer. A few stay in memory; what is more goes to a temporary file,
+so that memory does not grow with their number. It has no name, so it ends with the process, however
+that ends.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -36,7 +36,7 @@ class Inputs:
         self._kept: list[Example | _Filed] = []
         self._labels: list[Tensor | None] = []
         self._bytes = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -79,41 +79,54 @@ class Inputs:
             self._kept.append(example)
             return
         try:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="fpgm-")
-            self._kept.append(_Filed(example, Path(self._folder.name) / f"{len(self)}.safetensors"))
-        except (OSError, SafetensorError) as error:
+            if self._file is None:
+                # Unbuffered: what finds no room is told when it is written, not when it is closed.
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (see close)
+            self._kept.append(_Filed(example, self._file))
+        except OSError as error:
             raise FileError(
                 f"Inputs cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Look at "
                 "fewer, or let TMPDIR name a folder with more room."
             ) from error
 
     def close(self) -> None:
-        """Forget the batches, and remove the files of some, if there are any."""
+        """Forget the batches, and the file of some, if there is one."""
         self._kept.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._file is not None:
+            self._file.close()
 
 
 class _Filed:
-    """A batch whose tensors lie in a file."""
+    """A batch whose tensors lie in a file, behind those of others."""
 
-    def __init__(self, example: Example, file: Path) -> None:
+    def __init__(self, example: Example, file: IO[bytes]) -> None:
         leaves, tree = tree_flatten((example.args, dict(example.kwargs)))
-        self._file, self._tree = file, tree
+        self._tree, self._file = tree, file
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         self._devices = {name: tensor.device for name, tensor in tensors.items()}
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        # Copies: a file of this kind holds no two tensors that share their memory.
+        # Copies: this format holds no two tensors that share their memory.
         whole = torch.contiguous_format
-        save_file({name: t.clone(memory_format=whole) for name, t in tensors.items()}, file)
+        content = safetensors.save({k: t.clone(memory_format=whole) for k, t in tensors.items()})
+        self._start, self._size = file.seek(0, os.SEEK_END), len(content)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) :]
 
     def read(self) -> Example:
         leaves = list(self._leaves)
-        for name, tensor in load_file(self._file).items():
+        for name, tensor in safetensors.load(self._content()).items():
             leaves[int(name)] = tensor.to(self._devices[name])
         args, kwargs = tree_unflatten(leaves, self._tree)
         return Example(args, kwargs)
+
+    def _content(self) -> bytes:
+        self._file.seek(self._start)
+        blocks, left = [], self._size
+        while left and (block := self._file.read(left)):  # the largest come in several
+            blocks.append(block)
+            left -= len(block)
+        return b"".join(blocks)
 
 
 def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
