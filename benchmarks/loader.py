@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fpgm.data import cifar10
+from fpgm.data.cifar10_fetch import fetch
 from fpgm.data.images import Augment, Images, MemoryBatches
 from fpgm.data.sources import CIFAR10
 from fpgm.models._torchvision import import_torchvision
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cifar10.fetch(options.root)
+    fetch(options.root)
     sources = ways(options.root)
     rates: dict[str, list[float]] = {name: [] for name in sources}
     for number in range(options.rounds):

@@ -15,7 +15,7 @@ from fpgm.allocation import Allocation, Floats, Item
 from fpgm.budget import Budget
 from fpgm.costs import Costs
 from fpgm.models import resnet
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 
 
 def planner_of(model: nn.Module, x: Tensor, **options: Any) -> Planner:

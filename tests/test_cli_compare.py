@@ -44,6 +44,8 @@ def test_a_table_and_what_is_behind_it(model: str, tmp_path: Path) -> None:
         assert None not in (row["once"], row["recovered"], row["tuned"])
     assert mil["recovered"] is None
     assert (out / "compare.md").read_text().startswith("| method | MACs removed | at once |")
+    assert "- Taylor: " in (out / "compare.md").read_text()
+    assert told["methods"]["taylor"]["cite"].endswith("arXiv:1906.10771")
     assert (out / "compare.tex").read_text().startswith(r"\begin{tabular}{lrrrrr}")
     assert json.loads((out / "compare.json").read_text())["rows"] == told["rows"]
     assert Path(told["page"]).is_file()

@@ -8,7 +8,7 @@ from tests.filters import brute, normal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm import criteria
+from fpgm import criteria, distances
 
 
 def assert_close(scores: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
@@ -216,7 +216,7 @@ def test_pairs_at_the_threshold_of_a_second_look_count_once_on_both_sides() -> N
         for _ in range(40):
             middle = (low + high) / 2
             first, last = moved(middle).double()[[0, 6]]
-            near = (first - last).square().sum() < criteria.NEAR * (first @ first + last @ last)
+            near = (first - last).square().sum() < distances.NEAR * (first @ first + last @ last)
             low, high = (middle, high) if near else (low, middle)
         for bits in range(-60, 61):
             filters = moved(low * (1 + bits * 3e-8))
@@ -224,10 +224,10 @@ def test_pairs_at_the_threshold_of_a_second_look_count_once_on_both_sides() -> N
 
 
 def test_memory_stays_in_tiles() -> None:
-    sides = [(a.stop - a.start, b.stop - b.start) for a, b in criteria._tiles(0, 5000)]
-    assert max(max(pair) for pair in sides) <= criteria.LARGEST_TILE
+    sides = [(a.stop - a.start, b.stop - b.start) for a, b in distances._tiles(0, 5000)]
+    assert max(max(pair) for pair in sides) <= distances.LARGEST_TILE
     counted = torch.zeros(300, 300)
-    for a, b in criteria._tiles(0, 300):
+    for a, b in distances._tiles(0, 300):
         counted[a, b] += 1
         if a != b:
             counted[b, a] += 1

@@ -22,7 +22,7 @@ from fpgm.latency.layers import Layer, called_layers
 from fpgm.latency.predict import Predictor
 from fpgm.latency.table import Table
 from fpgm.latency.timing import Timing, ratio, side_by_side
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -22,7 +22,7 @@ from fpgm.latency.alignment import best_step
 from fpgm.latency.backends import BACKENDS, Loaded, backend_of
 from fpgm.latency.layers import Called, Layer, called_layers
 from fpgm.latency.table import Table
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

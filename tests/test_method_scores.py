@@ -25,7 +25,7 @@ from fpgm.methods.scales import norms_of
 from fpgm.methods.task import classes_of, cut
 from fpgm.methods.taylor import losses
 from fpgm.methods.thinet import greedy, scaling
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 
 
 @pytest.fixture

@@ -167,14 +167,22 @@ def test_one_picture_that_is_no_number_spoils_no_weight(method: Any) -> None:
     assert all(tensor.isfinite().all() for tensor in small.state_dict().values())
 
 
-def test_under_autocast() -> None:
+def test_reduced_precision_for_training_does_not_reach_it() -> None:
     torch.manual_seed(0)
-    model = stir(Streams())
+    model, data = stir(Streams()), batches(3, 6, 6)
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
-    with torch.autocast("cpu", torch.bfloat16):
-        small = recover(model, plan, batches(3, 6, 6))
+    usual = recover(model, plan, data)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            small = recover(model, plan, data)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
     before, after = unseen(model, small, plan, torch.randn(64, 3, 6, 6))
     assert after < before
+    for own, same in zip(small.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(own, same)
 
 
 def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from fpgm.checker import MismatchError
 from fpgm.coupling import Structure
 from fpgm.draft import Remembered
 from fpgm.findings import Risk
-from fpgm.replay import MismatchError
 
 
 class Attributes:

@@ -75,7 +75,6 @@ class Structure:
     reasons: dict[int, str]
     approximate: frozenset[int]
     balances: list[Tensor]
-    ignored: dict[int, str] = field(default_factory=dict)
     pools: list[Pool] = field(default_factory=list)
 
     def of(self, labels: Tensor) -> Tensor:
@@ -126,9 +125,13 @@ class Structure:
 
     def freeze(self, classes: Tensor, reason: str) -> None:
         """Leave these classes alone from now on."""
+        self.note(classes, reason)
+        self.pools = _pools(self)
+
+    def note(self, classes: Tensor, reason: str) -> None:
+        """Why these classes stay; the first reason given holds."""
         for c in classes.unique().tolist():
             self.reasons.setdefault(c, reason)
-        self.pools = _pools(self)
 
 
 def couple(seen: Watch, approximate: bool = False) -> Structure:
@@ -244,15 +247,14 @@ def sliceable(f: Tensor) -> bool:
 
 
 def _collect_reasons(structure: Structure, approximate: bool) -> None:
-    seen, reasons = structure.seen, structure.reasons
+    seen = structure.seen
     soft: set[int] = set()
     for stop in seen.stops:
-        ids = structure.of(stop.labels).unique().tolist()
+        classes = structure.of(stop.labels)
         if stop.soft and approximate:
-            soft.update(ids)
+            soft.update(classes.tolist())
         else:
-            for c in ids:
-                reasons.setdefault(c, stop.reason)
+            structure.note(classes, stop.reason)
     scripted = [
         f"{path}."
         for path, module in modules_by_path(seen.model).items()
@@ -261,11 +263,9 @@ def _collect_reasons(structure: Structure, approximate: bool) -> None:
     for slot in seen.slots.values():
         for f in slot.fields:
             if slot.name.startswith(tuple(scripted)):
-                for c in structure.of(f.reshape(-1)).unique().tolist():
-                    reasons.setdefault(c, "a scripted module cannot be resized")
+                structure.note(structure.of(f), "a scripted module cannot be resized")
             if not sliceable(f):
-                for c in structure.of(f.reshape(-1)).unique().tolist():
-                    reasons.setdefault(c, f"'{slot.name}' does not hold them along one axis")
+                structure.note(structure.of(f), f"'{slot.name}' does not hold them along one axis")
     structure.approximate = frozenset(soft)
 
 

@@ -1,19 +1,18 @@
 """How replaceable is each filter? Pure functions from filters [n, d] to n scores, low goes first.
 
-The paper's criterion (Eq. 7) is `fpgm`; the others are what it is compared with. Which filters
-then really go, and what goes with them, is decided elsewhere.
+The paper's criterion (Eq. 7) is `fpgm`, made of sums from `distances`; the others are what it is
+compared with. Which filters then really go, and what goes with them, is decided elsewhere.
 """
 
-import difflib
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from fpgm.distances import row_norms, sum_cosine, sum_l1, sum_l2, widen
 from fpgm.errors import ModelError, RequestError
+from fpgm.wording import meant
 
 Scorer = Callable[[Tensor, float], Tensor]
 """Filters [n, d] and the rate at which they will be pruned, to n scores."""
@@ -42,7 +41,7 @@ def fpgm(filters: Tensor, distance: str = "l2") -> Tensor:
     rows = _rows(filters)
     if rows.numel() == 0:
         return rows.new_zeros(len(rows))
-    return {"l2": _sum_l2, "l1": _sum_l1, "cosine": _sum_cosine}[distance](rows)
+    return {"l2": sum_l2, "l1": sum_l1, "cosine": sum_cosine}[distance](rows)
 
 
 @torch.no_grad()
@@ -54,7 +53,7 @@ def exact(filters: Tensor) -> Tensor:
     """
     rows = _rows(filters)
     median = geometric_median(rows)
-    return _norms(rows - median)
+    return row_norms(rows - median)
 
 
 @torch.no_grad()
@@ -71,7 +70,7 @@ def geometric_median(points: Tensor, sums: Tensor | None = None) -> Tensor:
     rows = _rows(points)
     if len(rows) == 0:
         raise RequestError("No points have no geometric median: give at least one.")
-    wide = _widen(rows)
+    wide = widen(rows)
     # The best of the points is the median if any point is, and else a start below all others.
     best = wide[(fpgm(wide) if sums is None else sums).argmin()]
     return (best + _weiszfeld(wide - best)).to(rows)
@@ -84,7 +83,7 @@ def l1(filters: Tensor) -> Tensor:
     >>> l1(torch.tensor([[3., -4.], [1., 0.]]))
     tensor([7., 1.])
     """
-    return _norms(_rows(filters), order=1)
+    return row_norms(_rows(filters), order=1)
 
 
 @torch.no_grad()
@@ -94,7 +93,7 @@ def l2(filters: Tensor) -> Tensor:
     >>> l2(torch.tensor([[3., -4.], [1., 0.]]))
     tensor([5., 1.])
     """
-    return _norms(_rows(filters))
+    return row_norms(_rows(filters))
 
 
 @torch.no_grad()
@@ -156,6 +155,11 @@ def lowest(scores: Tensor, count: int) -> list[int]:
     return ranking(scores)[:count].sort().values.tolist()
 
 
+def ranking(scores: Tensor) -> Tensor:
+    """Indices from the lowest score to the highest; of equals the first comes first."""
+    return scores.detach().cpu().double().argsort(stable=True)
+
+
 def resolve(
     criterion: str | Callable[[Tensor], Tensor], *, distance: str = "l2", seed: int = 0
 ) -> Scorer:
@@ -182,24 +186,6 @@ def resolve(
     if name not in scorers:
         raise RequestError(_unknown("criterion", criterion, NAMES, "or give a function"))
     return scorers[name]
-
-
-def _mix_share(criterion: str) -> tuple[str, float]:
-    """A name without its share, and the share.
-
-    >>> _mix_share("mix=0.5"), _mix_share("fpgm")
-    (('mix', 0.5), ('fpgm', 0.75))
-    """
-    name, given, text = criterion.partition("=")
-    if name != "mix" or not given:
-        return criterion, MIX_NORM_SHARE
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise RequestError(f"criterion is {criterion!r}: mix= takes a share from 0 to 1.")
-    return name, share
 
 
 @torch.no_grad()
@@ -235,6 +221,24 @@ def check_finite(filters: Tensor, layer_name: str) -> None:
         )
 
 
+def _mix_share(criterion: str) -> tuple[str, float]:
+    """A name without its share, and the share.
+
+    >>> _mix_share("mix=0.5"), _mix_share("fpgm")
+    (('mix', 0.5), ('fpgm', 0.75))
+    """
+    name, given, text = criterion.partition("=")
+    if name != "mix" or not given:
+        return criterion, MIX_NORM_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise RequestError(f"criterion is {criterion!r}: mix= takes a share from 0 to 1.")
+    return name, share
+
+
 def _rows(filters: Tensor) -> Tensor:
     """Filters as rows, in float32 at least: half precision is for storing, not for comparing."""
     if filters.ndim < 2:
@@ -243,213 +247,12 @@ def _rows(filters: Tensor) -> Tensor:
     return filters.detach().to(dtype).flatten(1)
 
 
-def _widen(rows: Tensor) -> Tensor:
-    """Rows in float64, on the CPU where the device has none."""
-    return (rows.cpu() if rows.device.type == "mps" else rows).double()
-
-
-def ranking(scores: Tensor) -> Tensor:
-    """Indices from the lowest score to the highest; of equals the first comes first."""
-    return scores.detach().cpu().double().argsort(stable=True)
-
-
-def _check_distance(distance: str) -> None:
-    if distance not in DISTANCES:
-        raise RequestError(_unknown("distance", distance, DISTANCES))
-
-
-def _unknown(what: str, given: object, names: tuple[str, ...], otherwise: str = "") -> str:
-    close = difflib.get_close_matches(str(given), names, n=1)
-    hint = f" (did you mean '{close[0]}'?)" if close else ""
-    rest = f", {otherwise}" if otherwise else ""
-    return f"Unknown {what} {given!r}{hint}: choose one of {', '.join(names)}{rest}."
-
-
-def _norms(rows: Tensor, order: float = 2) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1)
-    return norms
-
-
-# Sums of distances. The l2 one is the only one that needs all pairs.
-
-# A squared distance read off a Gram matrix is off by some 1e-7 of the squared norms it is the
-# difference of. Below this share of them the pair is measured again, directly.
-NEAR = 1 / 64
-
-# Sides of the tiles the Gram matrix is computed in: on the diagonal smaller ones repeat less work
-# but call more often, off it larger ones would leave the caches.
-DIAGONAL_TILE = 192
-LARGEST_TILE = 1024
-
-# Measured on one core: a pair costs eight times more when gathered than inside `pdist`.
-GATHERING_COST = 8
-
-
-def _sum_l2(rows: Tensor) -> Tensor:
-    """Sums of Euclidean distances, once what a Gram matrix is bad at is out of the way."""
-    norms = _norms(rows)
-    if not 2.0**-40 < float(norms.max()) < 2.0**40:  # squares vanish or overflow
-        largest = float(rows.abs().max())
-        if largest == 0:
-            return norms
-        if not math.isfinite(largest):
-            return torch.full_like(norms, math.nan)
-        power = 2.0 ** max(-100, min(100, math.frexp(largest)[1]))
-        return _sum_l2(rows / power) * power
-    if bool((norms == 0).any()):  # soft pruning leaves many: each adds the others' norm
-        alive = norms.nonzero().squeeze(1)
-        sums = norms.sum().expand(len(rows)).clone()
-        sums[alive] = _sum_l2(rows[alive]) + (len(rows) - len(alive)) * norms[alive]
-        return sums
-    # Only a common offset that dominates is worth a second copy of the filters.
-    centre = rows.mean(0)
-    if float(centre.square().sum()) > float(norms.square().mean()) / 2:
-        centred = rows - centre
-        centred -= centred.mean(0)  # the first mean carries the offset's rounding error
-        return _sum_l2_by_gram(rows, centred, _norms(centred))
-    return _sum_l2_by_gram(rows, rows, norms)
-
-
-def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
-    """Half of the Gram matrix, since the other half is its mirror image.
-
-    Pairs much closer to each other than to the origin would be all rounding error there: they are
-    counted as 0, set aside, and measured one by one afterwards.
-    """
-    squares = norms.square()
-    sums = torch.zeros_like(squares)
-    near_pairs = []
-    surely_far = 2 * NEAR * float(squares.max())
-    with _full_precision(rows.device):
-        for here, there in _tiles(0, len(rows)):
-            squared = squares[here, None] + squares[there]
-            squared.addmm_(centred[here], centred[there].T, alpha=-2)
-            if here == there:
-                squared.fill_diagonal_(math.inf)  # a filter is no neighbour of itself
-            if float(squared.min()) < surely_far:
-                near = squared < (squares[here, None] + squares[there]).mul_(NEAR)
-                if here == there:
-                    near |= near.T.clone()  # products are not symmetric to the last bit
-                squared.masked_fill_(near, 0)
-                pairs = (near.triu_(1) if here == there else near).nonzero()
-                near_pairs.append(pairs + pairs.new_tensor([here.start, there.start]))
-            if here == there:
-                squared.fill_diagonal_(0)
-            distances = squared.sqrt_()
-            sums[here] += distances.sum(1)
-            if here != there:
-                sums[there] += distances.sum(0)
-    if near_pairs:
-        first, second = torch.cat(near_pairs).T.contiguous()
-        distances = _distances_of_pairs(rows, first, second)
-        sums.index_add_(0, first, distances).index_add_(0, second, distances)
-    return sums
-
-
-def _tiles(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """Cover all pairs once: half against half, then each half; the diagonal holds pairs twice."""
-    if stop - start <= DIAGONAL_TILE:
-        yield slice(start, stop), slice(start, stop)
-        return
-    middle = (start + stop) // 2
-    for row in range(start, middle, LARGEST_TILE):
-        for column in range(middle, stop, LARGEST_TILE):
-            yield (
-                slice(row, min(middle, row + LARGEST_TILE)),
-                slice(column, min(stop, column + LARGEST_TILE)),
-            )
-    yield from _tiles(start, middle)
-    yield from _tiles(middle, stop)
-
-
-def _sum_l1(rows: Tensor) -> Tensor:
-    """Sums of l1 distances in n log n steps: each weight is sorted over the filters.
-
-    The way from one filter to another is made of the gaps between, so a gap counts once for every
-    filter on its other side. All terms are positive: nothing cancels.
-    """
-    n = len(rows)
-    below = torch.arange(1, n, dtype=rows.dtype, device=rows.device)  # filters left of each gap
-    sums = rows.new_zeros(n)
-    at_once = max(1, 2**20 // n)
-    for start in range(0, rows.shape[1], at_once):
-        values, order = rows[:, start : start + at_once].T.contiguous().sort(dim=1)  # [weights, n]
-        gaps = values.diff(dim=1)
-        to_lower, to_higher = values.new_zeros(2, *values.shape)
-        torch.cumsum(gaps * below, dim=1, out=to_lower[:, 1:])
-        to_higher[:, :-1] = (gaps * below.flip(0)).flip(1).cumsum(dim=1).flip(1)
-        sums += torch.empty_like(values).scatter_(1, order, to_lower + to_higher).sum(0)
-    return sums
-
-
-def _sum_cosine(rows: Tensor) -> Tensor:
-    """Sums of cosine distances in n steps: no pair is ever looked at.
-
-    Squared distances to all directions add up to n times the one to their mean, plus a constant.
-    In float64, because filters that share a large offset differ in the last digits of their
-    directions only; a few rows at once, so that no float64 copy of the filters is made.
-    """
-    at_once = max(1, 2**17 // rows.shape[1])
-    blocks = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
-    mean = torch.stack([_directions(block).sum(0) for block in blocks]).sum(0) / len(rows)
-    squares = torch.cat([_norms(_directions(block) - mean).square() for block in blocks])
-    return ((len(rows) * squares + squares.sum()) / 2).to(rows)
-
-
-def _directions(rows: Tensor) -> Tensor:
-    """Rows at length 1 in float64; zeros stay zeros."""
-    wide = _widen(rows)
-    norms = _norms(wide)[:, None]
-    return wide / torch.where(norms == 0, 1, norms)
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the tensors' own precision, whatever the caller allows for training.
-
-    Autocast, TF32 or bfloat16 products would turn close filters into equal ones.
-    """
-    backends = [torch.backends.cuda, torch.backends.mkldnn]
-    products: list[Any] = [backend.matmul for backend in backends if hasattr(backend, "matmul")]
-    modern = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # torch 2.9 and later
-    name, full = ("fp32_precision", "ieee") if modern else ("allow_tf32", False)
-    saved = [(product, getattr(product, name)) for product in products]
-    reduced = [(product, was) for product, was in saved if was in ("tf32", "bf16", True)]
-    try:
-        for product, _ in reduced:
-            setattr(product, name, full)
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for product, was in reduced:
-            setattr(product, name, was)
-
-
-def _distances_of_pairs(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Distances by direct difference, a few pairs at once."""
-    met = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-    met[first] = met[second] = True
-    members = int(met.sum())
-    if rows.device.type == "cpu" and members * (members - 1) // 2 <= GATHERING_COST * len(first):
-        place = met.cumsum(0) - 1
-        i, j = place[first], place[second]
-        # Condensed order: the pairs (0, 1), (0, 2), ..., (1, 2), ...
-        return torch.nn.functional.pdist(rows[met])[i * (2 * members - i - 1) // 2 + j - i - 1]
-    distances = rows.new_empty(len(first))
-    at_once = min(len(rows), max(1, 2**18 // rows.shape[1]))
-    for start in range(0, len(first), at_once):
-        here = slice(start, start + at_once)
-        pairs = rows.index_select(0, first[here]).sub_(rows.index_select(0, second[here]))
-        distances[here] = _norms(pairs)
-    return distances
-
-
 def _weiszfeld(points: Tensor, tolerance: float = 1e-10, max_steps: int = 1000) -> Tensor:
     """Weiszfeld's iteration from the origin, with Vardi and Zhang's step where it meets a point."""
     median = torch.zeros_like(points[0])
     for _ in range(max_steps):
         offsets = points - median
-        distances = _norms(offsets)
+        distances = row_norms(offsets)
         weights = torch.where(distances == 0, 0, 1 / distances)
         pull = weights @ offsets  # sum of unit vectors: the descent direction
         strength = float(torch.linalg.vector_norm(pull))
@@ -458,3 +261,13 @@ def _weiszfeld(points: Tensor, tolerance: float = 1e-10, max_steps: int = 1000) 
             break
         median = median + (1 - resistance / strength) * pull / weights.sum()
     return median
+
+
+def _check_distance(distance: str) -> None:
+    if distance not in DISTANCES:
+        raise RequestError(_unknown("distance", distance, DISTANCES))
+
+
+def _unknown(what: str, given: object, names: tuple[str, ...], otherwise: str = "") -> str:
+    rest = f", {otherwise}" if otherwise else ""
+    return f"Unknown {what} {given!r}{meant(given, names)}: choose one of {', '.join(names)}{rest}."

@@ -1,367 +1,24 @@
 """Replaying a compact model with labels, to see whether the user's code follows the new sizes.
 
-The same rules run again, on the compact model, with every weight carrying the labels it kept. Now
-two labels that meet must be of one class, sizes must be as predicted, and a module must return its
-channels in the predicted order. Constants in user code (`view(-1, 9216)`, `split(x, 64)`) show up
-here as a mismatch at a known place; a mere change of order at a module's output is mended by a
-gather there.
+The same rules run again, on the compact model, under a `Checker`. Constants in user code
+(`view(-1, 9216)`, `split(x, 64)`) show up here as a mismatch at a known place.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence, Set
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence, Set
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakIdKeyDictionary
 
-from fpgm import labels as lb
-from fpgm import rules, sketch
+from fpgm import sketch
+from fpgm.checker import Checker, MismatchError
 from fpgm.compact import rebuild
 from fpgm.coupling import Structure
 from fpgm.examples import Example
-from fpgm.findings import Factor, Place, Slot
+from fpgm.findings import Place
 from fpgm.plan import Adapter, Plan
-from fpgm.slicing import by_tensor, cut
-from fpgm.tensors import named_tensors
-from fpgm.tracer import RuleError, Tracer, source_line, undisturbed
-
-
-class MismatchError(Exception):
-    """The compact model does not do what the labels say; carries the classes involved."""
-
-    def __init__(
-        self, reason: str, classes: Sequence[Tensor], place: tuple[Place, int] | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.classes = (
-            torch.cat([c.reshape(-1) for c in classes]) if classes else torch.zeros(0).long()
-        )
-        self.place = place
-        self.may_wait = False
-        self.progress = 0
-        """How many operators had run."""
-
-
-class UserError(Exception):
-    """User code raised between operators; carries what to blame if it does so again."""
-
-    def __init__(self, mismatch: MismatchError) -> None:
-        super().__init__(mismatch.reason)
-        self.mismatch = mismatch
-
-
-class Replay(Tracer):
-    """A tracer that checks instead of collecting."""
-
-    trusts_positions = True
-
-    def __init__(
-        self,
-        small: nn.Module,
-        structure: Structure,
-        plan: Plan,
-        removed: Tensor,
-        tolerated: Set[tuple[Place, int]],
-        values: bool,
-    ) -> None:
-        super().__init__(small, _kept_slots(small, structure, plan))
-        self.structure = structure
-        self.kept = structure.kept_labels(removed)
-        self.adapters: dict[str, Adapter] = {}
-        self._latest: list[Tensor] = []
-        self._upcoming: tuple[Place, int] | None = None
-        self._trail: list[list[Tensor]] = []
-        self._last = "the model"
-        self._branches = {site.module: site.labels for site in structure.seen.sites}
-        self._pads = {label for row in structure.seen.pads for label in row.tolist()}
-        self._windows = {site.module: site.labels for site in structure.seen.windows}
-        self._pickers = {site.module: site.labels for site in structure.seen.picks}
-        self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
-        self._padding = False
-        self.tolerated = tolerated
-        self.values = values
-        self._lost_at = ""
-        self.lost: list[Tensor] = []
-        """Labels whose order is not known: parts that shrank to one channel have no names, and
-        several channels of one unit share one."""
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._padding = func._schema.name == "aten::constant_pad_nd"
-        try:
-            out = None if self.values else sketch.outline(func, args)
-            out = super().call(func, args, kwargs) if out is None else out
-        except (RuntimeError, IndexError, ValueError) as error:
-            self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
-            at = self.next_risk()
-            place = at if at in self.structure.seen.risks else self._upcoming
-            raise self._blame(f"{_fixed(error)} in {self.where()}", place) from None
-        self._upcoming = self.here(self.module), self._risks[self.module] + 1
-        self._last = self.module or "the model"
-        self._latest = list(rules.tensors((*args, *kwargs.values())))
-        self._trail.append([f for x in self._latest for f in self.fields(x)])
-        return out
-
-    @property
-    def operators(self) -> int:
-        """How many operators have run."""
-        return len(self._trail)
-
-    def outside(self, error: Exception) -> MismatchError:
-        """User code raised between operators."""
-        return self._blame(f"{_fixed(error)} in {self._last}", self._upcoming)
-
-    def _blame(self, reason: str, place: tuple[Place, int] | None) -> MismatchError:
-        """A mismatch that names the last thing computed that could still shrink.
-
-        What shrank to one channel has lost its labels here, but the watch knew them at that place.
-        """
-        units = torch.cat([pool.units for pool in self.structure.pools])
-        trail = list(self._trail)
-        risk = self.structure.seen.risks.get(place) if place is not None else None
-        if risk is not None and risk.source is not None:
-            trail.insert(len(trail) - 1, list(risk.source.fields))
-        for fields in reversed(trail):
-            classes = [self.structure.of(f) for f in fields]
-            live = [c for c in classes if bool(torch.isin(c, units).any())]
-            if live:
-                return MismatchError(reason, live[:1], place)
-        return MismatchError(reason, [], place)
-
-    def fresh(self, count: int) -> Tensor:
-        return torch.full((count,), lb.ANY)
-
-    def fixed(self, number: int, count: int) -> Tensor:
-        labels = self.structure.seen.parts.get((self.this_join(), number))
-        if labels is None or len(labels) != count:
-            self._lose(*(f for t in self._latest for f in self.fields(t)))
-            return torch.full((count,), lb.ANY)
-        return labels
-
-    def prefer(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(a == lb.ANY, b, a)
-
-    def relate(self, a: Tensor, b: Tensor) -> None:
-        try:
-            a, b = torch.broadcast_tensors(a, b)
-        except RuntimeError:
-            raise self._clash([a, b]) from None
-        other = (a != b) & (a != lb.ANY) & (b != lb.ANY)
-        if not bool(other.any()):
-            return
-        a, b = a[other], b[other]
-        if not torch.equal(self.structure.of(a), self.structure.of(b)):
-            raise self._clash([a, b])
-        if not self._have_met(a, b):
-            # One unit, but not the channels of it that met before (a norm over all of them).
-            self._lose(a)
-
-    def _have_met(self, a: Tensor, b: Tensor) -> bool:
-        met, keys = self._met, self._key(a, b)
-        places = torch.searchsorted(met, keys).clamp(max=len(met) - 1)
-        return bool(len(met)) and torch.equal(met[places], keys)
-
-    @cached_property
-    def _met(self) -> Tensor:
-        """Every two labels that met when watching, in rising order."""
-        pairs = [self._key(a, b) for a, b in self.structure.seen.pairs]
-        return torch.cat(pairs).unique() if pairs else torch.zeros(0, dtype=torch.int64)
-
-    def _key(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.minimum(a, b) * self.structure.seen.count + torch.maximum(a, b)
-
-    def _clash(self, fields: Sequence[Tensor], where: str = "") -> MismatchError:
-        reason = f"channels would not line up after pruning in {where or self.where()}"
-        return MismatchError(reason, [self.structure.of(f) for f in fields])
-
-    def _lose(self, *fields: Tensor) -> None:
-        self._lost_at = self._lost_at or self.where()
-        self.lost += fields
-
-    def doubt(self) -> MismatchError | None:
-        """What labels could not tell, as the mismatch it may be."""
-        return self._clash(self.lost, self._lost_at) if self.lost else None
-
-    def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
-        """What had to be frozen was frozen when watching."""
-
-    def is_zero(self, tensor: Tensor) -> bool:
-        """That silenced units are zero here was settled when watching."""
-        return True
-
-    def window(self, dim: int, labels: Tensor) -> bool:
-        """Neighbours must be who they were: its positions are the plan's, whoever stands there."""
-        wanted = self._windows.get(self.module)
-        if wanted is not None and len(wanted) == len(labels):
-            stays = self.kept[wanted]
-            self.relate(labels[stays], wanted[stays])
-        return True
-
-    def next_risk(self) -> tuple[Place, int]:
-        """The watch's name for the operator that runs: the next of the same line of code.
-
-        What a module keeps from one call to the next (a grid of anchors, by the size of its input)
-        may have been computed there and not here, or here and not there.
-        """
-        here, line = self.here(self.module), source_line()
-        number = self._risks[self.module] + 1
-        while (risk := self.structure.seen.risks.get((here, number))) is not None:
-            if risk.line == line:
-                self._risks[self.module] = number
-                break
-            number += 1
-        return here, number
-
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
-        place = self.next_risk()
-        expected = self.structure.seen.risks.get(place)
-        if (
-            expected is None
-            or place in self.tolerated
-            or self._predicted_shape(expected.out) == tuple(out.shape)
-        ):
-            return
-        problem = MismatchError(
-            f"a size is fixed in the code in {self.where()}",
-            [self.structure.of(f) for f in expected.out.fields],
-            place,
-        )
-        # What padding adds is all alike, so the module around it may yet return the right part.
-        problem.may_wait = self._padding
-        raise problem
-
-    def _predicted_shape(self, expected: Factor) -> tuple[int, ...]:
-        shape = list(expected.shape)
-        for stays in lb.independent(expected.fields, self.kept):
-            main = lb.varying_dim(stays, lb.axes(stays))
-            for d in lb.axes(stays):
-                if d == main:  # blocks keep equally many, though not the same ones
-                    shape[d] = int(stays.sum(d).max())
-                else:
-                    shape[d] = int(stays.any([o for o in range(stays.ndim) if o != d]).sum())
-        return tuple(shape)
-
-    def mixed(self, x: Tensor) -> None:
-        self._scattered.pop(x, None)
-
-    def passed(self, x: Tensor, out: Tensor) -> None:
-        if x in self._scattered and out is not x:
-            self._scattered[out] = self._scattered[x]
-
-    def picked(self, x: Tensor, out: Tensor) -> None:
-        if self.module in self._pickers and x in self._scattered:
-            self.set(out, [lb.along(self._scattered[x], out.ndim, 1)])
-
-    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        """Nothing was cut from a whole branch, so nothing is picked, but it is read as one."""
-        if self.module in self._pickers and x in self._scattered:
-            row = self._scattered[x]
-        return row
-
-    def _enter_stream(self, path: str, out: Tensor, expected: Factor) -> Tensor | None:
-        """A branch left its module: from here on its channels are the stream's."""
-        labels = self._branches[path]
-        if tuple(out.shape) != expected.shape:
-            raise self._clash([labels])
-        self._check_places(path, out, lb.axes(expected.fields[0])[0], labels)
-        handed: Tensor = torch.ops.aten.alias(out)
-        self.set(handed, expected.fields)
-        self._scattered[handed] = labels[self.kept[labels]]
-        return handed
-
-    def _check_places(self, path: str, out: Tensor, dim: int, labels: Tensor) -> None:
-        """A branch may come in another order than before (through a shuffle): place it so."""
-        places = torch.nonzero(self.kept[labels]).reshape(-1)
-        if len(places) in (1, len(labels)):
-            return
-        own = [f for f in self.fields(out) if lb.axes(f) == [dim]]
-        if len(own) != 1:
-            self._lose(labels)
-            return
-        have, wanted = own[0].reshape(-1)[places], labels[places]
-        if torch.equal(have, wanted):
-            return
-        order = self._positions(have.tolist(), wanted.tolist())
-        if order is None:
-            raise self._clash([have, wanted])
-        index = torch.empty_like(places)
-        index[order] = places
-        adapter = Adapter(path, "output", "scatter", dim, tuple(index.tolist()), len(labels))
-        if self.adapters.setdefault(path, adapter) != adapter:
-            raise self._clash([have, wanted])
-
-    def returned(self, path: str, out: Any) -> Any:
-        with _disable_current_modes():
-            return self._compare(path, out)
-
-    def _compare(self, path: str, out: Any) -> Any:
-        """A module's channels against the predicted ones."""
-        expected = self.structure.seen.returns.get(self.here(path))
-        if expected is None or not isinstance(out, Tensor) or len(expected.fields) != 1:
-            return None
-        if path in self._branches:
-            return self._enter_stream(path, out, expected)
-        field = expected.fields[0]
-        used = lb.axes(field)
-        wanted = field.reshape(-1)[self.kept[field.reshape(-1)]]
-        if len(used) != 1 or len(wanted) == field.numel():
-            return None
-        own = [f for f in self.fields(out) if lb.axes(f) == used]
-        if len(own) != 1:
-            if len(wanted) > 1:
-                self._lose(wanted)
-            return None
-        have = own[0].reshape(-1)
-        if torch.equal(wanted, have):
-            return None
-        return self._mend(path, out, used[0], have, wanted)
-
-    def _mend(
-        self, path: str, out: Tensor, dim: int, have: Tensor, wanted: Tensor
-    ) -> Tensor | None:
-        """Pick the predicted channels, in the predicted order, out of what the module returns."""
-        index = self._positions(have.tolist(), wanted.tolist())
-        if index is None:
-            raise self._clash([have, wanted])
-        if index == list(range(len(have))):
-            return None
-        adapter = Adapter(path, "output", "gather", dim, tuple(index), len(have))
-        if self.adapters.setdefault(path, adapter) != adapter or not path:
-            raise self._clash([have, wanted])
-        picked = out.index_select(dim, torch.tensor(index, device=out.device))
-        self.set(picked, [lb.along(wanted, out.ndim, dim)])
-        return picked
-
-    def _positions(self, have: list[int], wanted: list[int]) -> list[int] | None:
-        """Where each wanted label stands: itself, else the only one of its class, else padding.
-
-        Padding is wanted as padding, even where what it meets later makes it one with a channel.
-        A label that stands twice (a mean beside its image) could be either: then nothing is known.
-        """
-        named = [label for label in have if label != lb.ANY]
-        if len(set(named)) < len(named) or len(set(wanted)) < len(wanted):
-            return None
-        places = {label: i for i, label in enumerate(have)}
-        spare = [i for i, label in enumerate(have) if label == lb.ANY]
-        by_class: dict[int, list[int]] = {}
-        for i, c in enumerate(self.structure.of(torch.tensor(have)).tolist()):
-            by_class.setdefault(c, []).append(i)
-        found = []
-        for label, c in zip(wanted, self.structure.of(torch.tensor(wanted)).tolist(), strict=True):
-            alike = by_class.get(c, [])
-            if label in places:
-                found.append(places[label])
-            elif spare and (not alike or label in self._pads):
-                found.append(spare.pop(0))
-            elif len(alike) == 1:
-                found.append(alike[0])
-            else:
-                return None
-        return found if len(set(found)) == len(found) else None
+from fpgm.tracer import RuleError
+from fpgm.undisturbed import undisturbed
 
 
 def needs_replay(structure: Structure, removed: Tensor) -> bool:
@@ -370,12 +27,6 @@ def needs_replay(structure: Structure, removed: Tensor) -> bool:
         any(not risk.safe for risk in structure.seen.risks.values())
         or any(not _is_layer(structure, grouping.module) for grouping in structure.seen.groupings)
     )
-
-
-def _is_layer(structure: Structure, path: str) -> bool:
-    """Whether a grouped operator ran in a module of torch's that remembers its groups."""
-    kinds = (nn.modules.conv._ConvNd, nn.GroupNorm)
-    return isinstance(structure.seen.model.get_submodule(path), kinds)
 
 
 def replay(
@@ -392,12 +43,26 @@ def replay(
     """
     try:
         return _replay(model, structure, plan, removed, examples, tolerated, values=False)
-    except (MismatchError, UserError, sketch.ValuesNeededError):
+    except (MismatchError, _UserError, sketch.ValuesNeededError):
         # The model may mind zeros instead of sizes: only real values decide.
         try:
             return _replay(model, structure, plan, removed, examples, tolerated, values=True)
-        except UserError as error:
+        except _UserError as error:
             raise error.mismatch from error
+
+
+def _is_layer(structure: Structure, path: str) -> bool:
+    """Whether a grouped operator ran in a module of torch's that remembers its groups."""
+    kinds = (nn.modules.conv._ConvNd, nn.GroupNorm)
+    return isinstance(structure.seen.model.get_submodule(path), kinds)
+
+
+class _UserError(Exception):
+    """User code raised between operators; carries what to blame if it does so again."""
+
+    def __init__(self, mismatch: MismatchError) -> None:
+        super().__init__(mismatch.reason)
+        self.mismatch = mismatch
 
 
 def _replay(
@@ -410,7 +75,7 @@ def _replay(
     values: bool,
 ) -> tuple[list[Adapter], MismatchError | None]:
     small = rebuild(model, plan, values=values)
-    checker = Replay(small, structure, plan, removed, tolerated, values)
+    checker = Checker(small, structure, plan, removed, tolerated, values)
     with undisturbed(small):
         for training in (False, True) if structure.seen.watched_training else (False,):
             small.train(training)
@@ -419,7 +84,7 @@ def _replay(
     return list(checker.adapters.values()), checker.doubt()
 
 
-def _run(checker: Replay, example: Example) -> None:
+def _run(checker: Checker, example: Example) -> None:
     try:
         checker.run(example)
     except MismatchError as mismatch:
@@ -430,27 +95,4 @@ def _run(checker: Replay, example: Example) -> None:
     except Exception as error:
         blamed = checker.outside(error)
         blamed.progress = checker.operators
-        raise UserError(blamed) from error
-
-
-def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:
-    """The slots of the compact model, with the labels that stayed."""
-    cuts = by_tensor(plan.cuts)
-    tensors = named_tensors(small)
-    slots = {}
-    for slot in structure.seen.slots.values():
-        tensor = tensors[slot.name]
-        own = Slot(slot.name, tuple(tensor.shape), slot.trainable, seen=True)
-        own.name_axes(
-            [
-                (cut(f, cuts.get(slot.name, [])), role)
-                for f, role in zip(slot.fields, slot.roles, strict=True)
-            ]
-        )
-        slots[id(tensor)] = own
-    return slots
-
-
-def _fixed(error: Exception) -> str:
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"sizes are fixed in the code ({line})"
+        raise _UserError(blamed) from error

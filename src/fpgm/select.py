@@ -1,4 +1,4 @@
-"""Choosing which units go: scores per layer, counts from the budget, equal shares where needed."""
+"""Choosing which units go: counts from the budget, equal shares where needed, the lowest scores."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fpgm import criteria
 from fpgm.allocation import Allocation, Item
 from fpgm.balance import Cells, Component, components
 from fpgm.budget import Budget, Measure, Rounder
 from fpgm.costs import Cost
-from fpgm.coupling import Pool, Structure, Writer
+from fpgm.coupling import Pool, Structure
+from fpgm.criteria import ranking
 from fpgm.errors import RequestError
-from fpgm.tensors import modules_by_path, named_tensors
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+from fpgm.unit_scores import UnitScores
 
 _MOST_PARTS = 48
 """Parts whose single steps are measured after the uniform rate is found."""
@@ -29,8 +27,6 @@ _AIMS = 5
 """Tries at a budget that is missed because costs were only nearly known."""
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
-
-Scorer = Callable[[Tensor, float], Tensor]
 
 HarmOf = Callable[[Pool], Sequence[float]]
 CostOf = Callable[[Measure], Cost]
@@ -52,32 +48,26 @@ class Choice:
 
 
 class Selector:
-    """Turns a budget into a choice; scores are computed once per rate and remembered."""
+    """Turns a budget into a choice."""
 
     def __init__(
         self,
-        model: nn.Module,
         structure: Structure,
-        scorer_of: Callable[[str], Scorer],
+        scores: UnitScores,
         rounder: Rounder,
         cost_of: CostOf,
-        uses_scale: bool = False,
         first: Tensor | None = None,
         harm_of: HarmOf | None = None,
     ) -> None:
-        self.tensors = named_tensors(model)
-        self.modules = modules_by_path(model)
         self.structure = structure
-        self.scorer_of = scorer_of
+        self.scores = scores
         self.rounder = rounder
         self.cost_of = cost_of
         """Costs of the structure as it is now: units may have been frozen since."""
-        self.uses_scale = uses_scale
         self.first = first
         """Classes that go before all others, whatever their score: they are gone already."""
         self.harm_of = harm_of
         """What removing so many units of a pool does; if known, rates are chosen by it."""
-        self._layer_scores: dict[tuple[int, float], Tensor] = {}
 
     def choose(self, budget: Budget) -> Choice:
         """The units to remove."""
@@ -87,8 +77,7 @@ class Selector:
         if self.harm_of is not None:
             return self._allocate(budget, fixed, parts, self.harm_of)
         if budget.target is None:
-            rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
-            return self._choice(parts, self._counts(parts, rates))
+            return self._choice(parts, self._counts(parts, _filled(fixed, budget.rate or 0.0)))
         return self._reach(*budget.target, fixed, parts)
 
     def dearest(self, classes: Tensor) -> Tensor:
@@ -97,14 +86,14 @@ class Selector:
             (float(score), int(unit))
             for pool in self.structure.pools
             if bool(torch.isin(pool.units, classes).any())
-            for unit, score in zip(pool.units, self._scores(pool, 0.5), strict=True)
+            for unit, score in zip(pool.units, self.scores.of(pool, 0.5), strict=True)
             if bool(torch.isin(unit, classes))
         ]
         return torch.tensor([max(ranked)[1]])
 
     def order(self, pool: Pool) -> Tensor:
         """A pool's units, the first to go first."""
-        return pool.units[criteria.ranking(self._scores(pool, 0.5))]
+        return pool.units[ranking(self.scores.of(pool, 0.5))]
 
     def _allocate(
         self,
@@ -118,8 +107,8 @@ class Selector:
         cost = self.cost_of(name)
         whole = cost.without(_NOTHING)
         if share is None:  # as much as the uniform rate leaves
-            rates = [(budget.rate or 0.0) if rate is None else rate for rate in fixed]
-            goal = cost.without(self._any_choice(parts, self._counts(parts, rates)))
+            counts = self._counts(parts, _filled(fixed, budget.rate or 0.0))
+            goal = cost.without(self._any_choice(parts, counts))
         else:
             goal = whole * (1 - share)
         places = {id(pool): i for i, pool in enumerate(self.structure.pools)}
@@ -157,23 +146,9 @@ class Selector:
 
     def _options(self, part: Component, fixed: Sequence[float | None]) -> list[Cells]:
         """All counts a part may have, from nothing removed up."""
-        limits = self._limits(part)
-        sizes = [len(p.units) for p in part.pools]
-        widths = [p.channels_per_unit for p in part.pools]
-        finest = max(
-            size // self.rounder.step(size, width)
-            for size, width in zip(sizes, widths, strict=True)
-        )
-        shares = [i / finest for i in range(finest + 1)]
-        steps = [[share if rate is None else rate for rate in fixed] for share in shares]
-        found: dict[Cells, None] = {}
-        for rates in steps:
-            goals = [
-                size - self.rounder.kept(size, rate, width)
-                for size, rate, width in zip(sizes, rates, widths, strict=True)
-            ]
-            found.setdefault(part.solve(goals, limits))
-        return list(found)
+        finest = max(len(p.units) // self._step(p) for p in part.pools)
+        steps = (_filled(fixed, i / finest) for i in range(finest + 1))
+        return list(dict.fromkeys(self._solved(part, rates) for rates in steps))
 
     def _reach(
         self,
@@ -193,7 +168,7 @@ class Selector:
         }
 
         def counts(rate: float) -> list[Cells]:
-            return self._counts(parts, [rate if own is None else own for own in fixed])
+            return self._counts(parts, _filled(fixed, rate))
 
         def cost(cells: Sequence[Cells]) -> float:
             return measure.without(self._any_choice(parts, cells))
@@ -253,37 +228,38 @@ class Selector:
 
     def _one_step(self, part: Component, cells: Cells) -> list[Cells]:
         """The part's counts with its pools one alignment step smaller, and one larger."""
+        limits = self._limits(part)
         changed = []
         for sign in (1, -1):
             goals = []
-            for pool in part.pools:
-                units, width = len(pool.units), pool.channels_per_unit
-                removed = round(part.rate(pool, cells) * units)
-                removed += sign * self.rounder.step(units, width)
-                goals.append(max(0, removed))
-            limits = self._limits(part)
-            goals = [min(goal, limit) for goal, limit in zip(goals, limits, strict=True)]
+            for pool, limit in zip(part.pools, limits, strict=True):
+                removed = round(part.rate(pool, cells) * len(pool.units)) + sign * self._step(pool)
+                goals.append(min(max(0, removed), limit))
             changed.append(part.solve(goals, limits))
         return [found for found in changed if found != cells]
 
     def _counts(self, parts: Sequence[Component], rates: Sequence[float]) -> list[Cells]:
         """How many units of each cell of each component go."""
-        by_name = dict(zip((id(p) for p in self.structure.pools), rates, strict=True))
-        found = []
-        for part in parts:
-            goals = [
-                len(p.units) - self.rounder.kept(len(p.units), by_name[id(p)], p.channels_per_unit)
-                for p in part.pools
-            ]
-            found.append(part.solve(goals, self._limits(part)))
-        return found
+        of_pool = dict(zip((id(p) for p in self.structure.pools), rates, strict=True))
+        return [self._solved(part, [of_pool[id(p)] for p in part.pools]) for part in parts]
+
+    def _solved(self, part: Component, rates: Sequence[float]) -> Cells:
+        """The counts of a part nearest to a rate for each of its pools."""
+        goals = [self._gone(p, rate) for p, rate in zip(part.pools, rates, strict=True)]
+        return part.solve(goals, self._limits(part))
 
     def _limits(self, part: Component) -> list[int]:
         """The most that may go from each pool."""
-        return [
-            len(p.units) - self.rounder.kept(len(p.units), 1.0, p.channels_per_unit)
-            for p in part.pools
-        ]
+        return [self._gone(p, 1.0) for p in part.pools]
+
+    def _gone(self, pool: Pool, rate: float) -> int:
+        """Units of a pool that go at a rate, once its width is rounded."""
+        units = len(pool.units)
+        return units - self.rounder.kept(units, rate, pool.channels_per_unit)
+
+    def _step(self, pool: Pool) -> int:
+        """Units by which the pool's width changes at once."""
+        return self.rounder.step(len(pool.units), pool.channels_per_unit)
 
     def _any_choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Tensor:
         """Some units in the right numbers: costs depend on numbers only."""
@@ -295,58 +271,13 @@ class Selector:
         for part, cells in zip(parts, counts, strict=True):
             if not any(cells):
                 continue
-            scores = torch.cat([self._scores(p, part.rate(p, cells)) for p in part.pools])
+            scores = torch.cat([self.scores.of(p, part.rate(p, cells)) for p in part.pools])
             if self.first is not None:
                 units = torch.cat([p.units for p in part.pools])
                 scores = scores.masked_fill(torch.isin(units, self.first), -math.inf)
             removed.append(part.lowest(cells, scores))
         gone = torch.cat(removed) if removed else _NOTHING
         return Choice.of(self.structure, gone)
-
-    def _scores(self, pool: Pool, rate: float) -> Tensor:
-        """Mean over the layers of each unit's score, each layer brought to mean 1 first.
-
-        A depthwise convolution has no say where its units have a filter elsewhere: it hands on
-        what that filter wrote.
-        """
-        writers = [w for w in pool.writers if not w.carries] or list(pool.writers)
-        if len(writers) == 1 and torch.equal(writers[0].classes, pool.units):
-            return self._writer_scores(writers[0], rate)
-        total = torch.zeros(len(pool.units), dtype=torch.float64)
-        order = pool.units.argsort()
-        ranked = pool.units[order]
-        for writer in writers:
-            scores = self._writer_scores(writer, rate)
-            near = torch.searchsorted(ranked, writer.classes).clamp(max=len(ranked) - 1)
-            mine = torch.where(ranked[near] == writer.classes, order[near], -1)
-            rows = mine >= 0
-            summed = torch.zeros_like(total).index_add(0, mine[rows], scores[rows])
-            times = torch.zeros_like(total).index_add(0, mine[rows], torch.ones_like(scores[rows]))
-            mean = scores.abs().mean()
-            total += summed / times / (mean if len(writers) > 1 and mean > 0 else 1)
-        return total
-
-    def _writer_scores(self, writer: Writer, rate: float) -> Tensor:
-        key = (id(writer), rate)
-        if key not in self._layer_scores:
-            weight = self.tensors[writer.slot.name].detach()
-            rows = self._scale_of(writer) if self.uses_scale else writer.filters(weight)
-            scorer = self.scorer_of(writer.layer)
-            self._layer_scores[key] = criteria.score(scorer, rows, rate, writer.layer)
-        return self._layer_scores[key]
-
-    def _scale_of(self, writer: Writer) -> Tensor:
-        """|γ| of the norm behind a layer, found as the scale whose classes are the layer's."""
-        for slot in self.structure.seen.slots.values():
-            owner = self.modules.get(slot.name.rpartition(".")[0])
-            if slot.trainable and slot.roles == ["scale"] and isinstance(owner, _NORMS):
-                own = self.structure.of(slot.fields[0])
-                if torch.equal(own, writer.classes):
-                    return self.tensors[slot.name].detach()[:, None]
-        raise RequestError(
-            f"criterion='bn': layer '{writer.layer}' has no norm with a scale behind it; "
-            "ignore it or choose another criterion."
-        )
 
 
 def pool_rate(pool: Pool, rates: Mapping[str, float]) -> float | None:
@@ -357,3 +288,8 @@ def pool_rate(pool: Pool, rates: Mapping[str, float]) -> float | None:
         if any(fnmatch.fnmatchcase(layer, pattern) for layer in pool.layers)
     ]
     return min(matching, default=None)
+
+
+def _filled(fixed: Sequence[float | None], rate: float) -> list[float]:
+    """Rates that were given, and one for all others."""
+    return [rate if own is None else own for own in fixed]

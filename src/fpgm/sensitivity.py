@@ -11,7 +11,7 @@ from torch import nn
 from fpgm.budget import Budget
 from fpgm.errors import RequestError
 from fpgm.harm.result import Sensitivity
-from fpgm.planning import SENSED, Planner
+from fpgm.planner import SENSED, Planner
 from fpgm.progress import Progress
 
 RATES = (0.2, 0.4, 0.6, 0.8)

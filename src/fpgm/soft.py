@@ -22,7 +22,8 @@ from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.masking import HELD, SILENT, Silencer, mask_
 from fpgm.optimizers import check_optimizer, inner_optimizer, move_optimizer_
 from fpgm.plan import Plan
-from fpgm.planning import Drawn, Planner, check_prunes
+from fpgm.planner import Drawn, Planner
+from fpgm.planning import check_prunes
 from fpgm.schedule import Schedule
 from fpgm.tensors import unwrapped
 from fpgm.verify import Certificate, verify

@@ -23,7 +23,7 @@ from fpgm import rules
 from fpgm.budget import Residual
 from fpgm.examples import Example
 from fpgm.findings import Site
-from fpgm.tracer import undisturbed
+from fpgm.undisturbed import undisturbed
 from fpgm.watch import Watch, watch
 
 

@@ -2,7 +2,7 @@
 
 `Tracer` knows which module is running, hands each operator to its rule and keeps the labels of
 living tensors. What a rule's findings mean is left to subclasses: `watch.Watch` collects them,
-`replay.Replay` checks a compact model against them.
+`checker.Checker` checks a compact model against them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from fpgm.findings import Join, Place, Slot
 from fpgm.labels import Fields
 from fpgm.plan import Role
 from fpgm.tensors import modules_by_path
-from fpgm.turns import TURN, quietly
+from fpgm.turns import quietly
+from fpgm.undisturbed import plain_attention
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -333,41 +334,3 @@ def source_line() -> str:
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """The fused transformer path hides its operators; use the plain one while watching."""
-    with TURN:
-        before = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore mode, buffers and random state afterwards; one thread at a time."""
-    with TURN:
-        modules = modules_by_path(model).values()
-        modes = [(module, module.training) for module in modules]
-        tables = [
-            (module, name, buffer, buffer.detach().clone())
-            for module in modules
-            if not isinstance(module, torch.jit.ScriptModule)
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        try:
-            with torch.random.fork_rng():
-                yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            with torch.no_grad():
-                for module, name, buffer, value in tables:
-                    module._buffers[name] = buffer  # forward may have put another in its place
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)

@@ -29,7 +29,8 @@ from fpgm.findings import (
 from fpgm.labels import Fields
 from fpgm.plan import Role
 from fpgm.tensors import named_tensors
-from fpgm.tracer import RuleError, Tracer, source_line, undisturbed
+from fpgm.tracer import RuleError, Tracer, source_line
+from fpgm.undisturbed import undisturbed
 
 
 class Watch(Tracer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 def size(shape: Iterable[int]) -> str:
@@ -22,6 +23,16 @@ def shorten(names: Sequence[str], most: int = 3) -> str:
     """
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def meant(given: object, names: Iterable[str]) -> str:
+    """A hint at the name that was perhaps meant, to put behind the one given.
+
+    >>> meant("fpmg", ["fpgm", "l2"]), meant("x", ["fpgm"])
+    (" (did you mean 'fpgm'?)", '')
+    """
+    near = get_close_matches(str(given), list(names), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def reason(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from fpgm.coupling import Structure
 from fpgm.examples import beside
 from fpgm.latency.layers import called_layers
 from fpgm.plan import layer_of
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.tensors import named_tensors
 
 COMPARED = ("fpgm", "l1", "l2")

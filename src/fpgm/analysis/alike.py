@@ -14,11 +14,13 @@ from fpgm.errors import ModelError, RequestError
 from fpgm.examples import as_examples, beside
 from fpgm.plan import Plan
 from fpgm.tensors import modules_by_path
-from fpgm.tracer import undisturbed
+from fpgm.turns import in_turn
+from fpgm.undisturbed import undisturbed
 
 Maps = npt.NDArray[np.float64]
 
 
+@in_turn
 @torch.no_grad()
 def layer_output(model: nn.Module, layer: str, inputs: Any) -> Maps:
     """What a module gives out for the first of these inputs: [channels, height, width]."""

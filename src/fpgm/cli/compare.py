@@ -128,7 +128,9 @@ def compare(
                         folder.keep(done, {**about, "accuracy": whole})
     rows = [folder.row(name, seed) for name in chosen for seed in range(seeds)]
     shown = table(rows, whole)
-    told = {"asked": asked, "original": whole, "rows": rows}
+    sources = {name: {"title": own.title, "about": own.about, "cite": own.cite}
+               for name, own in METHODS.items() if name in chosen}  # fmt: skip
+    told = {"asked": asked, "original": whole, "rows": rows, "methods": sources}
     page = folder.finish(told, *shown)
     if json:
         common.show_json({**told, "page": None if page is None else str(page)})
@@ -250,10 +252,16 @@ class _Folder:
     ) -> Path | None:
         """Write the table in all its forms, and a page if there are several runs to show."""
         self._write(self._out / f"{NAME}.json", told)
-        for ending, form in (("md", markdown), ("tex", latex)):
+        listed = [f"- {own['title']}: {own['about']} {own['cite']}\n"
+                  for own in told["methods"].values()]  # fmt: skip
+        texts = {
+            "md": "\n".join([markdown(header, lines), "", "".join(listed)]),
+            "tex": latex(header, lines) + "\n",
+        }
+        for ending, text in texts.items():
             file = self._out / f"{NAME}.{ending}"
             with writing(file):
-                write_text(file, form(header, lines) + "\n")
+                write_text(file, text)
         runs = [
             self._place(row["method"], row["seed"])
             for row in told["rows"]

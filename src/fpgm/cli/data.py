@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fpgm.cli import common
 from fpgm.data import cifar10 as images
+from fpgm.data.cifar10_fetch import Source, fetch
 
 data = typer.Typer()
 
@@ -36,7 +37,7 @@ def cifar10(
     """Fetch CIFAR-10, unless it is there, and check every image and label of it."""
     place = root or images.default_root()
     with Bars() as bars:
-        folder = images.fetch(place, bars.show, cast(images.Source, source))
+        folder = fetch(place, bars.show, cast(Source, source))
         found = images.read(place)
     told = {
         "folder": str(folder.absolute()),

@@ -1,4 +1,4 @@
-"""`fpgm prune`: plan, compact, verify, and write the small model with everything to check it by."""
+"""`fpgm prune`: plan, compact, verify, and write what came of it with everything to check it by."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def prune(
     rounding: Annotated[
         str, typer.Option(help="nearest, or paper: int(n · rate) units go.")
     ] = "nearest",
-    min_channels: Annotated[int, typer.Option(help="Least units a layer keeps.")] = 1,
+    min_channels: Annotated[int, typer.Option(help="Least channels a layer keeps.")] = 1,
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Also prune under norms over channels.")
     ] = False,

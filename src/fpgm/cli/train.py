@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from fpgm.cli import common
 from fpgm.errors import RequestError
 from fpgm.recipes import SHIPPED
+from fpgm.reproduce.processes import is_first
 
 
 def train(
@@ -45,13 +45,13 @@ def train(
             outcome = engine.train(made, folder, bars)
         engine.part()
     except KeyboardInterrupt:
-        if _is_first():
+        if is_first():
             message = (
                 "fpgm: stopped; the same command goes on from the last checkpoint, if there is one."
             )
             typer.echo(message, err=True)
         raise typer.Exit(130) from None
-    if not _is_first():
+    if not is_first():
         return  # the first process speaks for all
     if json:
         common.show_json({"folder": str(folder), **outcome.results})
@@ -80,7 +80,7 @@ class Bars(common.Bars):
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
-            quiet=not _is_first(),
+            quiet=not is_first(),
         )
         self._task = self._progress.add_task("", total=None, figures="")
         self._epochs = self._steps = 1
@@ -125,10 +125,6 @@ def epoch_line(metrics: dict[str, Any]) -> str:
     if "average_accuracy" in metrics:
         parts.append(f"average {metrics['average_accuracy']:.2%}")
     return f"epoch {metrics['epoch']}: {', '.join(parts)}, {metrics['seconds']} s"
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _engine() -> Any:

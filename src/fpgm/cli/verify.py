@@ -30,7 +30,7 @@ def verify(
     trusted: common.Trusted = None,
     json: common.AsJson = False,
 ) -> None:
-    """Prove again that the small model in a folder is the original without the removed units."""
+    """Prove again that the compact model in a folder is the original without the removed units."""
     results = res.read(folder, trusted or ())
     with common.Steps(3) as steps:
         with steps.step("build"):

@@ -7,8 +7,6 @@ steps of training that each may spend.
 
 from __future__ import annotations
 
-import difflib
-
 from fpgm.errors import RequestError
 from fpgm.methods import (
     cp,
@@ -25,6 +23,7 @@ from fpgm.methods import (
     thinet,
 )
 from fpgm.methods.task import Method, Pruned, Schedule, Task
+from fpgm.wording import meant
 
 __all__ = ["METHODS", "Method", "Pruned", "Schedule", "Task", "find"]
 
@@ -53,7 +52,7 @@ METHODS: dict[str, Method] = {
 def find(name: str) -> Method:
     """A method by name."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise RequestError(f"There is no method {name!r}{hint}: give some of {', '.join(METHODS)}.")
+        raise RequestError(
+            f"There is no method {name!r}{meant(name, METHODS)}: give some of {', '.join(METHODS)}."
+        )
     return METHODS[name]

@@ -13,8 +13,8 @@ from torch import Tensor
 from fpgm.coupling import Pool
 from fpgm.harm.measure import Measured, Reader, measure
 from fpgm.methods.task import Task
-from fpgm.planning import Planner
-from fpgm.tracer import undisturbed
+from fpgm.planner import Planner
+from fpgm.undisturbed import undisturbed
 
 
 def look(task: Task, planner: Planner) -> Measured:

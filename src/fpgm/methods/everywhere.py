@@ -12,7 +12,7 @@ from torch import Tensor
 from fpgm.budget import Budget
 from fpgm.errors import RequestError
 from fpgm.methods.task import Pruned, cut
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.scored import Scored
 
 MOST = 0.95

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.task import Method, Pruned, Task, classes_of
 from fpgm.methods.training import train_
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.tensors import named_tensors
 
 PENALTY = 5e-4

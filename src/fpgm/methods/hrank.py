@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fpgm.methods.looking import Watcher, show
 from fpgm.methods.task import Method, Pruned, Task, classes_of, cut
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.scored import Scored
 
 MOST_IMAGES = 64

@@ -39,8 +39,8 @@ from fpgm.methods.task import Method, Pruned, Task
 from fpgm.methods.training import train_
 from fpgm.recovery.batches import Inputs
 from fpgm.tensors import modules_by_path
-from fpgm.tracer import undisturbed
 from fpgm.turns import TURN
+from fpgm.undisturbed import undisturbed
 
 SPREAD = 0.1
 """Standard deviation of a cheap map around one at first.

@@ -18,7 +18,7 @@ from fpgm.latency.layers import called_layers
 from fpgm.methods.looking import show
 from fpgm.methods.task import Method, Pruned, Task, classes_of, cut_by
 from fpgm.plan import WRITES
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.recovery.rows import matrix_of
 from fpgm.tensors import named_tensors
 

@@ -16,8 +16,8 @@ from fpgm.budget import Budget
 from fpgm.errors import RequestError
 from fpgm.masking import mask_
 from fpgm.methods.task import Method, Pruned, Task, cut
-from fpgm.planning import Planner
-from fpgm.tracer import undisturbed
+from fpgm.planner import Planner
+from fpgm.undisturbed import undisturbed
 
 PROBED = 0.3
 """Share of a layer that is removed to see how sensitive it is."""

@@ -23,7 +23,7 @@ from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.scales import Norm, norms_of, sizes
 from fpgm.methods.task import Method, Pruned, Task, classes_of, scale_readers_
 from fpgm.methods.training import train_
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.recovery import recover
 
 ALPHA = 0.1

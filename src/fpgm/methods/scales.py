@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fpgm.errors import RequestError
 from fpgm.methods.task import classes_of
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.tensors import modules_by_path
 
 

@@ -20,7 +20,8 @@ from fpgm.compact import compact
 from fpgm.errors import RequestError
 from fpgm.examples import beside
 from fpgm.plan import Plan
-from fpgm.planning import Criterion, Planner, check_prunes
+from fpgm.planner import Criterion, Planner
+from fpgm.planning import check_prunes
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, read_inputs
 from fpgm.scored import Scored

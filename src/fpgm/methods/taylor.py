@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.task import Method, Pruned, Task, classes_of
-from fpgm.planning import Planner
+from fpgm.planner import Planner
 from fpgm.tensors import named_tensors
 
 

@@ -11,8 +11,8 @@ import copy
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +24,7 @@ from fpgm.compact import compact
 from fpgm.errors import RequestError
 from fpgm.examples import Example, beside, float_outputs, squared, tensors_in
 from fpgm.plan import Plan
+from fpgm.precision import full_precision
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, read_apart
 from fpgm.recovery.distil import Distilled, distil_, endless
@@ -32,7 +33,7 @@ from fpgm.recovery.layer import LayerWork, Solved
 from fpgm.recovery.norms import reestimate_
 from fpgm.recovery.sites import Site, find_sites
 from fpgm.recovery.walk import Walks
-from fpgm.tracer import plain_attention, undisturbed
+from fpgm.undisturbed import plain_attention, undisturbed
 
 RECOVERY = "fpgm_recovery"
 """Attribute under which a recovered model carries what was done to it."""
@@ -200,13 +201,6 @@ def _told(trained: Distilled, seconds: float, *, kept: bool) -> str:
         said += "; that did not help and was taken back"
         said += ": give it more time" if trained.steps < FEW_STEPS else ""
     return f"{said}."
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Without autocast: it rounds, and its cache would keep weights as they were."""
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        yield
 
 
 def memory_at(x: Tensor | None) -> int:

@@ -8,21 +8,22 @@ name as the reason. `TABLE` can be queried for what is supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fpgm.rules import contract, move, normalise, pointwise, reduce, space, zeros
+from fpgm.rules import contract, create, move, normalise, pieces, pointwise, reduce, space, zeros
+from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
 
-Rule = Callable[["Tracer", str, tuple[Any, ...], dict[str, Any], Any], None]
-
 TABLE: dict[str, Rule] = {
     **move.RULES,
+    **pieces.RULES,
+    **create.RULES,
     **pointwise.RULES,
     **contract.RULES,
     **normalise.RULES,
@@ -30,14 +31,17 @@ TABLE: dict[str, Rule] = {
     **space.RULES,
 }
 
+RISKY = move.RISKY | pieces.RISKY | create.RISKY
+"""Operators whose sizes may be constants of the user's code; the tracer is told what they made."""
+
 _found: dict[Any, tuple[str, Rule]] = {}
 
 
 def apply(
     tracer: Tracer,
     func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     out: Any,
     inputs: Sequence[Tensor],
 ) -> None:
@@ -46,7 +50,7 @@ def apply(
         _found[func] = _look_up(func)
     name, rule = _found[func]
     rule(tracer, name, args, kwargs, out)
-    if name in move.RISKY:
+    if name in RISKY:
         source = args[0] if args and isinstance(args[0], Tensor) else None
         for result in tensors((out,)):
             tracer.risky(result, source)
@@ -73,8 +77,6 @@ def _look_up(func: Any) -> tuple[str, Rule]:
     return name, _unknown
 
 
-def _unknown(
-    tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> None:
+def _unknown(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     for tensor in tensors((*args, *kwargs.values())):
         tracer.freeze(tracer.fields(tensor), f"'{name}' has no pruning rule")

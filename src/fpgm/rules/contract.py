@@ -11,13 +11,11 @@ from torch import Tensor
 from fpgm import labels as lb
 from fpgm.labels import Fields
 from fpgm.rules.normalise import adopt, channel_row
+from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
     from fpgm.plan import Role
     from fpgm.tracer import Tracer
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 _READS_FIXED = "it reads the model's input or a tensor of fixed size"
 
@@ -280,7 +278,7 @@ def _attention(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) 
     tracer.set(out[0] if isinstance(out, tuple | list) else out, values)
 
 
-RULES: dict[str, Any] = {
+RULES: dict[str, Rule] = {
     "convolution": _convolution,
     **{name: _mm for name in ("mm", "bmm")},
     **{name: _addmm for name in ("addmm", "baddbmm")},

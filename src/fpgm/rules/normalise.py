@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fpgm import labels as lb
+from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
     from fpgm.plan import Role
     from fpgm.tracer import Tracer
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 _OVER = "statistics over channels would change"
 
@@ -141,7 +139,7 @@ def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any
             ]
 
 
-RULES: dict[str, Any] = {
+RULES: dict[str, Rule] = {
     **{
         name: _batch_norm
         for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",

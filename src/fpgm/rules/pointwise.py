@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fpgm import labels as lb
 from fpgm.labels import Fields
+from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
@@ -35,9 +36,7 @@ _KEEPS_ZERO = {
 """Functions with f(0) = 0: a channel that is zero before is zero after."""
 
 
-def combine(
-    tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> None:
+def combine(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Relate the operands' labels position by position, with broadcasting."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 0]
     if not isinstance(out, Tensor) or not operands:
@@ -91,9 +90,7 @@ def _merge(tracer: Tracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
     return [*apart, field]
 
 
-def same(
-    tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> None:
+def same(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """The result has the first argument's labels (dropout, in-place fills)."""
     results = out if isinstance(out, list | tuple) else [out]
     for result in results:
@@ -103,7 +100,7 @@ def same(
                 tracer.passed(args[0], result)
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **{
         name: same
         for name in (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fpgm import labels as lb
+from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
@@ -41,9 +42,7 @@ def _dims(value: Any, ndim: int) -> list[int]:
 
 
 def _reduce(position: int) -> Any:
-    def rule(
-        tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         given = args[position] if len(args) > position else kwargs.get("dim")
         dims = _dims(given if not isinstance(given, bool) else None, x.ndim)
@@ -67,9 +66,7 @@ def _reduce(position: int) -> Any:
 def _along(position: int) -> Any:
     """Same shape out, but every value depends on all along the axis (softmax, cumsum, sort)."""
 
-    def rule(
-        tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         dims = _dims(args[position] if len(args) > position else kwargs.get("dim", -1), x.ndim)
         fields = tracer.fields(x)
@@ -81,7 +78,7 @@ def _along(position: int) -> Any:
     return rule
 
 
-RULES: dict[str, Any] = {
+RULES: dict[str, Rule] = {
     **{
         name: _reduce(1)
         for name in ("sum", "mean", "amax", "amin", "var", "std", "var_mean", "std_mean", "max",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fpgm import labels as lb
+from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
     from fpgm.tracer import Tracer
@@ -26,9 +27,7 @@ _SPATIAL = {
 
 
 def _over(count: int) -> Any:
-    def rule(
-        tracer: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         space = range(x.ndim - count, x.ndim)
         _second_input(tracer, name, x, args[1] if len(args) > 1 else None)
@@ -58,4 +57,4 @@ def _second_input(tracer: Tracer, name: str, x: Tensor, other: Any) -> None:
             tracer.freeze([f], f"'{name}' reads them")
 
 
-RULES: dict[str, Any] = {name: _over(count) for count, names in _SPATIAL.items() for name in names}
+RULES: dict[str, Rule] = {name: _over(count) for count, names in _SPATIAL.items() for name in names}

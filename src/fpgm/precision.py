@@ -1,0 +1,32 @@
+"""Matrix products in full, whatever the caller allows for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Without autocast, and without TF32 or bfloat16 products.
+
+    They would turn close filters into equal ones, and take digits from equations that have few to
+    spare; autocast's cache would also keep weights as they were.
+    """
+    backends = [torch.backends.cuda, torch.backends.mkldnn]
+    products: list[Any] = [backend.matmul for backend in backends if hasattr(backend, "matmul")]
+    modern = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # torch 2.9 and later
+    name, full = ("fp32_precision", "ieee") if modern else ("allow_tf32", False)
+    saved = [(product, getattr(product, name)) for product in products]
+    reduced = [(product, was) for product, was in saved if was in ("tf32", "bf16", True)]
+    try:
+        for product, _ in reduced:
+            setattr(product, name, full)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        for product, was in reduced:
+            setattr(product, name, was)
