@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -30,6 +29,7 @@ from fpgm.data.sample import read_sample
 from fpgm.models import resnet
 from fpgm.models.weights import load_weights
 from recovery import shown
+from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
 DRAWN = HERE.parent / "docs" / "figures"
@@ -128,8 +128,7 @@ def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(HERE.parent.parent / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     options = parser.parse_args()
     model = load_weights(resnet(56), options.weights / "cifar10_resnet56.safetensors").eval()
     DRAWN.mkdir(parents=True, exist_ok=True)

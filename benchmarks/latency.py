@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from fpgm.models.spec import load_model
 from fpgm.models.weights import load_weights
 from peer import macs_of, peer_pruned
 from recovery import accuracy, shown
+from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -260,8 +260,7 @@ def _cifar(found: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     parser.add_argument("--data", type=Path, default=cifar10.default_root())
     parser.add_argument("--runs", type=Path, default=Path("runs/latency"))
     parser.add_argument("--seconds", type=float, default=4.0, help="for each comparison")

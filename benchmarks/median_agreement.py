@@ -7,8 +7,8 @@ The paper replaces the distance to the geometric median (Eq. 5) by the sum of di
 filters (Eq. 7). Here both choose filters in the same trained layers, and so does the l2 norm.
 """
 
+import argparse
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -16,20 +16,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fpgm import criteria
+from trained import add_weights
 
 HERE = Path(__file__).parent
-WEIGHTS = Path(os.environ.get("FPGM_WEIGHTS", HERE.parent / ".." / "shared" / "weights"))
 MODELS = ("cifar10_resnet20", "cifar10_resnet32", "cifar10_resnet56")
 RATES = (0.3, 0.4, 0.5)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    if not WEIGHTS.is_dir():
-        raise SystemExit(f"No trained weights in {WEIGHTS}: set FPGM_WEIGHTS to their folder.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_weights(parser)
+    weights = parser.parse_args().weights
     rows = []
     for model in MODELS:
-        state = load_file(WEIGHTS / f"{model}.safetensors")
+        state = load_file(weights / f"{model}.safetensors")
         convs = [weight.flatten(1) for weight in state.values() if weight.ndim == 4]
         rows += [compare(model, convs, rate) for rate in RATES]
     command = "python benchmarks/median_agreement.py"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -42,6 +41,7 @@ from fpgm.reproduce import TABLES, Results
 from fpgm.reproduce.page import shown
 from fpgm.reproduce.quick import LONG, Data, Effort, Quick
 from fpgm.tables import markdown, mean_and_spread
+from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -158,8 +158,7 @@ def vgg(table: str, key: str, seed: int, runs: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only-table", action="store_true", help="measure nothing more")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shlex
 import sys
@@ -32,6 +31,7 @@ from fpgm.files import write_text
 from fpgm.models import resnet
 from fpgm.models.weights import load_weights
 from peer import peer_pruned
+from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -385,8 +385,7 @@ def _pair(plain: dict[str, Any] | None, solved: dict[str, Any] | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     parser.add_argument("--data", type=Path, default=cifar10.default_root())
     parser.add_argument("--runs", type=Path, default=Path("runs/recovery"))
     parser.add_argument("--part", metavar="I/N", help="only measure the I-th of N shares")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ import fpgm
 from fpgm.data import cifar10
 from fpgm.models import resnet
 from fpgm.models.weights import load_weights
+from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -100,8 +100,7 @@ def measure(weights: Path, root: Path, lr: float) -> list[dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(HERE.parents[1] / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     parser.add_argument("--data", type=Path, default=cifar10.default_root())
     options = parser.parse_args()
     rows = [row for lr in RATES for row in measure(options.weights, options.data, lr)]

@@ -10,7 +10,6 @@ docs/figures/report-*.png.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import subprocess
@@ -19,6 +18,8 @@ import time
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
+
+from trained import add_weights
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
@@ -50,8 +51,7 @@ def make_run(folder: Path, weights: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     parser.add_argument("--run", type=Path, default=Path("runs/resnet56"))
     options = parser.parse_args()
     if not (options.run / "bench.json").exists():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shlex
 import sys
@@ -27,6 +26,7 @@ import torch
 from fpgm.cli.train import Bars
 from fpgm.recipes import SHIPPED
 from fpgm.train import read_recipe, train
+from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -130,8 +130,7 @@ def markdown(command: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = os.environ.get("FPGM_WEIGHTS", str(ROOT.parent / "shared" / "weights"))
-    parser.add_argument("--weights", type=Path, default=Path(default))
+    add_weights(parser)
     parser.add_argument("--runs", type=Path, default=Path("runs/soft_cifar"))
     parser.add_argument("--set", action="append", default=[], help="as of fpgm train")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="train the I-th of N shares")
