@@ -335,6 +335,9 @@ class TestCommand:
         assert "Missing: resnet18-mil-scratch, " in out
         assert out.count("ImageNet takes days on two cores") == 1
         assert (tmp_path / "table2-quick.md").exists()
+        asked = ("reproduce", "table1", "--rows", "resnet20-sfp-*", "--out", tmp_path)
+        out, _ = run(*asked, "--weights", tmp_path / "none", code=2)
+        assert "none has no cifar10_resnet20.safetensors: name its folder with --weights." in out
 
     def test_another_network_under_the_same_name(self, tmp_path: Path) -> None:
         """A row of weights that were replaced since is not taken for one of the new ones."""

@@ -198,7 +198,7 @@ class _Quick:
     def why(self, row: Row) -> str:
         if row.imagenet:
             return "ImageNet takes days on two cores; --scale full"
-        return f"{self._weights} has no {weights_name(row)}"
+        return f"{self._weights} has no {weights_name(row)}: name its folder with --weights"
 
 
 class _Full:
@@ -243,6 +243,7 @@ def _fill(
             if made is None:
                 assert isinstance(maker, _Quick)
                 missing.setdefault(maker.why(row), {})[row.key] = None
+                failed = failed or not row.imagenet  # weights could have been given
             elif processes.is_first():
                 place.keep(row, seed, made, command)
     for place, row, seed in taken:
@@ -320,6 +321,7 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
         ],
         left=2 + len(table.labels),
     )  # fmt: skip
+    typer.echo(f"\nAt quick scale: fpgm reproduce {table.name} --rows ROW --weights DIR")
     if any(own.before is not None for own in table.accuracies):
         typer.echo(
             "\nA row from scratch also trains the network it is compared with, once a seed for "
