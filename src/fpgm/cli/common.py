@@ -127,11 +127,17 @@ def supposing(shape: Sequence[int], given: str | None) -> Iterator[None]:
 Shown = TypeVar("Shown", bound="Bars")
 
 
+SILENT = 30.0
+"""Seconds after which a log is told where the work is."""
+
+
 class Bars:
-    """Progress on stderr, if that is a terminal, and gone when done."""
+    """Progress on stderr: in a terminal a bar, gone when done; in a log a line now and then."""
 
     def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
         self.terminal = Console(stderr=True)
+        self._told = time.monotonic()
+        self._logs = not quiet and not self.terminal.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -148,6 +154,13 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def log(self, doing: str) -> None:
+        """Say what is being done, if nobody sees a bar and there was silence for long."""
+        now = time.monotonic()
+        if self._logs and now - self._told >= SILENT:
+            typer.echo(doing, err=True)
+            self._told = now
+
 
 class Steps(Bars):
     """Names the running step and remembers how long each took."""
@@ -163,6 +176,7 @@ class Steps(Bars):
         """Time what happens inside."""
         self._name = name
         self._progress.update(self._task, description=name)
+        self.log(name)
         start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)
@@ -170,7 +184,9 @@ class Steps(Bars):
 
     def inside(self, layer: str, done: int, total: int) -> None:
         """Name the layer that the running step is at."""
-        self._progress.update(self._task, description=f"{self._name}: {layer} ({done}/{total})")
+        doing = f"{self._name}: {layer} ({done}/{total})"
+        self._progress.update(self._task, description=doing)
+        self.log(doing)
 
 
 class LayerBar(Bars):
@@ -183,6 +199,7 @@ class LayerBar(Bars):
     def show(self, layer: str, done: int, total: int) -> None:
         """Called before each layer."""
         self._progress.update(self._task, description=layer, completed=done, total=total)
+        self.log(f"{layer} ({done}/{total})")
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:

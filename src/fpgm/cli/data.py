@@ -68,6 +68,7 @@ class Bars(common.Bars):
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what)
         self._progress.update(self._tasks[what], completed=done, total=total or None)
+        self.log(f"{what}: {done} of {total or 'unknown'}")
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:
