@@ -155,7 +155,7 @@ def test_figures_are_drawn_from_values(module: str) -> None:
 @pytest.mark.parametrize("module", under("fpgm.report"))
 def test_a_report_reads_values_and_never_builds_a_model(module: str) -> None:
     assert outside(module) <= {"jinja2", "vl_convert"}
-    values = {"_version", "errors", "files", "plan", "reading", "wording"}
+    values = {"_version", "errors", "files", "plain", "plan", "reading", "wording"}
     assert own(module) <= {"figures", "report"} | values
 
 

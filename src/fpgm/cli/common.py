@@ -30,6 +30,7 @@ from fpgm.errors import ForwardError, RequestError
 from fpgm.latency.backends import BACKENDS
 from fpgm.models.spec import default_shape, load_model
 from fpgm.models.weights import load_weights, weights_file
+from fpgm.plain import finite
 from fpgm.plan import Frozen
 from fpgm.randomness import seed_everything
 from fpgm.recovery import memory_at
@@ -240,12 +241,4 @@ def show_json(value: Any) -> None:
 
 def to_json(value: Any) -> str:
     """JSON text as strict parsers want it: what is not finite becomes null."""
-    return json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False)

@@ -7,7 +7,6 @@ of a model is run, and every text that comes from a file is escaped.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 from fpgm._version import __version__
 from fpgm.errors import RequestError
 from fpgm.files import write_text, writing
+from fpgm.plain import finite
 from fpgm.report.charts import Chart, charts
 from fpgm.report.compare import comparison
 from fpgm.report.headline import cards
@@ -194,19 +194,10 @@ def _asset(name: str) -> str:
 
 def _embedded(value: Any) -> str:
     """JSON that may stand in a page: nothing in it ends a script or begins one."""
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _finite(value: Any) -> Any:
-    """The same without what is no number: reckoning may have made some."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(target: Path, text: str) -> None:
