@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fpgm import criteria, distances
+from fpgm.precision import full_precision
 
 
 def assert_close(scores: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
@@ -173,6 +174,23 @@ def test_reduced_precision_for_training_does_not_reach_the_scores() -> None:
         torch.set_float32_matmul_precision("highest")
     assert seen == ["ieee"]
     assert torch.equal(scores, expected)
+
+
+def test_precision_that_is_inherited_stays_so() -> None:
+    backends = torch.backends
+    if not hasattr(backends, "fp32_precision"):
+        pytest.skip("this torch has one setting for all")
+    before, own = backends.fp32_precision, backends.cuda.matmul.fp32_precision
+    backends.fp32_precision = "tf32"
+    backends.cuda.matmul.fp32_precision = "none"  # another test may have pinned it
+    try:
+        with full_precision():
+            assert backends.cuda.matmul.fp32_precision == "ieee"
+        assert backends.cuda.matmul.fp32_precision == "tf32"
+        backends.fp32_precision = "ieee"
+        assert backends.cuda.matmul.fp32_precision == "ieee"
+    finally:
+        backends.fp32_precision, backends.cuda.matmul.fp32_precision = before, own
 
 
 class Largest(TorchDispatchMode):

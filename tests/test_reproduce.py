@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -229,6 +230,27 @@ class TestResults:
         with results.claimed(row, 0) as mine:
             assert mine
         assert list(results.folder.iterdir()) == []
+
+    def test_a_lock_that_its_owner_takes_away_meanwhile_is_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A third process would make another file of that name, and hold its lock too."""
+        results, row = Results(tmp_path, TABLE1, "quick"), TABLE1.rows[0]
+        kept = importlib.import_module("fpgm.reproduce.results")
+        lock = results.folder / f".{row.key}.0.lock"
+        really, calls = kept.locked, []
+
+        def locked(handle: int) -> bool:
+            calls.append(handle)
+            if len(calls) == 1:
+                lock.unlink()
+            return bool(really(handle))
+
+        monkeypatch.setattr(kept, "locked", locked)
+        with results.claimed(row, 0) as mine:
+            assert mine
+            assert lock.exists()
+        assert len(calls) == 2
 
 
 class TestQuick:

@@ -335,7 +335,8 @@ def test_a_row_that_fails_ends_many_processes(
 ) -> None:
     """One that went on to the next row would leave the others waiting for it for ever."""
     command_line = importlib.import_module("fpgm.cli.reproduce")
-    monkeypatch.setattr(command_line.processes, "first", lambda act: act())
+    for place in (command_line.processes, full):
+        monkeypatch.setattr(place, "first", lambda act: act())
     row, out = TABLE1.row("resnet56-fpgm-40-trained"), tmp_path / "out"
     asked = SimpleNamespace(out=out, weights=tmp_path, recipes=list)
     maker = command_line._Full(asked, [row])

@@ -16,12 +16,16 @@ def full_precision() -> Iterator[None]:
     They would turn close filters into equal ones, and take digits from equations that have few to
     spare; autocast's cache would also keep weights as they were.
     """
-    backends = [torch.backends.cuda, torch.backends.mkldnn]
-    products: list[Any] = [backend.matmul for backend in backends if hasattr(backend, "matmul")]
+    backends: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
+    products = [(backend.matmul, backend) for backend in backends if hasattr(backend, "matmul")]
     modern = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # torch 2.9 and later
     name, full = ("fp32_precision", "ieee") if modern else ("allow_tf32", False)
-    saved = [(product, getattr(product, name)) for product in products]
-    reduced = [(product, was) for product, was in saved if was in ("tf32", "bf16", True)]
+    reduced = []
+    for product, backend in products:
+        if (was := getattr(product, name)) in ("tf32", "bf16", True):
+            above = [getattr(place, name, None) for place in (backend, torch.backends)]
+            inherited = modern and was in above  # to be left so, and not pinned
+            reduced.append((product, "none" if inherited else was))
     try:
         for product, _ in reduced:
             setattr(product, name, full)

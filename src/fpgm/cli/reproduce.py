@@ -211,9 +211,13 @@ class _Full:
     def settings(self, row: Row, seed: int) -> dict[str, Any]:
         return self._rows.settings(row, seed)
 
+    def starts(self, row: Row, seed: int) -> bool:
+        """Whether there are weights to start from, for every process."""
+        return processes.first(lambda: self._rows.start(row, seed) is not None)
+
     def make(self, table: Table, row: Row, seed: int) -> Made:
         with Bars() as bars:
-            return self._rows.make(table, row, seed, bars)
+            return self._rows.make(table, row, seed, bars, bars.before)
 
 
 def _fill(
@@ -222,12 +226,19 @@ def _fill(
     """Make the rows that are not there; what is to be said of others, and whether any failed."""
     notes: list[str] = []
     missing: dict[str, dict[str, None]] = {}  # rows by why, in order, each once
-    taken, failed = [], False
+    taken: list[tuple[Results, Row, int]] = []
+    failed = False
     for place, row, seed in _needed(results, chosen, seeds):
         claim = place.claimed(row, seed) if processes.is_first() else nullcontext(True)
         with claim as free:
+            base = (BASELINES.name, baseline_of(row.network).key, seed) if row.begins else None
+            waits = base in [(own.table.name, other.key, s) for own, other, s in taken]
             there, free = processes.first(partial(_state, place, row, seed, free))
             if there:
+                continue
+            if waits and isinstance(maker, _Full) and not maker.starts(row, seed):
+                notes.append(f"{row.key}, seed {seed}, waits for its baseline: another process is "
+                             "making it.")  # fmt: skip
                 continue
             if not free:
                 taken.append((place, row, seed))

@@ -85,6 +85,11 @@ class Bars(common.Bars):
         self._task = self._progress.add_task("", total=None, figures="")
         self._epochs = self._steps = 1
 
+    def before(self, doing: str, done: int, total: int) -> None:
+        """Something is done before training starts."""
+        self._progress.update(self._task, description=doing, completed=done, total=total)
+        self.log(f"{doing} ({done}/{total})")
+
     def started(self, epoch: int, epochs: int, steps: int) -> None:
         """Training starts, or goes on, after so many epochs."""
         self._steps = steps

@@ -12,7 +12,7 @@ from fpgm.data.sources import Sets
 
 @dataclass(frozen=True)
 class Once:
-    """The first epoch, the same at every reading: for looking."""
+    """The first epoch, the same pictures at every reading, for looking; in folders cropped anew."""
 
     sets: Sets
 

@@ -14,10 +14,11 @@ a filter for every channel it guards, or one filter that all of them share, as i
 (`shared`).
 
 What differs: they train the whole from random weights for hundreds of epochs, and their cheap
-layers begin with zeros in half of all places. Here a trained network goes on for a few steps, so
-cheap layers begin near one, where it computes nearly what it did, and few zeros come. They set
-savings against the layers that have a cheap one, here it is the whole network; they also count a
-residual block as saved if one of its layers is zero everywhere, here only zeros count.
+layers begin with zeros in half of all places; so does `fpgm reproduce`. In a comparison a trained
+network goes on for a few steps, so cheap layers begin near one, where it computes nearly what it
+did, and few zeros come. They set savings against the layers that have a cheap one, here it is the
+whole network; they also count a residual block as saved if one of its layers is zero everywhere,
+here only zeros count.
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from torch import nn
 import fpgm.paper as counted
 from fpgm.compact import compact
 from fpgm.errors import RequestError
-from fpgm.files import write_whole
 from fpgm.methods import METHODS
 from fpgm.models.spec import default_shape, load_model
 from fpgm.models.weights import load_weights
 from fpgm.planning import plan
+from fpgm.progress import Progress
 from fpgm.recipes import SHIPPED
 from fpgm.reproduce import quoted
 from fpgm.reproduce.printed import BASELINES, TABLE3, TABLE5, TUNED, baseline_of
-from fpgm.reproduce.processes import first, join, tops
+from fpgm.reproduce.processes import everywhere, first, join, tops
 from fpgm.reproduce.quick import LONG, pfec_rates
 from fpgm.reproduce.results import WEIGHTS, Made
 from fpgm.reproduce.rows import Row, Table
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from fpgm.train import Recipe
     from fpgm.train.engine import Reporter
 
-SPEED = 2.5e12
-"""Multiply-accumulates a second, sustained: a third of a V100's peak in float32."""
+SPEED = 4.4e12
+"""Multiply-accumulates a second of a V100 in float32, by the pictures of ResNet-50 that NVIDIA
+trains on with one (DeepLearningExamples, resnet50v1.5); `examples/training_cost.py` has others."""
 LEAST = 8.0
 """Seconds of an epoch on CIFAR-10 that no GPU goes below: its kernels are too small."""
 PICTURES = {"cifar10": 50_000, "imagenet": 1_281_167}
@@ -119,8 +120,15 @@ class Full:
             found = made if made.is_file() else None
         return found
 
-    def make(self, table: Table, row: Row, seed: int, reporter: Reporter | None = None) -> Made:
-        """Train by the row's recipe, or go on with it."""
+    def make(
+        self,
+        table: Table,
+        row: Row,
+        seed: int,
+        reporter: Reporter | None = None,
+        progress: Progress | None = None,
+    ) -> Made:
+        """Train by the row's recipe, or go on with it; `progress` is told of what comes before."""
         recipe = self._recipe(row, seed)
         if row.begins:
             recipe = replace(recipe, model=replace(recipe.model, weights=self._given(row, seed)))
@@ -128,7 +136,7 @@ class Full:
             return self._tuned(row, recipe, reporter)
         before = after = 1.0
         if row.quoted:
-            model, seconds, before, after = self._quoted(row, recipe, reporter)
+            model, seconds, before, after = self._quoted(row, recipe, reporter, progress)
         else:
             results, model, seconds = self._train(row, recipe, reporter)
             if row.prunes:
@@ -149,29 +157,27 @@ class Full:
         return Made(kept, seconds, f"{method}{row.recipe}, {recipe.train.epochs} epochs")
 
     def _quoted(
-        self, row: Row, recipe: Recipe, reporter: Reporter | None
+        self, row: Row, recipe: Recipe, reporter: Reporter | None, progress: Progress | None
     ) -> tuple[nn.Module, float, float, float]:
         """A quoted method's network, the seconds of its training, and MACs before and after."""
         fresh = partial(load_model, recipe.model.name)
         if row.method == "mil":
-            factory = partial(quoted.collaborative, row, fresh)
+            factory = partial(quoted.collaborative, row, fresh, recipe.seed)
             _, model, seconds = self._train(row, recipe, reporter, factory)
             saved = first(lambda: quoted.skipped(row, model, recipe.data))
             whole = counted.macs(_layers(row))
             return model, seconds, whole, whole * (1 - saved)
         device = join()
-        file = self._folder(row, recipe).with_suffix(".safetensors")
+        folder = self._folder(row, recipe)
+        file = folder.with_name(f"{folder.name}-{quoted.digest(row)[:10]}.safetensors")
 
-        def chosen() -> bytes:
+        def choose() -> None:
             if not file.is_file():
-                quoted.choose(row, _started(recipe, device), recipe.data, recipe.seed,
-                              fresh, file)  # fmt: skip
-            return file.read_bytes()
+                quoted.choose(row, _started(recipe, device), recipe.data, recipe.seed, fresh, file,
+                              progress)  # fmt: skip
 
-        content = first(chosen)
-        if not file.is_file():  # another machine's disk
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, lambda handle: handle.write(content))
+        first(choose)
+        everywhere(file)
         small = replace(recipe.model, weights=None, compact=str(file))
         _, model, seconds = self._train(row, replace(recipe, model=small), reporter)
         plan = quoted.chosen(file)
@@ -231,7 +237,7 @@ class Full:
         return recipe
 
     def _given(self, row: Row, seed: int) -> str:
-        found = self.start(row, seed)
+        found = first(partial(self.start, row, seed))
         if found is None:
             base = baseline_of(row.network)
             raise RequestError(
@@ -239,6 +245,7 @@ class Full:
                 f"train it: fpgm reproduce {BASELINES.name} --scale full --rows {base.key} "
                 f"--seeds {seed + 1} --out {shlex.quote(str(self.runs.parent))}"
             )
+        everywhere(found)
         return str(found)
 
     def _train(
@@ -253,31 +260,36 @@ class Full:
         from fpgm.train.folder import RunFolder
 
         folder = self._folder(row, recipe)
-        outcome = train(recipe, folder, reporter, factory=factory)
+        outcome = train(recipe, folder, reporter, factory=factory, identity=_shared(row, recipe))
         told = RunFolder(folder, recipe).metrics()
         seconds = sum(own.get("seconds", 0) + own.get("pruning_seconds", 0) for own in told)
         return outcome.results, outcome.model, round(seconds, 1)
 
     def _folder(self, row: Row, recipe: Recipe) -> Path:
-        """Of a training: rows with the same settings and the same weights have the same.
-
-        Weights are known by their content and not by their path, and a machine's own settings do
-        not count.
-        """
+        """Of a training: rows with the same settings and the same weights have the same."""
         name = row.recipe if row.prunes else f"{row.recipe}-unpruned"
         name = f"{row.recipe}-{row.method}" if row.quoted else name
-        weights, small = recipe.model.weights, recipe.model.compact
-        shared = replace(
-            recipe,
-            model=replace(
-                recipe.model,
-                weights=weights and digest(Path(weights)),
-                compact=small and digest(Path(small)),
-            ),
-            data=replace(recipe.data, root=None, workers=0),
-            run=type(recipe.run)(),
-        )
-        return self.runs / f"{name}-{recipe.seed}-{shared.digest()[:10]}"
+        return self.runs / f"{name}-{recipe.seed}-{_shared(row, recipe).digest()[:10]}"
+
+
+def _shared(row: Row, recipe: Recipe) -> Recipe:
+    """What of a recipe is the same on every machine: by it a training is known.
+
+    Weights are known by their content and not by their path, a machine's own settings do not
+    count, and a network with other layers than its name says is no other's.
+    """
+    part = recipe.model
+    return replace(
+        recipe,
+        model=replace(
+            part,
+            name=f"{part.name}, {row.method}" if row.quoted else part.name,
+            weights=part.weights and digest(Path(part.weights)),
+            compact=part.compact and digest(Path(part.compact)),
+        ),
+        data=replace(recipe.data, root=None, workers=0),
+        run=type(recipe.run)(),
+    )
 
 
 def _started(recipe: Recipe, device: torch.device) -> nn.Module:

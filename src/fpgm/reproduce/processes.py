@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,11 +16,12 @@ from torch import nn
 from fpgm.data.batches import Share
 from fpgm.data.sources import Wanted, open_sets
 from fpgm.errors import FpgmError
+from fpgm.files import file_sha256, write_whole
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
-"""How long processes wait for the first one, which alone chooses what a quoted method prunes."""
+"""How long processes wait for what the first one does alone: choosing may take it hours."""
 
 
 def is_first() -> bool:
@@ -35,7 +38,7 @@ def join() -> torch.device:
     """Meet the other processes, if there are any; where this one computes."""
     from fpgm.train.processes import make_accelerator
 
-    device: torch.device = make_accelerator("no", PATIENCE).device
+    device: torch.device = make_accelerator("no").device
     return device
 
 
@@ -44,6 +47,7 @@ def leave() -> None:
     if dist.is_available() and dist.is_initialized():
         from fpgm.train import part
 
+        _patient.cache_clear()
         part()
 
 
@@ -58,12 +62,34 @@ def first(act: Callable[[], T]) -> T:
             sent = [(act(), None)]
         except FpgmError as error:
             sent = [(None, error)]
-    dist.broadcast_object_list(sent)
+    dist.broadcast_object_list(sent, group=_patient())
     assert sent[0] is not None
     found, problem = sent[0]
     if problem is not None:
         raise problem
     return found  # type: ignore[return-value]
+
+
+@cache
+def _patient() -> dist.ProcessGroup:
+    """All processes, for waiting: on the processor, where that keeps no GPU busy."""
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return group
+
+
+def everywhere(file: Path) -> None:
+    """See to it that every process has a file of the first one at this place: disks may differ."""
+    if count() == 1:
+        return
+    wanted = first(partial(file_sha256, file))
+    lacks = not file.is_file() or file_sha256(file) != wanted
+    found: list[bool | None] = [None] * count()
+    dist.all_gather_object(found, lacks)
+    if any(found):
+        content = first(file.read_bytes)
+        if lacks:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, lambda handle: handle.write(content))
 
 
 @torch.no_grad()

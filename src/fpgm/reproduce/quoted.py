@@ -7,6 +7,8 @@ came to be. MIL removes nothing; its network is trained with cheap layers from f
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,23 +25,40 @@ from fpgm.methods import METHODS, Schedule, Task
 from fpgm.methods.mil import attach_, saving, zero_ratios
 from fpgm.models.spec import default_shape
 from fpgm.plan import Plan
+from fpgm.progress import Progress
 from fpgm.reproduce.rows import Row
 from fpgm.store import read_plans, save
 
 IMAGES = 5_000
 """Training pictures that a method may look at; CP and ThiNet have as many or more."""
+LOOKED = 32
+"""Of them at once: some methods keep what every layer gives out."""
 EPOCHS = 2
 """Of training, for a method that trains before it prunes."""
+TRAINED = 64
+"""Pictures at once in that training, which one process does alone."""
+
+
+def digest(row: Row) -> str:
+    """What a choice depends on besides the network, its weights and the seed."""
+    text = json.dumps([row.key, row.macs, IMAGES, LOOKED, EPOCHS, TRAINED])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def choose(
-    row: Row, model: nn.Module, data: Wanted, seed: int, fresh: Callable[[], nn.Module], file: Path
+    row: Row,
+    model: nn.Module,
+    data: Wanted,
+    seed: int,
+    fresh: Callable[[], nn.Module],
+    file: Path,
+    progress: Progress | None = None,
 ) -> None:
     """Prune a trained network by the row's method, prove it, and leave the smaller one in a file.
 
     It has the weights the method gives it; in a row from scratch, those of a fresh network.
     """
-    task = _task(row, model, data, seed)
+    task = replace(_task(row, model, data, seed), progress=progress)
     pruned = METHODS[row.method].prune(task)
     small = pruned.model
     if row.start == "scratch":
@@ -56,10 +75,11 @@ def chosen(file: Path) -> Plan:
     return plan
 
 
-def collaborative(row: Row, fresh: Callable[[], nn.Module]) -> nn.Module:
+def collaborative(row: Row, fresh: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A fresh network with MIL's cheap layers."""
     model = fresh()
-    for layer in attach_(model, as_examples(_example(row))[0], shared=True).values():
+    example = as_examples(_example(row))[0]
+    for layer in attach_(model, example, shared=True, seed=seed).values():
         layer.norm.reset_parameters()  # there is no trained function to stay near
     return model
 
@@ -82,8 +102,9 @@ def _example(row: Row) -> Tensor:
 
 def _task(row: Row, model: nn.Module, data: Wanted, seed: int) -> Task:
     device = next(model.parameters()).device
-    moved = open_sets(data, seed, ALONE, device)
-    still = open_sets(replace(data, crop=0, flip=False), seed, ALONE, device)
+    moved = open_sets(replace(data, batch=min(data.batch, TRAINED)), seed, ALONE, device)
+    looked = replace(data, batch=min(data.batch, LOOKED), crop=0, flip=False)
+    still = open_sets(looked, seed, ALONE, device)
     return Task(
         model,
         _example(row).to(device),

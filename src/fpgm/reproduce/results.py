@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -102,10 +102,8 @@ class Results:
         file = self.folder / f".{row.key}.{seed}.lock"
         with writing(file):
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        mine = False
+            handle, mine = _locked(file)
         try:
-            mine = locked(handle)
             yield mine
         finally:
             if mine:
@@ -169,3 +167,15 @@ def _number(value: Any) -> float | None:
     if not math.isfinite(number):
         raise ValueError("a figure is not finite")
     return number
+
+
+def _locked(file: Path) -> tuple[int, bool]:
+    """An open file, and whether its lock is ours; one that its owner took away is made again."""
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        if not locked(handle):
+            return handle, False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), file.stat()):
+                return handle, True
+        os.close(handle)

@@ -76,13 +76,16 @@ def train(
     reporter: Reporter | None = None,
     *,
     factory: Callable[[], nn.Module] | None = None,
+    identity: Recipe | None = None,
 ) -> Outcome:
     """Run a recipe to its end, from wherever an earlier try left it.
 
     Every process of a distributed run calls this; the first one writes to `out`. A `factory` makes
-    the network where no name can: it stands for what `model.name` would make.
+    the network where no name can: it stands for what `model.name` would make. A run is gone on
+    with if it was of the same recipe, or of the same `identity`: what of it counts for the caller,
+    to whom the same weights may lie elsewhere.
     """
-    return _Run(recipe, Path(out), reporter, factory).run()
+    return _Run(recipe, Path(out), reporter, factory, identity).run()
 
 
 class _Run:
@@ -94,12 +97,13 @@ class _Run:
         out: Path,
         reporter: Reporter | None,
         factory: Callable[[], nn.Module] | None,
+        identity: Recipe | None,
     ) -> None:
         self.recipe = recipe
         self.factory = factory or partial(load_model, recipe.model.name)
         self.accelerator = make_accelerator(recipe.run.precision)
         self.reporter = reporter if self.accelerator.is_main_process else None
-        self.folder = RunFolder(out, recipe)
+        self.folder = RunFolder(out, recipe, identity)
         self._first(self.folder.check)
         seed_everything(recipe.seed)
         share = Share(self.accelerator.process_index, self.accelerator.num_processes)

@@ -38,8 +38,9 @@ PLAN, SMALL, WEIGHTS = "plan.json", "small.safetensors", "weights.safetensors"
 class RunFolder:
     """Written by the first process only."""
 
-    def __init__(self, path: Path, recipe: Recipe) -> None:
+    def __init__(self, path: Path, recipe: Recipe, identity: Recipe | None = None) -> None:
         self.path, self.recipe = path, recipe
+        self.digest = (identity or recipe).digest()
         self.checkpoints = Checkpoints(path / "checkpoints", recipe.run.keep_checkpoints)
         self._board: Any = None
         self._lock: int | None = None
@@ -61,7 +62,7 @@ class RunFolder:
         if RECIPE not in there:
             if any(name != ENVIRONMENT and not is_unfinished(name) for name in there):
                 raise FileError(f"{self.path} is there and is no run: choose another folder.")
-        elif _digest_in(_text(file)) != self.recipe.digest() and (
+        elif _digest_in(_text(file)) != self.digest and (
             there & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.written()
         ):
             raise FileError(
@@ -92,10 +93,10 @@ class RunFolder:
                 )
             # By way of the lock: to close any other handle of the file would give it away.
             with open(self._lock, "r+", encoding="utf-8", closefd=False) as stream:
-                if _digest_in(stream.read()) != self.recipe.digest():
+                if _digest_in(stream.read()) != self.digest:
                     stream.seek(0)
                     stream.truncate()
-                    stream.write(_json({**asdict(self.recipe), "digest": self.recipe.digest()}))
+                    stream.write(_json({**asdict(self.recipe), "digest": self.digest}))
             os.fsync(self._lock)
             sweep(self.path)
             self.checkpoints.sweep()

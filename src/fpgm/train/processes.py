@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
 from fpgm.wording import reason
 
 
-def make_accelerator(precision: str, patience: timedelta | None = None) -> Accelerator:
-    """Accelerate's view of this process and its neighbours.
-
-    `patience` is how long processes wait for one of them before they give up, if longer than usual.
-    """
+def make_accelerator(precision: str) -> Accelerator:
+    """Accelerate's view of this process and its neighbours."""
     # Without a GPU, Accelerate joins processes only if told that the CPU is meant.
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if cpu:
-        _join_after_restart(patience)
+        _join_after_restart()
     AcceleratorState._reset_state()  # an earlier run in this process may have had other options
     try:
-        accelerator = Accelerator(
-            mixed_precision=precision,
-            cpu=cpu,
-            kwargs_handlers=[] if patience is None else [InitProcessGroupKwargs(timeout=patience)],
-        )
+        accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
     except ValueError as error:
         about = f"run.precision is {precision!r}: " if "precision" in str(error) else ""
         raise RequestError(f"{about}{reason(error)}.") from error
@@ -56,7 +48,7 @@ def part() -> None:
         dist.destroy_process_group()
 
 
-def _join_after_restart(patience: timedelta | None) -> None:
+def _join_after_restart() -> None:
     """Meet the other processes of this attempt.
 
     torchrun's store still holds the addresses of the attempt that died, and gloo would try to reach
@@ -73,5 +65,4 @@ def _join_after_restart(patience: timedelta | None) -> None:
         store=PrefixStore(f"attempt {attempt}", store),
         rank=int(os.environ["RANK"]),
         world_size=world,
-        timeout=patience,
     )
