@@ -46,13 +46,20 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"rate": 1}, "rate is 1: give a share of at least 0 and below 1."),
     ({"rate": 1.5}, "rate is 1.5: give a share of at least 0 and below 1."),
     ({"rate": float("nan")}, "rate is nan: give a share of at least 0 and below 1."),
-    ({"rate": "40%"}, "rate is '40%': give a share of at least 0 and below 1."),
+    ({"rate": 40}, "rate is 40: give a share of at least 0 and below 1 (did you mean 0.4?)."),
+    ({"macs": 50.5}, "macs is 50.5: give a share of at least 0 and below 1 (did you mean 0.505?)."),
+    ({"rate": 100}, "rate is 100: give a share of at least 0 and below 1."),
+    (
+        {"rate": "40%"},
+        "rate is '40%': give a share of at least 0 and below 1 (did you mean 0.4?).",
+    ),
+    ({"rate": "much"}, "rate is 'much': give a share of at least 0 and below 1."),
     ({"rate": True}, "rate is True: give a share of at least 0 and below 1."),
     ({"macs": 1.0}, "macs is 1.0: give a share of at least 0 and below 1."),
     ({"params": -1}, "params is -1: give a share of at least 0 and below 1."),
     (
         {"rates": {"stem.0": 2}},
-        "rates['stem.0'] is 2: give a share of at least 0 and below 1.",
+        "rates['stem.0'] is 2: give a share of at least 0 and below 1 (did you mean 0.02?).",
     ),
     ({"rate": 0.4, "macs": 0.5}, "Give one budget, not 2: rate, macs."),
     ({"rate": 0.4, "macs": 0.5, "params": 0.1}, "Give one budget, not 3: rate, macs, params."),
@@ -134,6 +141,26 @@ def test_example_inputs_of_the_wrong_kind(inputs: Any) -> None:
         f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
         "a dict of keyword arguments, or a list of these."
     )
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8, 8), [1, 1, 8, 8], X.shape])
+def test_a_shape_is_no_example(shape: Any) -> None:
+    model = digits()
+    assert answer(fpgm.RequestError, model, lambda: fpgm.plan(model, shape, rate=0.4)) == (
+        "example_inputs is a shape: give a tensor, torch.randn(1, 1, 8, 8)."
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript() -> None:
+    model = digits().eval()
+    for frozen in (torch.jit.trace(model, X), torch.jit.script(nn.Sequential(nn.Conv2d(1, 4, 3)))):
+        with pytest.raises(fpgm.ModelError) as caught:
+            fpgm.plan(frozen, X, rate=0.4)
+        assert str(caught.value) == (
+            "The model is TorchScript (traced or scripted), which cannot be pruned: give the "
+            "nn.Module it was made from."
+        )
 
 
 def test_no_example_at_all() -> None:

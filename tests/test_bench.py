@@ -17,12 +17,14 @@ from tests.shell import refused, run
 from torch import nn
 
 import fpgm
+from fpgm.cli.bench import _show, _times, _together
 from fpgm.examples import Example
 from fpgm.latency.backends import BACKENDS, Loaded, Piece, Torch, backend_of
 from fpgm.latency.bench import bench
-from fpgm.latency.breakdown import BETWEEN, Spent, breakdown
+from fpgm.latency.breakdown import BETWEEN, Spent, _between, _Round, breakdown
 from fpgm.latency.memory import process_bytes, torch_bytes
-from fpgm.latency.verdict import reasons, verdict
+from fpgm.latency.timing import Timing
+from fpgm.latency.verdict import contradiction, reasons, verdict
 from fpgm.report.records import BenchTold, decode
 
 X = torch.randn(1, 3, 32, 32)
@@ -258,6 +260,19 @@ def test_time_that_no_layer_owns_is_told() -> None:
     assert "of the time goes into functional code, which wait for memory" in said(1.1, found)
 
 
+def test_noise_leaves_a_bound_on_what_no_layer_owns() -> None:
+    """Layers of the one run took longer than all of the other: nothing is not what is left."""
+    quiet = [_Round({"a": 3.0}, 5.0, 4.0)] * 7
+    noisy = [_Round({"a": 6.0}, 8.0, 4.0)] * 7
+    assert (_between(quiet), _between(noisy)) == ((1.0, False), (2.0, True))
+    found = Spent(BETWEEN, "functional code", (None, None), (1.0, 2.0), False, (False, True))
+    assert _times(found) == ["1,000", "≤ 2,000"]
+    layer = Spent("a", "Conv2d", (None, None), (3.0, 6.0))
+    assert _times(_together([layer, found])) == ["4,000", "≤ 8,000"]
+    assert reasons([layer, found], 1, None)() == []
+    assert "25% of the time goes into functional code" in reasons([layer, found], 0, None)()[0]
+
+
 def test_layers_that_only_some_models_have() -> None:
     split = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 8, 3)), nn.ReLU())
     whole = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -346,6 +361,37 @@ class TestVerdict:
     )
     def test_no_difference_is_called_that(self, faster: float, spread: float, words: str) -> None:
         assert verdict(faster, 1.0, spread, list) == f"{words}; theory 1.0×"
+
+    def test_turns_and_medians_that_contradict_each_other(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Every second turn is held up, and then the other model is the slow one."""
+        times = [Timing((8.0, 8.0, 28.0, 8.0, 28.0)), Timing((8.0, 28.0, 28.0, 28.0, 8.0))]
+        monkeypatch.setattr("fpgm.latency.bench.side_by_side", lambda *_: times)
+        found = bench([wide(16), wide(8)], X, backends=["eager"], threads=[1])
+        why = "turn by turn it is 1.0× as fast, by the medians 0.3×"
+        assert found.rows[0].crowd == why
+        assert str(found).splitlines()[1] == (
+            f"eager, batch 1, threads 1: small 28,000 ms (not to be relied on: {why}; measure "
+            "again on an idle machine; theory 2.0×)"
+        )
+        _show(found)
+        table = capsys.readouterr().out.splitlines()
+        assert "| 28,000 |" in table[3]
+        assert "|      – |" in table[3]
+
+    @pytest.mark.parametrize(
+        ("faster", "medians", "told"),
+        [
+            (1.8, 1.3, False),
+            (1.0, 1.2, False),
+            (1.0, 1.3, True),
+            (1.2, 0.7, True),
+            (0.8, 0.7, False),
+        ],
+    )
+    def test_which_of_them_matter(self, faster: float, medians: float, told: bool) -> None:
+        assert (contradiction(faster, medians) is not None) == told
 
     def test_slower(self) -> None:
         assert verdict(0.8, 1.5, 0.02, list).startswith("1.2× slower; theory 1.5×. Less than MACs")

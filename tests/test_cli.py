@@ -19,6 +19,7 @@ from fpgm import store
 from fpgm.cli import results
 from fpgm.files import file_sha256
 from fpgm.models import digits
+from fpgm.models.spec import load_model
 
 INSPECT = """\
 digits on 1x1x8x8: 4,475,520 MACs, 169,834 parameters
@@ -60,6 +61,8 @@ Left whole:
 | MACs       | 4,475,520 | 1,752,720 |   60.8% |
 | parameters |   169,834 |    66,790 |   60.7% |
 
+Input: 1x1x8x8.
+
 Certified: small and silenced original differ by # (at most 1e-04 is rounding), silenced and \
 original by #, over 2 inputs in float32.
 Written to DIR: small.safetensors, plan.json, results.json, analysis.json
@@ -96,6 +99,15 @@ def test_a_shape_that_was_only_supposed_is_named_when_the_model_cannot_take_it(
         command, f"{tmp_path}/grey.py:make", *rest, "--input", "1x3x8x8"
     )
     run(command, f"{tmp_path}/grey.py:make", *rest, "--input", "1x1x8x8")
+
+
+def test_a_shape_that_was_only_supposed_is_named_when_the_model_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(GREY.replace("Conv2d(1,", "Conv2d(3,"))
+    given = ("prune", f"{tmp_path}/net.py:make", "--rate", 0.5)
+    out, _ = run(*given, "--out", tmp_path / "a")
+    assert "\nInput: 1x3x224x224, which was assumed: --input changes it.\n" in out
+    out, _ = run(*given, "--input", "1x3x8x8", "--out", tmp_path / "b")
+    assert "\nInput: 1x3x8x8.\n" in out
 
 
 def test_version_and_help() -> None:
@@ -294,6 +306,15 @@ def test_a_model_from_a_file(tmp_path: Path) -> None:
         )
     run("verify", tmp_path / "out", "--model", spec)
     run("export", tmp_path / "out", "--model", spec, "--to", "pt2")
+    weights = tmp_path / "mine.pt"
+    torch.save(load_model(spec).state_dict(), weights)
+    both = ("--weights", weights, "--input", "1x3x8x8", "--out", tmp_path / "both")
+    run("prune", spec, "--rate", 0.5, *both)
+    assert refused("verify", tmp_path / "both") == (
+        f"{tmp_path}/both was made from {spec}, which is code that would be run: if you trust it, "
+        f"give --model {spec}; {tmp_path}/both was made from mine.pt: give that file with "
+        "--weights."
+    )
     run("prune", spec, "--rate", 0.5, "--input", "1x3x8x8", "--out", tmp_path / "out", "--force")
     assert not (tmp_path / "out" / "small.pt2").exists()  # it was the old model's
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,26 @@ def network() -> nn.Sequential:
 
 def halved(model: nn.Module, x: Any = X, **options: Any) -> nn.Module:
     return fpgm.compact(model, fpgm.plan(model, x, rate=0.5, align=1, **options))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda net: torch.compile(net, backend="eager"), nn.DataParallel],
+    ids=["compile", "dp"],
+)
+def test_a_wrapped_model_is_the_model_inside(wrap: Any, tmp_path: Path) -> None:
+    model = network().eval()
+    plan = fpgm.plan(wrap(model), X, rate=0.5, align=1)
+    assert plan == fpgm.plan(model, X, rate=0.5, align=1)
+    small = fpgm.compact(wrap(model), plan)
+    assert type(small) is nn.Sequential
+    assert fpgm.verify(wrap(model), plan, X, compacted=wrap(small)).ok
+    assert type(fpgm.recover(wrap(model), plan, [X])) is nn.Sequential
+    fpgm.save(wrap(small), tmp_path / "small.safetensors")
+    again = fpgm.load(tmp_path / "small.safetensors", network).eval()
+    assert torch.equal(again(X), small(X))
+    fpgm.mask_(wrap(model), plan)
+    assert torch.allclose(model(X), small(X), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -164,6 +164,7 @@ def test_ray(tmp_path: Path, environment: dict[str, str]) -> None:
 # SLURM, without SLURM: its variables are set by hand, its programs replaced by a few lines.
 
 SRUN = """
+[[ $1 = --* ]] && echo "$1" > asked && shift
 for node in $(seq 0 $((SLURM_NNODES - 1))); do SLURM_NODEID=$node "$@" & done
 for node in $(seq 0 $((SLURM_NNODES - 1))); do wait -n; done
 """
@@ -244,6 +245,7 @@ def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, s
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_NNODES": "2",
         "SLURM_GPUS_ON_NODE": "1",
+        "SLURM_CPUS_PER_TASK": "3",
     }
     command = ["bash", str(EXAMPLES / "slurm/imagenet.sbatch"), str(recipe), "--out", "run"]
     started = subprocess.Popen(
@@ -266,6 +268,7 @@ def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, s
         started.communicate(timeout=60)  # the pipe ends with the last of them
     finally:
         kill(started)
+    assert (tmp_path / "asked").read_text().strip() == "--cpus-per-task=3"
     assert (tmp_path / "requeued").read_text().strip() == job["SLURM_JOB_ID"]
     assert len(logged(tmp_path / "run")) < epochs
 

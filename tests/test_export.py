@@ -242,7 +242,33 @@ class TestExport:
         with pytest.raises(fpgm.RequestError, match="to is 'tflite'"):
             fpgm.export(Mixed(), X, tmp_path / "a", to="tflite")  # type: ignore[arg-type]
         with pytest.raises(fpgm.RequestError, match="int8=True"):
-            fpgm.export(Mixed(), X, tmp_path / "a", int8=True)
+            fpgm.export(Mixed(), X, tmp_path / "a.onnx", int8=True)
+
+    def test_the_ending_says_the_format_unless_it_is_named(self, tmp_path: Path) -> None:
+        model = Mixed()
+        for name, to in {"a.onnx": "onnx", "a.pt2": "pt2", "a.pt": "torchscript"}.items():
+            assert fpgm.export(model, X, tmp_path / name).format == to
+        for name in ("a.foo", "a"):
+            with pytest.raises(fpgm.RequestError) as caught:
+                fpgm.export(model, X, tmp_path / name)
+            assert str(caught.value) == (
+                f"{name} does not say which format it is to be: let it end in .onnx, .pt2, .pt, "
+                "or name the format."
+            )
+            assert not (tmp_path / name).exists()
+        assert fpgm.export(model, X, tmp_path / "a.foo", to="onnx").format == "onnx"
+
+    def test_inputs_the_model_cannot_take(self, tmp_path: Path) -> None:
+        """Which has nothing to do with the size of a batch."""
+        grey, why = X[:, :1], "Given groups=1"
+        with pytest.raises(fpgm.ModelError, match=why) as caught:
+            fpgm.export(Mixed(), grey, tmp_path / "a.onnx")
+        assert str(caught.value).startswith("The model's own forward fails on the example input: ")
+        assert "any_batch" not in str(caught.value)
+        with pytest.raises(fpgm.ModelError, match=why) as caught:
+            fpgm.export(Mixed(), X, tmp_path / "a.onnx", loader=[grey])
+        assert "fails on a batch of the loader (" in str(caught.value)
+        assert "any_batch" not in str(caught.value)
 
 
 def description(file: Path, to: str) -> dict[str, str]:
@@ -334,7 +360,8 @@ class TestCommand:
         assert told["inputs"] >= 64
         assert told["accuracy"]["PyTorch"] == told["accuracy"]["small.onnx"]
         assert (folder / "small.onnx").stat().st_size == told["bytes"]
-        text, _ = run("export", folder, "--to", "pt2", "--out", tmp_path / "a.pt2")
+        text, _ = run("export", folder, "--out", tmp_path / "a.pt2")
+        assert "a.pt2: pt2, " in text
         assert "Its outputs differ from PyTorch's by" in text
         assert "at most, over 8 inputs of noise.\n" in text
 
@@ -385,4 +412,7 @@ class TestCommand:
     def test_bad_requests(self, folder: Path) -> None:
         assert "go with --to onnx" in refused("export", folder, "--to", "pt2", "--low-rank", 0.1)
         assert "--to is 'tflite'" in refused("export", folder, "--to", "tflite")
+        assert "let it end in .onnx, .pt2, .pt" in refused(
+            "export", folder, "--out", folder / "a.foo"
+        )
         assert "give --data" in refused("export", folder, "--int8")

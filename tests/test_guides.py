@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.models import digits
 from fpgm.models._torchvision import import_torchvision
 
 needs_zoo = pytest.mark.skipif(
@@ -219,6 +221,61 @@ def test_norms_that_a_trained_detector_holds_fixed_are_cut_and_stay_fixed() -> N
     assert fixed[0] == fixed[1] != []
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_pruned_network_of_transformers_comes_back_by_our_file_only(tmp_path: Path) -> None:
+    """Why the page says so: the config that `save_pretrained` writes has the original's widths."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
+    )
+    make = partial(transformers.AutoModelForImageClassification.from_config, config)
+    x = torch.randn(1, 3, 32, 32)
+    small = fpgm.prune(make(), {"pixel_values": x}, rate=0.4).eval()
+    small.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        type(small).from_pretrained(tmp_path / "theirs")
+    guessed = type(small).from_pretrained(tmp_path / "theirs", ignore_mismatched_sizes=True)
+    assert not torch.allclose(guessed.eval()(x).logits, small(x).logits)
+    fpgm.save(small, tmp_path / "ours.safetensors")
+    again = fpgm.load(tmp_path / "ours.safetensors", make).eval()
+    assert torch.equal(again(x).logits, small(x).logits)
+
+
+def test_accelerate_saves_and_loads_the_pruner(tmp_path: Path) -> None:
+    """What was zero when the state was saved is zero after it was loaded and trained on."""
+    pytest.importorskip("accelerate")
+    from fpgm.train.processes import make_accelerator
+
+    x = torch.randn(4, 1, 8, 8)
+
+    def begin() -> tuple[Any, Any, Any, fpgm.SoftPruner]:
+        model = digits()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        accelerator = make_accelerator("no")
+        net, optimizer = accelerator.prepare(model, optimizer)
+        pruner = fpgm.SoftPruner(net, x, rate=0.4, mode="hard", optimizer=optimizer)
+        accelerator.register_for_checkpointing(pruner)
+        return accelerator, net, optimizer, pruner
+
+    accelerator, net, _, pruner = begin()
+    pruner.step()
+    accelerator.save_state(str(tmp_path))
+    silent = [p == 0 for p in net.parameters()]
+    assert any(zero.any() for zero in silent)
+    accelerator, again, optimizer, other = begin()
+    assert other.plan is None
+    accelerator.load_state(str(tmp_path))
+    assert (other.plan, other.epoch) == (pruner.plan, 1)
+    for parameter in again.parameters():  # a gradient that would move every weight
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    filters = [(zero, p) for zero, p in zip(silent, again.parameters(), strict=True) if p.ndim == 4]
+    assert all(torch.equal(p == 0, zero) for zero, p in filters)
+    # Plain values: a loader that refuses pickled classes takes them as well.
+    state = torch.load(tmp_path / "custom_checkpoint_0.pkl", weights_only=True)
+    assert state == pruner.state_dict()
+
+
 REGISTERED = """
 import fpgm, timm
 
@@ -267,7 +324,7 @@ def pictures_with_boxes(tmp_path: Path) -> Path:
 def test_ultralytics_trains_the_pruned_network_and_not_its_yaml(pictures_with_boxes: Path) -> None:
     """In a process of its own: the package sets threads, seeds and printing for all of torch.
 
-    It is not among our extras. To run this:
+    It is not among our extras; 8.4 is what this was run with. To run this:
     pip install --no-deps ultralytics ultralytics-thop opencv-python-headless
     pip install matplotlib nvidia-ml-py pillow polars psutil pyyaml requests scipy
     """

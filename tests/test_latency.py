@@ -140,7 +140,8 @@ class TestTable:
         monkeypatch.setenv("FPGM_CACHE", str(tmp_path / "file" / "folder"))
         table = Table(ideal, 1)
         assert table.seconds(CONV) > 0
-        table.save()
+        with pytest.warns(UserWarning, match="cannot be written"):
+            table.save()
 
     def test_two_at_once_keep_what_both_know(self, ideal: Ideal) -> None:
         one, other = Table(ideal, 1), Table(ideal, 1)

@@ -109,8 +109,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_ones() -> None:
     with pytest.raises(RequestError, match="'resnet65': did you mean 'resnet56'"):
         build("resnet65")
     # 50 is 6n + 2, but who writes resnet50 means ImageNet's.
-    with pytest.raises(RequestError, match="or 'torchvision:resnet50', 'timm:resnet50'"):
+    with pytest.raises(RequestError, match="Others are 'torchvision:NAME', 'timm:NAME'"):
         build("resnet50")
+    with pytest.raises(RequestError) as caught:  # which neither of them has
+        build("resnet21")
+    assert ":resnet21" not in str(caught.value)
 
 
 @pytest.mark.parametrize("depth", [20, 32, 56])

@@ -85,8 +85,8 @@ def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.Monkey
 def test_the_verdict_says_so_and_gives_no_other_reason() -> None:
     told = verdict(1.0, 2.0, 0.0, lambda: ["odd widths"], "other work took 1.5 of 2 cores")
     assert told == (
-        "as fast; theory 2.0×. Not to be relied on: other work took 1.5 of 2 cores, so measure "
-        "again when they are idle"
+        "not to be relied on: other work took 1.5 of 2 cores; measure again on an idle machine; "
+        "theory 2.0×"
     )
 
 
@@ -133,5 +133,5 @@ def test_a_bench_says_so(crowd: None) -> None:
     (row,) = fpgm.bench([net, small], x, backends=["eager"], threads=[1], seconds=0.1).rows
     told = row.figures[1].verdict
     assert told is not None
-    assert "Not to be relied on: other work took 1.5 of 2 cores" in told
+    assert "not to be relied on: other work took 1.5 of 2 cores" in told
     assert row.crowd == "other work took 1.5 of 2 cores"

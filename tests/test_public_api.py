@@ -24,7 +24,7 @@ SIGNATURES = {
     ),
     "export": (
         "(model: 'nn.Module', example_inputs: 'Any', path: 'str | Path', *, "
-        "to: 'Format' = 'onnx', loader: 'Iterable[Any] | None' = None, images: 'int' = 64, "
+        "to: 'Format | None' = None, loader: 'Iterable[Any] | None' = None, images: 'int' = 64, "
         "any_batch: 'bool' = True, low_rank: 'float | None' = None, int8: 'bool' = False) "
         "-> 'Exported'"
     ),

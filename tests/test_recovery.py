@@ -162,11 +162,53 @@ WANTED = "without a tensor of inputs: give batches of inputs, or pairs of inputs
         ([], "The loader gives nothing: recovery needs some batches of inputs."),
         (["a"], f"The loader gives str {WANTED}."),
         ([()], f"The loader gives tuple {WANTED}."),
+        (
+            torch.zeros(8, 3, 6, 6),
+            "The loader is a tensor: give batches of inputs, such as x.split(100).",
+        ),
+        (5, "The loader is a int: give batches of inputs, as a list or a DataLoader."),
     ],
 )
-def test_loaders_that_will_not_do(loader: list[Any], message: str) -> None:
+def test_loaders_that_will_not_do(loader: Any, message: str) -> None:
     model = stir(chain(norm=False))
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     with pytest.raises(RequestError) as caught:
         recover(model, plan, loader)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("batch", "told", "why"),
+    [
+        (torch.zeros(8, 1, 6, 6), "8×1×6×6 float32", "Given groups=1"),
+        (torch.zeros(8, 3, 6, 6, dtype=torch.uint8), "8×3×6×6 uint8", "expected scalar type"),
+    ],
+)
+@pytest.mark.parametrize("method", ["solve", "norms", "weights"])
+def test_a_batch_that_the_model_cannot_take(
+    batch: Tensor, told: str, why: str, method: Any
+) -> None:
+    model = stir(chain(norm=True))
+    x = torch.randn(8, 3, 6, 6)
+    plan = fpgm.plan(model, x[:1], rate=0.3, align=1)
+    start = f"The model's own forward fails on a batch of the loader ({told}): {why}"
+    loader = [batch] if method == "weights" else [x, batch]  # of which that reads one batch
+    for call in (
+        lambda: recover(model, plan, loader, method=method),
+        lambda: fpgm.sensitivity(model, x, [batch]),
+    ):
+        with pytest.raises(fpgm.ModelError) as caught:
+            call()
+        assert str(caught.value).startswith(start)
+
+
+def test_what_is_no_fault_of_the_inputs_is_not_blamed_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("fpgm.recovery._solve_", fail)
+    model, x = stir(chain(norm=True)), torch.randn(8, 3, 6, 6)
+    with pytest.raises(RuntimeError, match=r"^a fault of ours$"):
+        recover(model, fpgm.plan(model, x, rate=0.3, align=1), [x])

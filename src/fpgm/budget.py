@@ -126,7 +126,23 @@ def check_share(name: str, value: object) -> None:
         or math.isnan(value)
         or not 0 <= value < 1
     ):
-        raise RequestError(f"{name} is {value!r}: give a share of at least 0 and below 1.")
+        raise RequestError(
+            f"{name} is {value!r}: give a share of at least 0 and below 1{_percent(value)}."
+        )
+
+
+def _percent(value: object) -> str:
+    """A hint at the share that was perhaps meant: nobody means 1.5 percent.
+
+    >>> _percent(40), _percent("40%"), _percent(1.5)
+    (' (did you mean 0.4?)', ' (did you mean 0.4?)', '')
+    """
+    text = value.removesuffix("%") if isinstance(value, str) else value
+    try:
+        percent = float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    return f" (did you mean {percent / 100:g}?)" if 2 <= percent < 100 else ""
 
 
 def check_patterns(name: str, patterns: Sequence[str], known: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from fpgm.errors import PlanError
 from fpgm.optimizers import move_optimizer_
 from fpgm.plan import Attribute, Cut, Plan
 from fpgm.slicing import by_tensor, cut
-from fpgm.tensors import modules_by_path, named_tensors
+from fpgm.tensors import modules_by_path, named_tensors, unwrapped
 from fpgm.turns import in_turn
 
 PLANS = "fpgm_plans"
@@ -36,8 +36,9 @@ def compact(
 ) -> nn.Module:
     """Return a copy of the model without the units the plan removes.
 
-    An `optimizer` of the model given along is handed over to the copy, in place and with its
-    state, so that training goes on where it was.
+    Of a model in a wrapper (DataParallel, DDP, torch.compile) that is of the module inside. An
+    `optimizer` of the model given along is handed over to the copy, in place and with its state,
+    so that training goes on where it was.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -45,6 +46,7 @@ def compact(
     >>> small[0].out_channels, net[0].out_channels
     (4, 8)
     """
+    model = unwrapped(model)
     check_fits(model, plan)
     small = rebuild(model, plan)
     flush_denormals_(small)

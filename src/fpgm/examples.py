@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import RequestError
+from fpgm.wording import size
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ def as_examples(inputs: Any) -> list[Example]:
     >>> len(as_examples([torch.zeros(1), (torch.zeros(1), torch.zeros(1))]))
     2
     """
+    if isinstance(inputs, list | tuple) and len(inputs) > 1 and all(type(n) is int for n in inputs):
+        sizes = ", ".join(map(str, inputs))
+        raise RequestError(f"example_inputs is a shape: give a tensor, torch.randn({sizes}).")
     if isinstance(inputs, list):
         if not inputs:
             raise RequestError("example_inputs is an empty list: give at least one example.")
@@ -63,6 +67,16 @@ def as_examples(inputs: Any) -> list[Example]:
         f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
         "a dict of keyword arguments, or a list of these."
     )
+
+
+def described(example: Example) -> str:
+    """Shapes and kinds of an example's tensors.
+
+    >>> described(Example((Tensor(2, 3),), {"mask": Tensor(2).bool()}))
+    '2×3 float32, 2 bool'
+    """
+    tensors = tensors_in((example.args, dict(example.kwargs)))
+    return ", ".join(f"{size(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
 
 
 def resized(example: Example, batch: int) -> Example:

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from fpgm.compact import check_fits
 from fpgm.plan import Plan
 from fpgm.slicing import Gone
-from fpgm.tensors import named_tensors
+from fpgm.tensors import named_tensors, unwrapped
 
 SILENT = ("filter", "depthwise", "both", "gain", "shift")
 """What writes a unit: with these at zero it is silent, wherever zero stays zero."""
@@ -33,6 +33,7 @@ def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     `readers=False` only the filters and shifts are zeroed, as the paper does between epochs;
     the two are the same when the activation maps zero to zero.
     """
+    model = unwrapped(model)
     check_fits(model, plan)
     silence_(model, plan, HELD if readers else SILENT)
 

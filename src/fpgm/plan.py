@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fpgm.errors import PlanError
-from fpgm.wording import shorten
+from fpgm.wording import figure, shorten
 
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
@@ -370,7 +370,7 @@ def _is_a(value: Any, hint: Any) -> bool:
 def _timed(found: Latency) -> str:
     before, after = 1000 * found.seconds_before, 1000 * found.seconds_after
     return (
-        f"time   {before:.3g} ms → {after:.3g} ms  (−{found.measured:.1%}; asked "
+        f"time   {figure(before)} ms → {figure(after)} ms  (−{found.measured:.1%}; asked "
         f"{found.asked:.1%}, predicted {found.predicted:.1%}; {found.backend}, threads: "
         f"{found.threads})"
     )

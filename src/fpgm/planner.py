@@ -27,19 +27,19 @@ from fpgm.costs import Cost, Costs
 from fpgm.coupling import Pool, Structure, couple, frozen_rows
 from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.errors import ModelError, RequestError
-from fpgm.examples import as_examples, beside
+from fpgm.examples import as_examples
 from fpgm.harm.result import Sensitivity
 from fpgm.harm.sense import Sense
 from fpgm.latency.aim import Clocked, Where, reach
 from fpgm.latency.neighbours import Neighbours
 from fpgm.plan import Plan
 from fpgm.progress import Progress
-from fpgm.recovery.batches import read_inputs
+from fpgm.recovery.batches import explained, moved, read_inputs
 from fpgm.replay import needs_replay, replay
 from fpgm.scored import Scored
 from fpgm.select import Choice, Selector
 from fpgm.streams import watcher
-from fpgm.tensors import named_tensors, tensors_sha256
+from fpgm.tensors import named_tensors, tensors_sha256, unwrapped
 from fpgm.undisturbed import undisturbed
 from fpgm.unit_scores import UnitScores
 from fpgm.verify import certify
@@ -89,7 +89,7 @@ class Planner:
         keep_outputs: bool = True,
         seed: int = 0,
     ) -> None:
-        check_model(model)
+        model = check_model(model)
         if isinstance(ignore, str):
             raise RequestError(f"ignore is the text {ignore!r}: give a list of patterns.")
         if residual not in ("coupled", "independent"):
@@ -217,9 +217,9 @@ class Planner:
     ) -> Sensitivity:
         """How much harm the removal of each group's units does, in the order they would go."""
         order = self._selector(None).order
-        inputs = read_inputs((beside(self.model, batch) for batch in loader), images)
+        inputs = read_inputs(moved(self.model, loader), images)
         try:
-            with undisturbed(self.model):
+            with undisturbed(self.model), explained(self.model, inputs):
                 self.model.eval()
                 work = Sense(
                     self.model, self.structure, order, self._sensed, rates, cache, progress, trials
@@ -300,16 +300,23 @@ class Planner:
         return criteria.resolve(self.criterion, distance=self.distance, seed=seed)
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse what is no module, and weights that are not there yet."""
+def check_model(model: nn.Module) -> nn.Module:
+    """The module inside its wrappers; what is none, or has no weights yet, is refused."""
     if not isinstance(model, nn.Module):
         raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
+    model = unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "The model is TorchScript (traced or scripted), which cannot be pruned: give the "
+            "nn.Module it was made from."
+        )
     for name, tensor in named_tensors(model).items():
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer) or tensor.is_meta:
             raise ModelError(
                 f"'{name}' has no values yet: run the model once (lazy modules) or load its "
                 "weights (meta device) before pruning."
             )
+    return model
 
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:

@@ -141,7 +141,7 @@ def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int |
     >>> print(measured_align(net, torch.zeros(1, 3, 8, 8), Where.of("eager", 1)))  # too narrow
     None
     """
-    check_model(model)
+    model = check_model(model)
     called = called_layers(model, as_examples(beside(model, example_inputs))[0])
     return best_step(called, Table(where.backend, where.threads))
 

@@ -52,6 +52,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The user's module inside DataParallel, DDP and torch.compile, whose names carry a prefix."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return unwrapped(model.module)
+    if isinstance(model, torch.jit.ScriptModule):  # whose table of modules is of another kind
+        return model
     inner = model._modules.get("_orig_mod")
     return model if inner is None else unwrapped(inner)
 

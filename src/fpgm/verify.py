@@ -20,6 +20,7 @@ from fpgm.errors import VerificationError
 from fpgm.examples import Example, as_examples, tensors_in
 from fpgm.plan import Plan
 from fpgm.reference import FAINT, faint, follow_, norms_over_kept, silenced, stir_, wake_
+from fpgm.tensors import unwrapped
 from fpgm.turns import in_turn
 
 TOLERANCE = 1e-4
@@ -92,8 +93,9 @@ def certify(
     inputs: int = 2,
 ) -> Certificate:
     """`verify` for examples that have been read already."""
+    model = unwrapped(model)
     check_fits(model, plan)
-    small = compacted if compacted is not None else compact(model, plan)
+    small = compact(model, plan) if compacted is None else unwrapped(compacted)
     trials = [*examples, *_shuffled(examples, inputs - 1)]
     found = _compare(model, plan, copy.deepcopy(small), trials, TOLERANCE)
     hidden = faint(model, plan)

@@ -1,4 +1,4 @@
-"""Words for messages: sizes, the first of many names, an error in one line."""
+"""Words for messages: sizes, figures, the first of many names, an error in one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ def size(shape: Iterable[int]) -> str:
     ('1×3×8×8', 'a scalar')
     """
     return "×".join(str(n) for n in shape) or "a scalar"
+
+
+def figure(value: float) -> str:
+    """A measured number in three digits, however large.
+
+    >>> figure(0.7871), figure(27.66), figure(999.7), figure(2487.3)
+    ('0.787', '27.7', '1,000', '2,490')
+    """
+    rounded = f"{value:.3g}"
+    return f"{float(rounded):,.0f}" if abs(float(rounded)) >= 1000 else rounded
 
 
 def shorten(names: Sequence[str], most: int = 3) -> str:

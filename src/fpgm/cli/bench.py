@@ -17,6 +17,7 @@ from fpgm.latency.backends import BACKENDS
 from fpgm.latency.bench import SECONDS, Bench
 from fpgm.latency.bench import bench as measure
 from fpgm.latency.breakdown import Spent
+from fpgm.wording import figure
 
 _SHOWN = 12
 """Layers in the table of where the time goes."""
@@ -102,8 +103,8 @@ def _show(found: Bench) -> None:
         [
             (
                 row.backend if place == 0 else "", f.model, str(row.batch), str(row.threads),
-                f"{1000 * f.seconds:.3g}", f"{f.spread:.0%}", f"{f.per_second:.3g}",
-                "" if place == 0 else f"{f.faster:.2f}×",
+                figure(1000 * f.seconds), f"{f.spread:.0%}", figure(f.per_second),
+                "" if place == 0 else "–" if row.crowd else f"{f.faster:.2f}×",
                 _megabytes(f.file_bytes), _megabytes(f.memory_bytes),
             )
             for row in found.rows
@@ -130,24 +131,36 @@ def _show_layers(layers: Sequence[Spent]) -> None:
     whole = sum(layer.seconds[0] for layer in layers)
     dearest = sorted(layers, key=lambda layer: -max(layer.seconds))
     shown, rest = dearest[:_SHOWN], dearest[_SHOWN:]
-    rows = [
-        (s.path or "(model)", s.kind, _widths(s), *_times(s.seconds), f"{s.seconds[0] / whole:.1%}")
-        for s in shown
-    ]
+    rows = [(s.path or "(model)", s.kind, _widths(s), *_times(s), _share(s, whole)) for s in shown]
     if rest:
-        sums = [sum(s.seconds[i] for s in rest) for i in range(len(rest[0].seconds))]
-        rows.append((f"{len(rest)} more", "", "", *_times(sums), f"{sums[0] / whole:.1%}"))
+        more = _together(rest)
+        rows.append((more.path, "", "", *_times(more), _share(more, whole)))
     count = len(layers[0].seconds)
     names = ["ms"] if count == 1 else ["ms before", *["ms after"] * (count - 1)]
     common.show_table(("layer", "kind", "channels", *names, "share"), rows, left=3)
 
 
-def _times(seconds: Sequence[float]) -> list[str]:
-    return [f"{1000 * value:.3g}" for value in seconds]
+def _together(layers: Sequence[Spent]) -> Spent:
+    """Several as one: their sum is a bound if one of them is."""
+    places = range(len(layers[0].seconds))
+    seconds = tuple(sum(layer.seconds[place] for layer in layers) for place in places)
+    at_most = tuple(any(layer.bounds(place) for layer in layers) for place in places)
+    return Spent(f"{len(layers)} more", "", (), seconds, at_most=at_most)
+
+
+def _times(layer: Spent) -> list[str]:
+    return [
+        f"{'≤ ' * layer.bounds(place)}{figure(1000 * value)}"
+        for place, value in enumerate(layer.seconds)
+    ]
+
+
+def _share(layer: Spent, whole: float) -> str:
+    return f"{'≤ ' * layer.bounds(0)}{layer.seconds[0] / whole:.1%}"
 
 
 def _megabytes(count: int | None) -> str:
-    return "" if count is None else f"{count / 1e6:.3g} MB"
+    return "" if count is None else f"{figure(count / 1e6)} MB"
 
 
 def _widths(layer: Spent) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, get_args
 
 import torch
 import typer
@@ -14,17 +14,24 @@ from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
 from fpgm.errors import RequestError
 from fpgm.examples import Example
-from fpgm.export import Exported, Format
+from fpgm.export import ENDINGS as KNOWN
+from fpgm.export import Exported, Format, format_of
 from fpgm.export import export as write
 from fpgm.export.inputs import pieces
 from fpgm.export.onnx import OnnxModule
+from fpgm.wording import figure
 
-ENDINGS = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}
+ENDINGS = {to: ending for ending, to in KNOWN.items()}
 
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fpgm prune` wrote.")],
-    to: Annotated[str, typer.Option(help=f"One of {', '.join(get_args(Format))}.")] = "onnx",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(get_args(Format))}; by default as --out ends, else onnx."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="By default small.onnx in the folder.")
     ] = None,
@@ -48,6 +55,8 @@ def export(
     json: common.AsJson = False,
 ) -> None:
     """Write a pruned model for another runtime; it is tried before it is left there."""
+    if to is None:
+        to = "onnx" if out is None else format_of(out)
     if to not in ENDINGS:
         raise RequestError(f"--to is {to!r}: give one of {', '.join(ENDINGS)}.")
     if int8 and data is None:
@@ -66,7 +75,7 @@ def export(
         with steps.step("export and compare"):
             done = write(
                 small, common.example(shape), out or folder / name,
-                to=cast(Format, to), loader=pictures, images=images, any_batch=not fixed_batch,
+                to=to, loader=pictures, images=images, any_batch=not fixed_batch,
                 low_rank=low_rank, int8=int8,
             )  # fmt: skip
         shares: dict[str, Any] = {}
@@ -108,7 +117,7 @@ class _Pieces(nn.Module):
 def _show(done: Exported, shares: dict[str, float]) -> None:
     plain = done.low_rank is None and done.int8 is None
     typer.echo(
-        f"Written to {done.path}: {done.format}, {done.bytes / 1e6:.3g} MB. "
+        f"Written to {done.path}: {done.format}, {figure(done.bytes / 1e6)} MB. "
         f"{'Its outputs' if plain else 'Outputs of the model it was made from'} differ from "
         f"PyTorch's by {done.error:.1e} of the largest at most, over {done.noise} inputs of noise"
         f"{f' and {done.inputs} pictures' if done.inputs else ''}."
@@ -119,10 +128,10 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
     ):
         if own is not None:
             typer.echo(
-                f"{name}: {own.bytes_before / 1e6:.3g} MB before; the outputs' squared error is "
-                f"{own.error:.2%} of their squares; {1000 * own.seconds_before:.3g} ms before, "
-                f"{1000 * own.seconds:.3g} ms now ({own.faster:.2f}× as fast, ONNX Runtime, "
-                f"threads: {own.threads}).{f' But {own.crowd}.' if own.crowd else ''}"
+                f"{name}: {figure(own.bytes_before / 1e6)} MB before; the outputs' squared error "
+                f"is {own.error:.2%} of their squares; {figure(1000 * own.seconds_before)} ms "
+                f"before, {figure(1000 * own.seconds)} ms now ({own.faster:.2f}× as fast, ONNX "
+                f"Runtime, threads: {own.threads}).{f' But {own.crowd}.' if own.crowd else ''}"
             )
     if shares:
         texts = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())

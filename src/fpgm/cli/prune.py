@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -23,6 +24,7 @@ from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.files import file_sha256
 from fpgm.harm.result import Sensitivity
+from fpgm.models.spec import is_guess
 from fpgm.plan import Plan
 from fpgm.planning import planned
 from fpgm.recovery import Method, recovery_of
@@ -199,7 +201,7 @@ def prune(
     if json:
         common.show_json(results)
     else:
-        _show(made, certificate, told)
+        _show(made, certificate, told, _looked_at(shape, assumed=input is None and is_guess(model)))
         written = (res.SMALL, res.PLAN, res.RESULTS, *beside)
         typer.echo(f"Written to {out}: {', '.join(written)}")
 
@@ -281,7 +283,13 @@ def read_rates(items: list[str]) -> dict[str, float]:
     return rates
 
 
-def _show(made: Plan, certificate: Certificate, told: dict[str, Any]) -> None:
+def _looked_at(shape: Sequence[int], *, assumed: bool) -> str:
+    """Which input MACs and the certificate are of, and how to look at another."""
+    text = f"Input: {common.shape_text(shape)}"
+    return f"{text}, which was assumed: --input changes it." if assumed else f"{text}."
+
+
+def _show(made: Plan, certificate: Certificate, told: dict[str, Any], looked_at: str) -> None:
     common.show_table(
         ("group", "layers", "units", "kept", "removed", "exact"),
         [
@@ -300,6 +308,7 @@ def _show(made: Plan, certificate: Certificate, told: dict[str, Any]) -> None:
              f"{made.params_removed:.1%}"),
         ],
     )  # fmt: skip
+    typer.echo(f"\n{looked_at}")
     if made.latency is not None:
         typer.echo(f"\n{res.latency_line(made.latency)}")
     for note in made.notes:

@@ -21,7 +21,7 @@ from fpgm.plan import Latency, Plan
 from fpgm.reading import json_of
 from fpgm.store import load, save
 from fpgm.verify import Certificate
-from fpgm.wording import reason
+from fpgm.wording import figure, reason
 
 SMALL, PLAN, RESULTS = "small.safetensors", "plan.json", "results.json"
 ANALYSIS, SENSITIVITY, BENCH, REPORT = (
@@ -57,7 +57,7 @@ def latency_line(found: Latency) -> str:
     """Time before and after in one sentence."""
     return (
         f"Time of one run in {found.backend}, threads: {found.threads}: "
-        f"{1000 * found.seconds_before:.3g} ms, then {1000 * found.seconds_after:.3g} ms: "
+        f"{figure(1000 * found.seconds_before)} ms, then {figure(1000 * found.seconds_after)} ms: "
         f"{found.measured:.1%} less, where {found.asked:.1%} was asked. The times of its layers "
         f"had foretold {found.predicted:.1%}."
     )
@@ -157,6 +157,14 @@ def read(folder: Path, allowed: Sequence[str] = ()) -> dict[str, Any]:
 
     If its model is made by a Python file, that file would be run: only if the user names it.
     """
+    results = told_in(folder)
+    if (why := untrusted(folder, results, allowed)) is not None:
+        raise FileError(f"{why}.")
+    return results
+
+
+def told_in(folder: Path) -> dict[str, Any]:
+    """The same, whether its model may be made or not."""
     settle(folder)
     file = folder / RESULTS
     try:
@@ -171,13 +179,18 @@ def read(folder: Path, allowed: Sequence[str] = ()) -> dict[str, Any]:
         raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
     if wrong := [key for key, fits in _NEEDED.items() if not fits(results[key])]:
         raise FileError(f"{file} was not written by fpgm prune: {wrong[0]} is of another kind.")
-    model: str = results["model"]
-    if ".py:" in model and model not in allowed:
-        raise FileError(
-            f"{folder} was made from {model}, which is code that would be run: if you trust it, "
-            f"give --model {quote(model)}."
-        )
     return results
+
+
+def untrusted(folder: Path, results: dict[str, Any], allowed: Sequence[str]) -> str | None:
+    """What is to be said of code that nobody has allowed to be run."""
+    model: str = results["model"]
+    if ".py:" not in model or model in allowed:
+        return None
+    return (
+        f"{folder} was made from {model}, which is code that would be run: if you trust it, give "
+        f"--model {quote(model)}"
+    )
 
 
 def _is_shape(value: Any) -> bool:

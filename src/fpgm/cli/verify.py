@@ -31,7 +31,10 @@ def verify(
     json: common.AsJson = False,
 ) -> None:
     """Prove again that the compact model in a folder is the original without the removed units."""
-    results = res.read(folder, trusted or ())
+    results = res.told_in(folder)
+    wanting = [res.untrusted(folder, results, trusted or ()), _no_weights(folder, results, weights)]
+    if any(wanting):
+        raise FileError(f"{'; '.join(filter(None, wanting))}.")
     with common.Steps(3) as steps:
         with steps.step("build"):
             weights = _checked_weights(folder, results, weights)
@@ -77,17 +80,23 @@ def verify(
     certificate.check()
 
 
+def _no_weights(folder: Path, results: dict[str, Any], weights: Path | None) -> str | None:
+    """What is to be said if a file is needed; only the one in the package need not be given."""
+    used = results["weights"]
+    if used is None or weights is not None or used["sha256"] == file_sha256(assets.WEIGHTS):
+        return None
+    return f"{folder} was made from {used['file']}: give that file with --weights"
+
+
 def _checked_weights(folder: Path, results: dict[str, Any], weights: Path | None) -> Path | None:
-    """The file the model was pruned with; only the one in the package need not be given."""
+    """The file the model was pruned with."""
     used = results["weights"]
     if used is None:
         if weights is not None:
             raise FileError(f"{folder} was made without a weights file: leave out --weights.")
         return None
-    if weights is None and used["sha256"] == file_sha256(assets.WEIGHTS):
-        return assets.WEIGHTS
     if weights is None:
-        raise FileError(f"{folder} was made from {used['file']}: give that file with --weights.")
+        return assets.WEIGHTS
     if weights.is_file() and file_sha256(weights) != used["sha256"]:
         raise FileError(
             f"{weights} is not the {used['file']} that {folder} was made from: its sha256 differs."

@@ -38,12 +38,16 @@ from fpgm.export.low_rank import Split, split_layers
 from fpgm.export.nearness import TOLERANCE, difference
 from fpgm.export.onnx import OnnxModule, batch_dims, to_onnx, uninstalled
 from fpgm.files import write_whole, writing
+from fpgm.recovery.batches import answer
 from fpgm.store import plans_json
 from fpgm.tensors import unwrapped
 from fpgm.turns import quietly
 from fpgm.wording import reason
 
 Format = Literal["onnx", "pt2", "torchscript"]
+
+ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript"}
+"""Of files whose format nobody named."""
 
 Run = Callable[[Example], list[Tensor]]
 
@@ -80,7 +84,7 @@ def export(
     example_inputs: Any,
     path: str | Path,
     *,
-    to: Format = "onnx",
+    to: Format | None = None,
     loader: Iterable[Any] | None = None,
     images: int = 64,
     any_batch: bool = True,
@@ -90,7 +94,8 @@ def export(
     """Write a model for another runtime, of any batch size, batch norms folded.
 
     `to="onnx"` is for ONNX Runtime, OpenVINO and TensorRT, `"pt2"` for `torch.export.load`,
-    `"torchscript"` for `torch.jit.load`. The file is tried on the example, on noise, and on
+    `"torchscript"` for `torch.jit.load`; by default the path's ending says which (.onnx, .pt2,
+    .pt). The file is tried on the example, on noise, and on
     `images` inputs of a `loader`; if its outputs are not the model's, that is a `VerificationError`
     and no file is left. With `any_batch=False` it takes the example's batch size only.
     ONNX only: with `low_rank=0.05` layers are split in two where that is cheaper and the squared
@@ -98,6 +103,8 @@ def export(
     bits, the size of activations looked up on those inputs. What both lose and gain is measured;
     eight bits that change the outputs by more than half of their squares are a `VerificationError`.
     """
+    target = Path(path)
+    to = to or format_of(target)
     if to not in get_args(Format):
         raise RequestError(f"to is {to!r}: give {', '.join(map(repr, get_args(Format)))}.")
     if int8 and (to != "onnx" or loader is None):
@@ -108,16 +115,19 @@ def export(
             raise RequestError("low_rank= is for to='onnx'.")
     if to == "onnx" and (missing := uninstalled("export", "onnx", "onnxscript", "onnxruntime")):
         raise RequestError(f"Export to ONNX needs more packages: {missing}")
+    model = unwrapped(model)
     plain = copy.deepcopy(model).eval()
-    example = positional(plain, as_examples(beside(model, example_inputs))[0])
+    example = given = positional(plain, as_examples(beside(model, example_inputs))[0])
     if any_batch:  # of one alone the exporter would think that it is always one
-        example = resized(example, max(2, batch_of(example) or 2))
+        example = resized(given, max(2, batch_of(given) or 2))
     fixed = None if any_batch else batch_of(example)
     read, inputs = real(model, loader, images, fixed)
     shown = [positional(plain, own) for own in read]
     made = list(noise(example, any_batch=any_batch))
     tried = [example, *made, *shown]
-    wanted = [_answers(plain, own, any_batch) for own in tried]
+    wanted = [_answers(plain, own, given) for own in (example, *made)]
+    with torch.no_grad():
+        wanted += [tensors_in(answer(plain, own)) for own in shown]
     small = simplified(plain, example)
     told = about(model, to)
 
@@ -133,7 +143,7 @@ def export(
         small, splits = split_layers(small, example, error=low_rank)
         ranks = {split.layer: split.rank for split in splits}
         told["fpgm_low_rank"] = json.dumps({"error": low_rank, "ranks": ranks})
-        data, _ = written(small, [_answers(small, own, any_batch) for own in tried])
+        data, _ = written(small, [_answers(small, own, own) for own in tried])
         thin = compared(first, data, shown or [example], fixed or 1)
     if int8:
         told["fpgm_int8"] = json.dumps(True)
@@ -141,23 +151,39 @@ def export(
         eight = compared(first, data, shown, fixed or 1)
         # What split layers lose is not blamed on the bits.
         _check_bits(eight.error if float_data is first else lost(float_data, data, shown))
-    target = Path(path)
     with writing(target):
         write_whole(target, lambda stream: stream.write(data))
     count = sum(batch_of(own) or 1 for own in made)
     return Exported(target, to, len(data), error, count, inputs, tuple(splits), thin, eight)
 
 
+def format_of(path: Path) -> Format:
+    """By a file's ending.
+
+    >>> format_of(Path("small.pt2"))
+    'pt2'
+    """
+    if path.suffix not in ENDINGS:
+        raise RequestError(
+            f"{path.name} does not say which format it is to be: let it end in "
+            f"{', '.join(ENDINGS)}, or name the format."
+        )
+    return ENDINGS[path.suffix]
+
+
 @torch.no_grad()
-def _answers(model: nn.Module, example: Example, any_batch: bool) -> list[Tensor]:
-    """What the model itself says."""
+def _answers(model: nn.Module, example: Example, given: Example) -> list[Tensor]:
+    """What the model itself says to the example that was given, or to one of another size."""
     try:
         return tensors_in(example.call(model))
     except Exception as error:
-        hint = "; if it takes one batch size only, any_batch=False" if any_batch else ""
-        size = batch_of(example)
+        where, hint = "the example input", ""
+        if example is not given:
+            _answers(model, given, given)  # if that fails as well, sizes are not to blame
+            where = f"{batch_of(example)} inputs"
+            hint = "; if it takes one batch size only, any_batch=False"
         raise ForwardError(
-            f"The model's own forward fails on {size} inputs: {reason(error)}{hint}."
+            f"The model's own forward fails on {where}: {reason(error)}{hint}."
         ) from error
 
 
@@ -192,7 +218,7 @@ def about(model: nn.Module, to: Format) -> dict[str, str]:
         "fpgm_version": __version__,
         "torch_version": str(torch.__version__),
         **{f"{name}_version": str(import_module(name).__version__) for name in packages},
-        "fpgm_plans": plans_json(unwrapped(model)),
+        "fpgm_plans": plans_json(model),
         "fpgm_low_rank": json.dumps(None),
         "fpgm_int8": json.dumps(False),
     }

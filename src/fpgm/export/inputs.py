@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import RequestError
-from fpgm.examples import Example, batch_of, beside, resized, taken
-from fpgm.recovery.batches import read_inputs
+from fpgm.examples import Example, batch_of, resized, taken
+from fpgm.recovery.batches import moved, read_inputs
 
 _BATCHES = (1, 2, 5)
 """Sizes a file of any batch size is tried with."""
@@ -53,7 +53,7 @@ def real(
         return [], 0
     if not isinstance(images, int) or images < 1:
         raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
-    read = read_inputs((beside(model, own) for own in loader), images)
+    read = read_inputs(moved(model, loader), images)
     try:
         found = [read[number] for number in range(len(read))]
     finally:

@@ -24,9 +24,9 @@ from fpgm.latency.breakdown import Spent, breakdown
 from fpgm.latency.memory import weight_bytes
 from fpgm.latency.neighbours import Neighbours
 from fpgm.latency.timing import ratio, side_by_side
-from fpgm.latency.verdict import reasons, verdict
+from fpgm.latency.verdict import contradiction, reasons, verdict
 from fpgm.progress import Progress
-from fpgm.wording import reason
+from fpgm.wording import figure, reason
 
 SECONDS = 2.0
 """Time given to each comparison."""
@@ -64,7 +64,7 @@ class Row:
     threads: int
     figures: tuple[Figures, ...]
     crowd: str | None = None
-    """What others did meanwhile, if times are not to be relied on for it."""
+    """Why its times are not to be relied on, if they are not: what others did meanwhile."""
 
     @property
     def where(self) -> str:
@@ -89,7 +89,7 @@ class Bench:
     def __str__(self) -> str:
         """A line for every model in every runtime."""
         return "\n".join(
-            f"{row.where}: {own.model} {1000 * own.seconds:.3g} ms{_said(own.verdict)}"
+            f"{row.where}: {own.model} {figure(1000 * own.seconds)} ms{_said(own.verdict)}"
             for row in self.rows
             for own in row.figures
         )
@@ -203,14 +203,17 @@ def _row(
     crowd = neighbours.crowd(threads)
     batch = batch_of(example) or 1
     figures: list[Figures] = []
+    first = timings[0]
+    found = (contradiction(ratio(first, own), first.median / own.median) for own in timings[1:])
+    doubt = crowd or next(filter(None, found), None)
     for place, (name, model) in enumerate(named.items()):
         own, timing = loaded[place], timings[place]
-        faster = ratio(timings[0], timing)
+        faster = ratio(first, timing)
         theory = said = None
         if place > 0:
             theory = macs[0] / macs[place] if macs[0] and macs[place] else 1.0
-            spread = max(timings[0].spread, timing.spread)
-            said = verdict(faster, theory, spread, reasons(layers, place, own.pieces), crowd)
+            spread = max(first.spread, timing.spread)
+            said = verdict(faster, theory, spread, reasons(layers, place, own.pieces), doubt)
         figures.append(
             Figures(
                 name,
@@ -224,7 +227,7 @@ def _row(
                 said,
             )
         )
-    return Row(backend.name, batch, threads, tuple(figures), crowd)
+    return Row(backend.name, batch, threads, tuple(figures), doubt)
 
 
 @torch.no_grad()

@@ -38,6 +38,12 @@ class Spent:
     seconds: tuple[float, ...]
     multiplies: bool = True
     """Whether it has a matrix of weights; what has none waits for memory."""
+    at_most: tuple[bool, ...] = ()
+    """By model, whether it may take less, because noise leaves no more than a bound."""
+
+    def bounds(self, place: int) -> bool:
+        """Whether the seconds of the model at a place are only a bound."""
+        return bool(self.at_most) and self.at_most[place]
 
 
 @torch.no_grad()
@@ -73,11 +79,10 @@ def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> li
         )
         for path in dict.fromkeys(path for own in rounds for path in own[0].layers)
     ]
-    between = tuple(_between(own) for own in rounds)
-    return [
-        *layers,
-        Spent(BETWEEN, "functional code", (None,) * len(models), between, multiplies=False),
-    ]
+    seconds, at_most = zip(*(_between(own) for own in rounds), strict=True)
+    widths_between = (None,) * len(models)
+    between = Spent(BETWEEN, "functional code", widths_between, seconds, False, at_most)
+    return [*layers, between]
 
 
 @dataclass(frozen=True)
@@ -90,15 +95,16 @@ class _Round:
     """The whole, where no clock of a layer makes it longer."""
 
 
-def _between(rounds: Sequence[_Round]) -> float:
-    """Seconds of the whole in which no layer runs.
+def _between(rounds: Sequence[_Round]) -> tuple[float, bool]:
+    """Seconds of the whole in which no layer runs, and whether it may be less.
 
     Within a run they hold what the clocks take; between two runs, whatever held up the second one
-    alone. The smaller is nearer the truth.
+    alone. The smaller is nearer the truth, unless the layers of one run took longer than all of the
+    other: then only the first is known, and that the truth is below it.
     """
     within = statistics.median(r.whole - sum(r.layers.values()) for r in rounds)
     across = statistics.median(r.alone - sum(r.layers.values()) for r in rounds)
-    return max(0.0, min(within, across))
+    return (min(within, across), False) if across > 0 else (within, True)
 
 
 @contextmanager

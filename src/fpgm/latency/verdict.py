@@ -14,6 +14,8 @@ _MATTERS = 0.1
 """Share of the time from which on something is worth a word."""
 _BUSY = 0.1
 """Spread beyond which times say more about the machine than about the model."""
+_APART = 1.25
+"""How many times as long one median is as another where no one would call both as fast."""
 _MULTIPLY = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
 """In names of the nodes in which runtimes multiply, or prepare for it."""
 
@@ -21,11 +23,11 @@ Reasons = Callable[[], list[str]]
 
 
 def verdict(
-    faster: float, theory: float, spread: float, reasons: Reasons, crowd: str | None = None
+    faster: float, theory: float, spread: float, reasons: Reasons, doubt: str | None = None
 ) -> str:
     """`2.1× faster; theory 2.2×`, and the reasons if that is far apart.
 
-    Where others took part in the measurement (`crowd`), that is the reason, whatever it was.
+    Where there is a reason to `doubt` the measurement, that is said in place of what it found.
 
     >>> verdict(2.1, 2.2, 0.02, list)
     '2.1× faster; theory 2.2×'
@@ -34,9 +36,10 @@ def verdict(
     >>> verdict(0.99, 1.0, 0.02, list)
     'as fast; theory 1.0×'
     """
-    said = f"{_compared(faster, spread)}; theory {theory:.1f}×"
-    if crowd is not None:
-        return f"{said}. Not to be relied on: {crowd}, so measure again when they are idle"
+    promised = f"theory {theory:.1f}×"
+    if doubt is not None:
+        return f"not to be relied on: {doubt}; measure again on an idle machine; {promised}"
+    said = f"{_compared(faster, spread)}; {promised}"
     asked, got = 1 - 1 / theory, 1 - 1 / faster
     if theory <= 1.02 or got >= PAYS * asked:
         return said
@@ -45,6 +48,22 @@ def verdict(
         found.append(f"the machine is busy (times vary by {spread:.0%})")
     why = "; ".join(found) or "it is spread over many layers: see where the time goes"
     return f"{said}. Less than MACs promise: {why}"
+
+
+def contradiction(faster: float, medians: float) -> str | None:
+    """What is wrong where turns do not find the faster model that medians of all times find.
+
+    Turns are what is believed, as long as both point the same way.
+
+    >>> contradiction(1.0, 7.87 / 27.7)
+    'turn by turn it is 1.0× as fast, by the medians 0.3×'
+    >>> contradiction(1.8, 1.5), contradiction(1.0, 1.1)
+    (None, None)
+    """
+    against = faster < 1 + _BUSY if medians > _APART else faster > 1 - _BUSY
+    if not against or 1 / _APART <= medians <= _APART:
+        return None
+    return f"turn by turn it is {faster:.1f}× as fast, by the medians {medians:.1f}×"
 
 
 def _compared(faster: float, spread: float) -> str:
@@ -63,7 +82,8 @@ def reasons(
         if pieces is not None:
             spent = {(p.name, p.kind): (p.seconds, _multiplies(p.kind)) for p in pieces()}
         else:
-            spent = {(s.path, s.kind): (s.seconds[place], s.multiplies) for s in layers}
+            sure = [s for s in layers if not s.bounds(place)]
+            spent = {(s.path, s.kind): (s.seconds[place], s.multiplies) for s in sure}
         return [*_misaligned(layers, place), *_elsewhere(spent)]
 
     return found

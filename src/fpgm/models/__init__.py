@@ -49,7 +49,8 @@ def build(name: str, classes: int = 10) -> nn.Module:
         near = get_close_matches(name, BUILTIN, n=3) or sorted(BUILTIN)
         raise RequestError(
             f"There is no built-in model {name!r}: did you mean "
-            f"{', '.join(repr(n) for n in near)}, or 'torchvision:{name}', 'timm:{name}'?"
+            f"{', '.join(repr(n) for n in near)}? Others are 'torchvision:NAME', 'timm:NAME' or "
+            "'path/to/file.py:factory'."
         )
     return BUILTIN[name].factory(classes=classes)
 

@@ -74,6 +74,15 @@ def default_shape(spec: str) -> tuple[int, ...]:
     return IMAGENET_SHAPE
 
 
+def is_guess(spec: str) -> bool:
+    """Whether nothing is known of a model's input, and its default shape only the commonest.
+
+    >>> is_guess("net.py:make"), is_guess("resnet56")
+    (True, False)
+    """
+    return spec not in BUILTIN and not spec.startswith("timm:")
+
+
 def _from_torchvision(name: str) -> nn.Module:
     import_torchvision()
     models = importlib.import_module("torchvision.models")

@@ -22,17 +22,18 @@ from torch import Tensor, nn
 
 from fpgm.compact import compact
 from fpgm.errors import RequestError
-from fpgm.examples import Example, beside, float_outputs, squared, tensors_in
+from fpgm.examples import Example, float_outputs, squared, tensors_in
 from fpgm.plan import Plan
 from fpgm.precision import full_precision
 from fpgm.progress import Progress
-from fpgm.recovery.batches import Inputs, read_apart
+from fpgm.recovery.batches import Inputs, explained, moved, read_apart
 from fpgm.recovery.distil import Distilled, distil_, endless
 from fpgm.recovery.guess import stood_in
 from fpgm.recovery.layer import LayerWork, Solved
 from fpgm.recovery.norms import reestimate_
 from fpgm.recovery.sites import Site, find_sites
 from fpgm.recovery.walk import Walks
+from fpgm.tensors import unwrapped
 from fpgm.undisturbed import plain_attention, undisturbed
 
 RECOVERY = "fpgm_recovery"
@@ -121,17 +122,18 @@ def recover(
     if distil > 0 and torch.is_inference_mode_enabled():
         raise RequestError("distil trains: call recover outside of torch.inference_mode().")
     start = time.perf_counter()
+    model = unwrapped(model)
     plain = compact(model, plan)
     small = compact(model, plan)
     modes = [module.training for module in small.modules()]
-    moved = (beside(model, batch) for batch in loader)
     # What was solved with is fitted already: only other inputs tell what training adds.
-    inputs, judges = read_apart(moved, images, JUDGES if distil > 0 else 0)
+    inputs, judges = read_apart(moved(model, loader), images, JUDGES if distil > 0 else 0)
     notes: list[str] = []
     solved: list[Solved] = []
     trained: Distilled | None = None
     try:
-        with undisturbed(model), plain_attention(), full_precision():
+        explaining = explained(model, inputs, judges)
+        with undisturbed(model), plain_attention(), full_precision(), explaining:
             for net in (model, plain, small):
                 net.eval()
             if method == "norms":

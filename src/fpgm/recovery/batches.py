@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 import torch
 from safetensors import torch as safetensors
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fpgm.errors import FileError, RequestError
-from fpgm.examples import Example, taken, tensors_in
+from fpgm.errors import FileError, ForwardError, FpgmError, RequestError
+from fpgm.examples import Example, beside, described, taken, tensors_in
 from fpgm.wording import reason
 
 IN_MEMORY = 512 * 2**20
@@ -127,6 +128,43 @@ class _Filed:
             blocks.append(block)
             left -= len(block)
         return b"".join(blocks)
+
+
+def moved(model: nn.Module, loader: Any) -> Iterator[Any]:
+    """A loader's batches, on the device the model is on."""
+    if isinstance(loader, Tensor):  # going through it gives single inputs, which are no batches
+        raise RequestError("The loader is a tensor: give batches of inputs, such as x.split(100).")
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise RequestError(
+            f"The loader is a {type(loader).__name__}: give batches of inputs, as a list or a "
+            "DataLoader."
+        )
+    return (beside(model, batch) for batch in loader)
+
+
+def answer(model: nn.Module, example: Example) -> Any:
+    """What the model says to a batch of a loader."""
+    try:
+        return example.call(model)
+    except Exception as error:
+        raise ForwardError(
+            f"The model's own forward fails on a batch of the loader ({described(example)}): "
+            f"{reason(error)}."
+        ) from error
+
+
+@contextmanager
+def explained(model: nn.Module, *read: Inputs) -> Iterator[None]:
+    """If what is done with inputs fails because the model cannot take them, say so."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FpgmError) and not isinstance(error, ForwardError):
+            raise
+        for inputs in read:
+            for number in range(len(inputs)):
+                answer(model, inputs[number])
+        raise
 
 
 def read_inputs(loader: Iterable[Any], images: int) -> Inputs:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fpgm.report.run import Run
+from fpgm.wording import figure
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _time(run: Run) -> Iterator[Card]:
         yield Card(
             "Latency",
             _less(told.measured),
-            f"{1000 * told.seconds_before:.3g} → {1000 * told.seconds_after:.3g} ms in "
+            f"{figure(1000 * told.seconds_before)} → {figure(1000 * told.seconds_after)} ms in "
             f"{told.backend}; asked {_less(told.asked)}",
             "plain" if told.measured >= 0 else "bad",
         )
