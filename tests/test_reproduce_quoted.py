@@ -16,6 +16,7 @@ from tests.shell import run
 from tests.test_reproduce_full import Killed, changes, options, trained
 from torch import nn
 
+import fpgm
 from fpgm import paper
 from fpgm.data.sources import Wanted
 from fpgm.methods.mil import Collaborative, layers_of
@@ -204,6 +205,19 @@ def test_a_killed_row_goes_on_from_another_place(
     watch = Killed(kill=False)
     again.make(TABLE1, row, 0, watch)
     assert watch.began == 1
+
+
+def test_weights_that_differ_between_machines_are_refused_and_left_as_they_are(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, row = maker(tmp_path, tiny), TABLE1.row("resnet56-pfec-trained")
+    file = tmp_path / "cifar10_resnet56.safetensors"
+    before = file.read_bytes()
+    told = iter((file, "another digest"))
+    monkeypatch.setattr(full, "first", lambda act: next(told))
+    with pytest.raises(fpgm.RequestError, match="the same on every machine"):
+        rows.make(TABLE1, row, 0)
+    assert file.read_bytes() == before
 
 
 def test_a_row_waits_for_a_baseline_that_another_process_makes(

@@ -245,7 +245,13 @@ class Full:
                 f"train it: fpgm reproduce {BASELINES.name} --scale full --rows {base.key} "
                 f"--seeds {seed + 1} --out {shlex.quote(str(self.runs.parent))}"
             )
-        everywhere(found)
+        if self.runs in found.parents:
+            everywhere(found)
+        elif digest(found) != first(partial(digest, found)):  # the user's file is not ours to mend
+            raise RequestError(
+                f"{found} is not here, or not what it is for the first process: let --weights name "
+                "the same on every machine."
+            )
         return str(found)
 
     def _train(
