@@ -251,9 +251,9 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         yield f"## {TABLES[name].title} ({name.title()})"
         yield ""
         yield (
-            f"`fpgm reproduce {name} --seeds {SEEDS}`: VGG-16 a quarter as wide, trained here for "
-            f"{Effort.epochs} epochs; fine-tuning of {STEPS} and {LONG * STEPS} steps stands for "
-            "the paper's 40 and 160 epochs. The paper's figures are of the full width. So narrow a "
+            f"`fpgm reproduce {name} --seeds N`, N as in its column: VGG-16 a quarter as wide, "
+            f"trained for {Effort.epochs} epochs; fine-tuning of {STEPS} and {LONG * STEPS} steps "
+            "stands for the paper's 40 and 160 epochs. The paper's figures are of the full width. So narrow a "
             "network after so short a training has nothing to spare: pruned without fine-tuning, "
             "it gives all pictures one class."
         )
