@@ -253,9 +253,9 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         yield (
             f"`fpgm reproduce {name} --seeds N`, N as in its column: VGG-16 a quarter as wide, "
             f"trained for {Effort.epochs} epochs; fine-tuning of {STEPS} and {LONG * STEPS} steps "
-            "stands for the paper's 40 and 160 epochs. The paper's figures are of the full width. So narrow a "
-            "network after so short a training has nothing to spare: pruned without fine-tuning, "
-            "it gives all pictures one class."
+            "stands for the paper's 40 and 160 epochs. The paper's figures are of the full width. "
+            "So narrow a network after so short a training has nothing to spare: pruned without "
+            "fine-tuning, it gives all pictures one class."
         )
         yield ""
         yield markdown(own["header"], own["lines"], len(TABLES[name].labels))
