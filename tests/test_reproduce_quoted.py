@@ -19,6 +19,7 @@ from torch import nn
 import fpgm
 from fpgm import paper
 from fpgm.data.sources import Wanted
+from fpgm.errors import ModelError
 from fpgm.methods.mil import Collaborative, layers_of
 from fpgm.models.spec import load_model
 from fpgm.reproduce import TABLES, Results, full, quoted
@@ -140,7 +141,7 @@ def test_mil_is_trained_with_its_cheap_layers(
     seen = []
     count = quoted.skipped
 
-    def watched(*given: object) -> float:
+    def watched(*given: object) -> tuple[float, str]:
         seen.append(given[1])
         return count(*given)  # type: ignore[arg-type]
 
@@ -148,6 +149,7 @@ def test_mil_is_trained_with_its_cheap_layers(
     made = rows.make(TABLE1, row, 0)
     (model,) = seen
     assert layers_of(model)  # type: ignore[arg-type]
+    assert " 1 epochs; zero ratio of " in made.how
     zeros = made.ours["FLOPs"]
     assert zeros is not None
     # Before any training its layers are zero at about half of all places; the first layer has none.
@@ -173,6 +175,69 @@ def test_mil_begins_as_its_authors_do(tiny: str) -> None:
         assert not own.norm.bias.any()
         assert not torch.equal(own.cheap.weight, other.cheap.weight)
         assert torch.equal(own.cheap.weight, again.cheap.weight)
+
+
+def test_mil_begins_with_losses_that_can_be_trained() -> None:
+    """A stream of products explodes if blocks are heard at once: losses of hundreds came of it."""
+    row = TABLE1.row("resnet32-mil-scratch")
+    model = quoted.collaborative(row, lambda: load_model(row.network), 0).train()
+    torch.manual_seed(0)
+    x, classes = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), classes)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert max(losses) < 4
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("key", ["resnet32-mil-scratch", "resnet18-mil-scratch"])
+def test_what_mils_blocks_add_begins_at_zero(key: str) -> None:
+    (row,) = (row for _, row in QUOTED if row.key == key)
+    if row.imagenet:
+        pytest.importorskip("torchvision")
+    model = quoted.collaborative(row, lambda: load_model(row.network), 0)
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    silent = {name for name, norm in norms.items() if not norm.weight.any()}
+    assert silent == {name for name in norms if name.endswith(".bn2")}
+    assert silent
+    cheap = torch.cat([layer.cheap.weight.flatten() for layer in layers_of(model).values()])
+    assert cheap.std().item() == pytest.approx(2**0.5, rel=0.1)
+
+
+def test_mil_begins_slowly() -> None:
+    """As in its authors' code: nearly 3 % of the epochs come first with a tenth of the rate."""
+    rows = full.Full(Path("out"), Path("weights"), ["data.root=images"])
+    for _, row in QUOTED:
+        if row.start != "scratch" or row.network == "resnet110":
+            continue  # that one's recipe has a slow epoch for all methods
+        part = rows._recipe(row, 0).train
+        warm = (2 if row.imagenet else 5) if row.method == "mil" else 0
+        slow = [epoch for epoch in range(9) if learning_rate(part, epoch) < 0.1]
+        assert slow == list(range(warm))
+        assert not warm or part.warmup_lr == pytest.approx(0.01)
+
+
+def test_mil_leaves_its_slow_start_however_short_the_training() -> None:
+    row = TABLE1.row("resnet32-mil-scratch")
+
+    def rates(*given: str) -> list[float]:
+        part = full.Full(Path("out"), Path("weights"), given)._recipe(row, 0).train
+        return [round(learning_rate(part, epoch), 4) for epoch in range(part.epochs)]
+
+    assert rates("train.epochs=1") == [0.1]
+    assert rates("train.epochs=3", "train.lr=0.05") == [0.005, 0.05, 0.05]
+    assert rates("train.epochs=2", "train.warmup=0") == [0.1, 0.1]
+
+
+def test_mil_needs_a_layer_to_stand_beside() -> None:
+    row = TABLE1.row("resnet32-mil-scratch")
+    with pytest.raises(ModelError, match="no convolution that MIL"):
+        quoted.collaborative(row, lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), 0)
 
 
 def test_a_choice_is_known_by_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:

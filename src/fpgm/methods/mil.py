@@ -14,7 +14,8 @@ a filter for every channel it guards, or one filter that all of them share, as i
 (`shared`).
 
 What differs: they train the whole from random weights for hundreds of epochs, and their cheap
-layers begin with zeros in half of all places; so does `fpgm reproduce`. In a comparison a trained
+layers begin with zeros in half of all places; so they do in `fpgm reproduce`, whose networks have
+their norms behind convolutions, though, and not before them. In a comparison a trained
 network goes on for a few steps, so cheap layers begin near one, where it computes nearly what it
 did, and few zeros come. They set savings against the layers that have a cheap one, here it is the
 whole network; they also count a residual block as saved if one of its layers is zero everywhere,
@@ -74,13 +75,12 @@ def mil(task: Task, *, shared: bool = False) -> Pruned:
     train_(model, task, task.before)
     zeros = zeros_of(model)
     came = saving(model, example, zeros)
-    least, mean, most = min(zeros.values()), sum(zeros.values()) / len(zeros), max(zeros.values())
     return Pruned(
         model,
         came,
         saving=lambda net: saving(net, example, zeros_of(net)),
         notes=(
-            f"zero ratio of {len(zeros)} layers: {mean:.1%} (from {least:.1%} to {most:.1%})",
+            in_words(zeros),
             f"{task.macs:.1%} of the MACs asked, {came:.1%} came: nothing presses for zeros",
             "skipping needs a sparse kernel: the time does not fall in PyTorch",
         ),
@@ -199,6 +199,17 @@ def zero_ratios(model: nn.Module, inputs: Inputs) -> dict[str, float]:
         for number in range(len(inputs)):
             inputs[number].call(model)
     return {path: zeros[path] / count for path, count in numbers.items()}
+
+
+def in_words(zeros: Mapping[str, float]) -> str:
+    """Zero ratios as a note has them.
+
+    >>> in_words({"layer1": 0.25, "layer2": 0.5})
+    'zero ratio of 2 layers: 37.5% (from 25.0% to 50.0%)'
+    """
+    mean = sum(zeros.values()) / len(zeros)
+    least, most = min(zeros.values()), max(zeros.values())
+    return f"zero ratio of {len(zeros)} layers: {mean:.1%} (from {least:.1%} to {most:.1%})"
 
 
 @torch.no_grad()

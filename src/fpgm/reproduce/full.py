@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,19 @@ def _layers(row: Row) -> Sequence[counted.Layer]:
     return counted.imagenet_resnet(depth) if row.imagenet else counted.cifar_resnet(depth)
 
 
+@dataclass(frozen=True)
+class _Quoted:
+    """What came of a quoted method."""
+
+    model: nn.Module
+    seconds: float
+    """Of its training."""
+    before: float
+    """MACs, and those that are left."""
+    after: float
+    note: str = ""
+
+
 class Full:
     """Makes rows; each training is a folder below `out`, shared by rows that have it in common."""
 
@@ -135,8 +148,11 @@ class Full:
         if table is TABLE3:
             return self._tuned(row, recipe, reporter)
         before = after = 1.0
+        how = f"{row.recipe}, {recipe.train.epochs} epochs"
         if row.quoted:
-            model, seconds, before, after = self._quoted(row, recipe, reporter, progress)
+            made = self._quoted(row, recipe, reporter, progress)
+            model, seconds, before, after = made.model, made.seconds, made.before, made.after
+            how = f"{METHODS[row.method].title}, {how}{made.note}"
         else:
             results, model, seconds = self._train(row, recipe, reporter)
             if row.prunes:
@@ -153,20 +169,18 @@ class Full:
             for own, share in zip(table.accuracies, found, strict=False):
                 ours[getattr(own, which)] = share
         kept = {key: value for key, value in ours.items() if key in table.keys}
-        method = f"{METHODS[row.method].title}, " if row.quoted else ""
-        return Made(kept, seconds, f"{method}{row.recipe}, {recipe.train.epochs} epochs")
+        return Made(kept, seconds, how)
 
     def _quoted(
         self, row: Row, recipe: Recipe, reporter: Reporter | None, progress: Progress | None
-    ) -> tuple[nn.Module, float, float, float]:
-        """A quoted method's network, the seconds of its training, and MACs before and after."""
+    ) -> _Quoted:
         fresh = partial(load_model, recipe.model.name)
         if row.method == "mil":
             factory = partial(quoted.collaborative, row, fresh, recipe.seed)
             _, model, seconds = self._train(row, recipe, reporter, factory)
-            saved = first(lambda: quoted.skipped(row, model, recipe.data))
+            saved, zeros = first(lambda: quoted.skipped(row, model, recipe.data))
             whole = counted.macs(_layers(row))
-            return model, seconds, whole, whole * (1 - saved)
+            return _Quoted(model, seconds, whole, whole * (1 - saved), f"; {zeros}")
         device = join()
         folder = self._folder(row, recipe)
         file = folder.with_name(f"{folder.name}-{quoted.digest(row)[:10]}.safetensors")
@@ -181,7 +195,7 @@ class Full:
         small = replace(recipe.model, weights=None, compact=str(file))
         _, model, seconds = self._train(row, replace(recipe, model=small), reporter)
         plan = quoted.chosen(file)
-        return model, seconds, plan.macs_before, plan.macs_after
+        return _Quoted(model, seconds, plan.macs_before, plan.macs_after)
 
     def _tuned(self, row: Row, recipe: Recipe, reporter: Reporter | None) -> Made:
         """Table 3: pruned at once, and fine-tuned twice, a quarter as long and in full."""
@@ -230,6 +244,10 @@ class Full:
         if row.begins:
             given.append("model.weights=unknown")  # `start` finds them
         recipe = read_recipe(SHIPPED / f"{row.recipe}.toml", given)
+        if row.method == "mil" and not any(own.startswith("train.warmup") for own in self.changes):
+            part = recipe.train
+            slow = replace(part, warmup=quoted.slow_start(part.epochs), warmup_lr=part.lr / 10)
+            recipe = replace(recipe, train=slow)
         if not row.prunes:
             return replace(recipe, prune=None)
         if row.network == "vgg16" and row.rate is None and recipe.prune is not None:
@@ -285,11 +303,12 @@ def _shared(row: Row, recipe: Recipe) -> Recipe:
     count, and a network with other layers than its name says is no other's.
     """
     part = recipe.model
+    start = f", {quoted.START}" if row.method == "mil" else ""
     return replace(
         recipe,
         model=replace(
             part,
-            name=f"{part.name}, {row.method}" if row.quoted else part.name,
+            name=f"{part.name}, {row.method}{start}" if row.quoted else part.name,
             weights=part.weights and digest(Path(part.weights)),
             compact=part.compact and digest(Path(part.compact)),
         ),

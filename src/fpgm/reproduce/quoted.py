@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +21,16 @@ from fpgm.compact import compact
 from fpgm.data.batches import ALONE
 from fpgm.data.readings import Epochs, Once
 from fpgm.data.sources import Wanted, open_sets
+from fpgm.errors import ModelError
 from fpgm.examples import as_examples
 from fpgm.methods import METHODS, Schedule, Task
-from fpgm.methods.mil import attach_, saving, zero_ratios
+from fpgm.methods.mil import attach_, in_words, saving, zero_ratios
 from fpgm.models.spec import default_shape
 from fpgm.plan import Plan
 from fpgm.progress import Progress
 from fpgm.reproduce.rows import Row
 from fpgm.store import read_plans, save
+from fpgm.turns import TURN
 
 IMAGES = 5_000
 """Training pictures that a method may look at; CP and ThiNet have as many or more."""
@@ -37,6 +40,10 @@ EPOCHS = 2
 """Of training, for a method that trains before it prunes."""
 TRAINED = 64
 """Pictures at once in that training, which one process does alone."""
+WARM = 0.03
+"""Share of MIL's epochs that come first with a tenth of the rate, as in its authors' code."""
+START = "silent blocks"
+"""How MIL's network begins: with another start it is another training."""
 
 
 def digest(row: Row) -> str:
@@ -76,23 +83,52 @@ def chosen(file: Path) -> Plan:
 
 
 def collaborative(row: Row, fresh: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A fresh network with MIL's cheap layers."""
+    """A fresh residual network with MIL's cheap layers, which begin as its authors' do.
+
+    A product of two layers squares what is large, and a stream of such products, each normed by
+    itself, explodes: the first losses of a ResNet-32 are hundreds. The authors' networks norm the
+    stream before each block; in ours what a block adds to it begins at zero instead.
+    """
     model = fresh()
     example = as_examples(_example(row))[0]
-    for layer in attach_(model, example, shared=True, seed=seed).values():
-        layer.norm.reset_parameters()  # there is no trained function to stay near
+    added = attach_(model, example, shared=True, seed=seed)
+    if not added:
+        raise ModelError(
+            f"{row.key}: the network has no convolution that MIL could put a cheap layer beside; "
+            "leave model.name as it is."
+        )
+    with TURN, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in added.values():
+            layer.norm.reset_parameters()  # there is no trained function to stay near
+            nn.init.kaiming_normal_(layer.cheap.weight, mode="fan_out")
+    for block in model.modules():
+        if type(block).__name__ == "BasicBlock":  # this package's and torchvision's
+            assert isinstance(block.bn2, nn.BatchNorm2d)
+            nn.init.zeros_(block.bn2.weight)
     return model
 
 
-def skipped(row: Row, model: nn.Module, data: Wanted) -> float:
-    """Share of the network's MACs that zeros of MIL's cheap layers save."""
+def slow_start(epochs: int) -> int:
+    """Epochs of a MIL training that come first with a tenth of the rate.
+
+    At least one, wherever there is another one behind it.
+
+    >>> slow_start(200), slow_start(100), slow_start(3), slow_start(1)
+    (5, 2, 1, 0)
+    """
+    return min(max(math.ceil(WARM * epochs) - 1, 1), epochs - 1)
+
+
+def skipped(row: Row, model: nn.Module, data: Wanted) -> tuple[float, str]:
+    """Share of the network's MACs that zeros of MIL's cheap layers save, and the zeros in words."""
     inputs = _task(row, model, data, 0).inputs()
     try:
         zeros = zero_ratios(model, inputs)
     finally:
         inputs.close()
     device = next(model.parameters()).device
-    return saving(model, as_examples(_example(row).to(device))[0], zeros)
+    return saving(model, as_examples(_example(row).to(device))[0], zeros), in_words(zeros)
 
 
 def _example(row: Row) -> Tensor:
