@@ -60,6 +60,13 @@ def weights_dir() -> Path:
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Results of pruning the digits network with fresh weights."""
+    run("prune", "digits", "--rate", 0.4, "--out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.fixture
 def tiny(tmp_path: Path) -> str:
     """A small network with batch norm and dropout, by the path of its file."""
     return write_net(tmp_path, "nn.BatchNorm2d(16), ", 0.2)

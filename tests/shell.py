@@ -1,5 +1,7 @@
 """The command line, called in this process."""
 
+import re
+
 from typer.testing import CliRunner
 
 from fpgm.cli import app
@@ -20,3 +22,8 @@ def refused(*args: object, code: int = 2) -> str:
     assert err.endswith("\n")
     assert err.count("\n") == 1
     return err.removeprefix("fpgm: ").rstrip("\n")
+
+
+def without_numbers(text: str) -> str:
+    """With # for the differences of a certificate, which rounding changes."""
+    return re.sub(r"(?<=by )[\d.e+-]+(?= |,)", "#", text)

@@ -122,21 +122,25 @@ while True:
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_ctrl_c_before_anything_is_imported(heard: bool, tmp_path: Path) -> None:
-    """Commands in the background of a shell do not hear it."""
+    """Commands in a shell's background do not hear it, and these tests may be such commands."""
     mark = tmp_path / "mark"
     (tmp_path / "torch.py").write_text(SLOW_TO_IMPORT.format(mark=str(mark)))
-    deaf = "" if heard else "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ear = "default_int_handler" if heard else "SIG_IGN"
+    begin = f"import signal; signal.signal(signal.SIGINT, signal.{ear}); "
     with subprocess.Popen(
-        [sys.executable, "-c", f"{deaf}from _fpgm import main; main()", "inspect", "digits"],
+        [sys.executable, "-c", f"{begin}from _fpgm import main; main()", "inspect", "digits"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
     ) as running:  # fmt: skip
-        until(mark.exists)
-        running.send_signal(signal.SIGINT)
-        if not heard:
-            time.sleep(0.1)
-            assert running.poll() is None
+        try:
+            until(mark.exists)
+            running.send_signal(signal.SIGINT)
+            if not heard:
+                time.sleep(0.1)
+                assert running.poll() is None
+                running.kill()
+            _, err = running.communicate(timeout=30)
+        finally:
             running.kill()
-        _, err = running.communicate(timeout=30)
     assert (running.returncode, err) == ((130, "fpgm: stopped.\n") if heard else (-9, ""))
 
 
