@@ -1,12 +1,13 @@
 """The paper's CIFAR-10 networks pruned by every method it compares with, and by later ones.
 
-    python benchmarks/paper.py --jobs 2     # resumes; about two hours on two cores
+    python benchmarks/paper.py --jobs 2     # resumes; about six hours on two cores
 
 ResNet-20 at 30 and 40 %, ResNet-56 at 40 %, from trained weights (FPGM_WEIGHTS), every convolution
 on its own as in the paper, all methods at the MACs that whole filters leave; and a quarter-width
 VGG-16 trained here, for the paper's Tables 3 and 4. Accuracy on all 10,000 test pictures (CIFAR-10
 from where `fpgm data cifar10` put it): at once, recovered without training, and after as many steps
-of training for all. What was measured is kept in --runs.
+of training for all. MIL, which makes its zeros while it trains from random weights, is trained so
+too. What was measured is kept in --runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import itertools
 import json
 import shlex
-import statistics
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -38,9 +38,11 @@ from fpgm.models import resnet
 from fpgm.models.weights import load_weights
 from fpgm.paper import cifar_resnet, fractional, saving, whole
 from fpgm.reproduce import TABLES, Results
+from fpgm.reproduce.full import Full
 from fpgm.reproduce.page import shown
-from fpgm.reproduce.quick import LONG, Data, Effort, Quick
-from fpgm.tables import markdown, mean_and_spread
+from fpgm.reproduce.printed import BASELINES, baseline_of
+from fpgm.reproduce.quick import Data, Effort, Quick
+from paper_page import page
 from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
@@ -52,12 +54,14 @@ STEPS = 100
 IMAGES = 1024
 SEEDS = 3
 """Chance is in every training: it decides the order of pictures."""
-VGG = ("table3", "table4")
-LEVEL = 0.005
-"""Accuracies this near are called level: of 10,000 pictures, two standard errors of one network's
-accuracy at 90 % are 0.6 points, and those of a difference on the same pictures somewhat less."""
-TRAINED = 0.01
-"""The same after training, which another order of pictures changes too."""
+VGG = {"table3": 25, "table4": 6}
+"""Tables, and the epochs of all trainings from scratch in them: Table 4 has nine of its own."""
+MIL = ("table1", "resnet32-mil-scratch")
+SCRATCH = ((BASELINES.name, baseline_of("resnet32").key), MIL)
+"""MIL from random weights, and the same network without it."""
+CHANGES = (
+    "train.epochs=3", "train.schedule=cosine", "train.warmup=1", "train.warmup_lr=0.01",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,17 +144,58 @@ def original(setting: Setting, weights: Path, file: Path) -> str:
     return file.name
 
 
-def vgg(table: str, key: str, seed: int, runs: Path) -> str:
-    """A row of the paper's Table 3 or 4 at quick scale."""
-    torch.set_num_threads(1)
+def vgg_rows(table: str, runs: Path) -> Quick:
+    """Makes rows of the paper's Table 3 or 4 at quick scale, from a network trained here."""
     data = Data(Once(sets(False)), partial(Epochs, sets(True)), accuracy)
-    quick = Quick(runs, lambda: data, Effort(steps=STEPS, images=IMAGES), None)
+    effort = Effort(steps=STEPS, epochs=VGG[table], images=IMAGES)
+    kept = runs / f"vgg16-{VGG[table]}-epochs.safetensors"
+    return Quick(runs / "weights", lambda: data, effort, None, kept)
+
+
+def vgg_results(table: str, runs: Path) -> Results:
+    """Rows made with another effort are refused."""
+    spent = {"steps": STEPS, "epochs": VGG[table], "images": IMAGES}
+    return Results(runs, TABLES[table], "quick", lambda _row, _seed: spent)
+
+
+def vgg_trained(table: str, runs: Path) -> str:
+    """Train the network a table starts from, if it never was."""
+    torch.set_num_threads(1)
+    vgg_rows(table, runs).make(BASELINES.name, baseline_of("vgg16"), 0)
+    return f"{table}, its VGG-16"
+
+
+def vgg(table: str, key: str, seed: int, runs: Path) -> str:
+    torch.set_num_threads(1)
     row = TABLES[table].row(key)
-    made = quick.make(table, row, seed)
+    made = vgg_rows(table, runs).make(table, row, seed)
     assert made is not None
-    command = f"fpgm reproduce {table} --rows {key} --seeds {SEEDS}"
-    Results(runs, TABLES[table], "quick").keep(row, seed, made, command)
+    vgg_results(table, runs).keep(row, seed, made, vgg_command(table))
     return f"{table} {key} {seed}"
+
+
+def vgg_command(table: str) -> str:
+    mean, std = (",".join(map(str, own)) for own in (MEAN, STD))
+    given = f"--epochs {VGG[table]} --seeds {SEEDS} --mean {mean} --std {std}"
+    return f"fpgm reproduce {table} {given}"
+
+
+def scratch(table: str, key: str, runs: Path) -> str:
+    """A row by the paper's schedule, cut short."""
+    torch.set_num_threads(1)
+    row = TABLES[table].row(key)
+    made = Full(runs, runs, CHANGES).make(TABLES[table], row, 0)
+    scratch_results(table, runs).keep(row, 0, made, scratch_command(table, key))
+    return f"{table} {key}"
+
+
+def scratch_results(table: str, runs: Path) -> Results:
+    return Results(runs, TABLES[table], "full", Full(runs, runs, CHANGES).settings)
+
+
+def scratch_command(table: str, key: str) -> str:
+    changes = " ".join(f"--set {own}" for own in CHANGES)
+    return f"fpgm reproduce {table} --scale full --rows {key} {changes}"
 
 
 # All of it, and the page.
@@ -175,7 +220,7 @@ def main() -> None:
 
 
 def measure(runs: Path, weights: Path, jobs: int) -> None:
-    """Everything that is not there yet; rows of VGG wait until one of them has trained it."""
+    """Everything that is not there yet; rows of VGG wait until it is trained."""
     with ProcessPoolExecutor(jobs) as pool:
         waiting = [
             pool.submit(original, setting, weights, file)
@@ -186,19 +231,22 @@ def measure(runs: Path, weights: Path, jobs: int) -> None:
             file = runs / f"{setting.name}-{method}-{seed}.json"
             if not file.exists():
                 waiting.append(pool.submit(one, setting, method, seed, weights, file))
-        for done in waiting:
+        missing = [
+            (name, row.key, seed)
+            for seed in range(SEEDS)
+            for name in VGG
+            for row in TABLES[name].rows
+            if vgg_results(name, runs).made(row, seed) is None
+        ]
+        unfinished = sorted({name for name, _, _ in missing})
+        trained = [pool.submit(vgg_trained, name, runs) for name in unfinished]
+        for name, key in SCRATCH:
+            if scratch_results(name, runs).made(TABLES[name].row(key), 0) is None:
+                waiting.append(pool.submit(scratch, name, key, runs))
+        for done in trained:
             print(done.result(), flush=True)
-    missing = [
-        (name, row.key, seed)
-        for seed in range(SEEDS)
-        for name in VGG
-        for row in TABLES[name].rows
-        if Results(runs, TABLES[name], "quick").made(row, seed) is None
-    ]
-    if missing:
-        print(vgg(*missing[0], runs), flush=True)
-    with ProcessPoolExecutor(jobs) as pool:
-        for done in [pool.submit(vgg, *own, runs) for own in missing[1:]]:
+        waiting += [pool.submit(vgg, *own, runs) for own in missing]
+        for done in waiting:
             print(done.result(), flush=True)
 
 
@@ -220,117 +268,14 @@ def collected(runs: Path) -> dict[str, Any]:
         whole_model = read(f"{setting.name}-original.json")
         found["settings"].append({**asdict(setting), "original": whole_model, "rows": rows})
     for name in VGG:
-        header, lines = shown(Results(runs, TABLES[name], "quick"))
-        found["tables"][name] = {"header": header, "lines": lines}
+        header, lines = shown(vgg_results(name, runs))
+        found["tables"][name] = {"epochs": VGG[name], "command": vgg_command(name),
+                                 "header": header, "lines": lines}  # fmt: skip
+    name, key = MIL
+    header, lines = shown(scratch_results(name, runs), [TABLES[name].row(key)])
+    found["mil"] = {"table": name, "command": scratch_command(name, key), "header": header,
+                    "lines": lines}  # fmt: skip
     return found
-
-
-def page(result: dict[str, Any]) -> Iterator[str]:
-    yield "# Every method, the same network, the same MACs"
-    yield ""
-    yield f"    {result['command']}"
-    yield ""
-    yield (
-        "Accuracy on CIFAR-10's 10,000 test pictures. *At once*: as the method leaves the network. "
-        f"*Recovered*: its choice of units, weights solved for with {result['images']} unlabelled "
-        f"pictures. *Trained on*: from at once, {result['steps']} steps of SGD with 128 pictures "
-        "each, which is all the training a method gets: one that trains before it prunes has half "
-        "of them left. Every convolution on its own (`independent`), the classifier left alone, "
-        "all at the MACs that whole filters leave; the paper's own figure, of fractional filters, "
-        "stands beside. Mean and deviation of as many seeds as the last column says: they decide "
-        "the order of pictures, and which units go where that is by chance or follows training. A "
-        "figure without a deviation is the same for all. Seconds are those of "
-        "choosing, and of training before it, on one thread beside other work. What is missing has "
-        "not been measured."
-    )
-    for setting in result["settings"]:
-        yield from _section(setting)
-    yield from _verdict(result["settings"])
-    for name, own in result["tables"].items():
-        yield ""
-        yield f"## {TABLES[name].title} ({name.title()})"
-        yield ""
-        yield (
-            f"`fpgm reproduce {name} --seeds N`, N as in its column: VGG-16 a quarter as wide, "
-            f"trained for {Effort.epochs} epochs; fine-tuning of {STEPS} and {LONG * STEPS} steps "
-            "stands for the paper's 40 and 160 epochs. The paper's figures are of the full width. "
-            "So narrow a network after so short a training has nothing to spare: pruned without "
-            "fine-tuning, it gives all pictures one class."
-        )
-        yield ""
-        yield markdown(own["header"], own["lines"], len(TABLES[name].labels))
-
-
-def _section(setting: dict[str, Any]) -> Iterator[str]:
-    yield ""
-    yield f"## {setting['title']}"
-    yield ""
-    kept = setting["original"]
-    first = "missing" if kept is None else f"{kept['accuracy']:.2%}"
-    yield (
-        f"{setting['macs']:.1%} of MACs asked of all (the paper prints {setting['printed']}); "
-        f"original {first}."
-    )
-    yield ""
-    rows = []
-    for name in METHODS:
-        own = [row for row in setting["rows"] if row["method"] == name]
-        if not own:
-            rows.append((METHODS[name].title, "missing", "", "", "", "", "0"))
-        elif any("failed" in row for row in own):
-            rows.append((METHODS[name].title, "failed", own[0]["failed"], "", "", "", ""))
-        else:
-            shares = [_share(own, key) for key in ("once", "recovered", "tuned")]
-            removed = statistics.mean(row["macs_removed"] for row in own)
-            seconds = statistics.mean(row["seconds"] for row in own)
-            rows.append(
-                (METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}", str(len(own)))
-            )
-    header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds", "seeds")
-    yield markdown(header, rows)
-
-
-def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
-    """FPGM against each of the others, in words."""
-    yield ""
-    yield "## Where FPGM wins, ties and loses"
-    yield ""
-    yield (
-        f"Level is within {100 * LEVEL:g} points, after training within {100 * TRAINED:g}. MIL "
-        "removes nothing and is left out, and so are FPGM's own variants."
-    )
-    yield ""
-    rows = []
-    for setting in settings:
-        means = {name: _means(setting, name) for name in METHODS}
-        for key, title, near in (
-            ("recovered", "recovered", LEVEL),
-            ("tuned", "trained on", TRAINED),
-        ):
-            own = means["fpgm"].get(key)
-            ahead, level, behind = [], [], []
-            for name, found in means.items():
-                if own is None or key not in found or name.startswith(("fpgm", "mil")):
-                    continue
-                more = own - found[key]
-                side = ahead if more > near else behind if more < -near else level
-                side.append(METHODS[name].title)
-            rows.append((setting["title"], title, *map("; ".join, (ahead, level, behind))))
-    yield markdown(("network", "", "FPGM is ahead of", "level with", "behind"), rows, 5)
-
-
-def _share(rows: list[dict[str, Any]], key: str) -> str:
-    """Mean and deviation; a figure that is the same for every seed has none."""
-    found = [row[key] for row in rows if row[key] is not None]
-    return mean_and_spread(found[:1] if len(set(found)) == 1 else found)
-
-
-def _means(setting: dict[str, Any], method: str) -> dict[str, float]:
-    own = [row for row in setting["rows"] if row["method"] == method and "failed" not in row]
-    found = {
-        key: [row[key] for row in own if row[key] is not None] for key in ("recovered", "tuned")
-    }
-    return {key: statistics.mean(values) for key, values in found.items() if values}
 
 
 if __name__ == "__main__":

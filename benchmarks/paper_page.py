@@ -1,0 +1,204 @@
+"""The page of `paper.py`: what was measured as tables, and in words where FPGM wins and loses."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import paper_flops
+from fpgm.methods import METHODS
+from fpgm.paper import rows as flops_rows
+from fpgm.reproduce import TABLES
+from fpgm.reproduce.full import LEAST, SPEED, command, hours
+from fpgm.reproduce.quick import LONG
+from fpgm.tables import markdown, mean_and_spread
+
+LEVEL = 0.005
+"""Accuracies this near are called level: of 10,000 pictures, two standard errors of one network's
+accuracy at 90 % are 0.6 points, and those of a difference on the same pictures somewhat less."""
+TRAINED = 0.01
+"""The same after training, which another order of pictures changes too."""
+
+
+def page(result: dict[str, Any]) -> Iterator[str]:
+    yield "# Every method, the same network, the same MACs"
+    yield ""
+    yield f"    {result['command']}"
+    yield ""
+    yield (
+        "Accuracy on CIFAR-10's 10,000 test pictures. *At once*: as the method leaves the network. "
+        f"*Recovered*: its choice of units, weights solved for with {result['images']} unlabelled "
+        f"pictures. *Trained on*: from at once, {result['steps']} steps of SGD with 128 pictures "
+        "each, which is all the training a method gets: one that trains before it prunes has half "
+        "of them left. Every convolution on its own (`independent`), the classifier left alone, "
+        "all at the MACs that whole filters leave; the paper's own figure, of fractional filters, "
+        "stands beside. Mean and deviation of as many seeds as the last column says: they decide "
+        "the order of pictures, and which units go where that is by chance or follows training. A "
+        "figure without a deviation is the same for all. Seconds are those of "
+        "choosing, and of training before it, on one thread beside other work. What is missing has "
+        "not been measured. All of it takes about six hours on two cores, with trained weights "
+        "(FPGM_WEIGHTS names their folder, [where from](trained.py)) and CIFAR-10 (`fpgm data "
+        "cifar10`). FPGM takes the same share of every layer here; [recovery](recovery.md) gets "
+        "further with layers that lose what they can spare, and with more pictures."
+    )
+    for setting in result["settings"]:
+        yield from _section(setting)
+    yield from _verdict(result["settings"])
+    yield from _mil(result["mil"])
+    for name, own in result["tables"].items():
+        yield from _vgg(name, own, result["steps"])
+    yield from _flops()
+    yield from _commands()
+
+
+def _section(setting: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield f"## {setting['title']}"
+    yield ""
+    kept = setting["original"]
+    first = "missing" if kept is None else f"{kept['accuracy']:.2%}"
+    yield (
+        f"{setting['macs']:.1%} of MACs asked of all (the paper prints {setting['printed']}); "
+        f"original {first}."
+    )
+    yield ""
+    rows = []
+    for name in METHODS:
+        own = [row for row in setting["rows"] if row["method"] == name]
+        if not own:
+            rows.append((METHODS[name].title, "missing", "", "", "", "", "0"))
+        elif any("failed" in row for row in own):
+            rows.append((METHODS[name].title, "failed", own[0]["failed"], "", "", "", ""))
+        else:
+            shares = [_share(own, key) for key in ("once", "recovered", "tuned")]
+            removed = statistics.mean(row["macs_removed"] for row in own)
+            seconds = statistics.mean(row["seconds"] for row in own)
+            rows.append(
+                (METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}", str(len(own)))
+            )
+    header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds", "seeds")
+    yield markdown(header, rows)
+    for name in METHODS:
+        told = [row["notes"] for row in setting["rows"] if row["method"] == name and "notes" in row]
+        if notes := dict.fromkeys(note.rstrip(".") for own in told for note in own):
+            yield ""
+            yield f"Notes on {METHODS[name].title} as it prunes, of all seeds: {'; '.join(notes)}."
+
+
+def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
+    """FPGM against each of the others, in words."""
+    yield ""
+    yield "## Where FPGM wins, ties and loses"
+    yield ""
+    yield (
+        f"Level is within {100 * LEVEL:g} points, after training within {100 * TRAINED:g}. MIL "
+        "removes nothing and is left out, and so are FPGM's own variants."
+    )
+    yield ""
+    rows = []
+    for setting in settings:
+        means = {name: _means(setting, name) for name in METHODS}
+        for key, title, near in (
+            ("recovered", "recovered", LEVEL),
+            ("tuned", "trained on", TRAINED),
+        ):
+            own = means["fpgm"].get(key)
+            ahead, level, behind = [], [], []
+            for name, found in means.items():
+                if own is None or key not in found or name.startswith(("fpgm", "mil")):
+                    continue
+                more = own - found[key]
+                side = ahead if more > near else behind if more < -near else level
+                side.append(METHODS[name].title)
+            rows.append((setting["title"], title, *map("; ".join, (ahead, level, behind))))
+    yield markdown(("network", "", "FPGM is ahead of", "level with", "behind"), rows, 5)
+
+
+def _mil(own: dict[str, Any]) -> Iterator[str]:
+    """MIL's saving comes of a training from random weights."""
+    name = own["table"]
+    yield ""
+    yield "## MIL from random weights"
+    yield ""
+    yield (
+        "Beside a trained network MIL's cheap layers hardly make a zero, so its rows above save "
+        "nothing. Its authors train the whole from random weights for hundreds of epochs. Here "
+        f"are a few, the first of them at a tenth of the rate: `{own['command']}`, which also "
+        "trains the network without cheap layers, the baseline. The saving is the theoretical one."
+    )
+    yield ""
+    yield markdown(own["header"], own["lines"], len(TABLES[name].labels))
+
+
+def _share(rows: list[dict[str, Any]], key: str) -> str:
+    """Mean and deviation; a figure that is the same for every seed has none."""
+    found = [row[key] for row in rows if row[key] is not None]
+    return mean_and_spread(found[:1] if len(set(found)) == 1 else found)
+
+
+def _means(setting: dict[str, Any], method: str) -> dict[str, float]:
+    own = [row for row in setting["rows"] if row["method"] == method and "failed" not in row]
+    found = {
+        key: [row[key] for row in own if row[key] is not None] for key in ("recovered", "tuned")
+    }
+    return {key: statistics.mean(values) for key, values in found.items() if values}
+
+
+def _vgg(name: str, own: dict[str, Any], steps: int) -> Iterator[str]:
+    """A table of VGG-16, as `fpgm reproduce` shows it."""
+    how = {
+        "table3": f"; fine-tuning of {steps} and {LONG * steps} steps stands for the paper's 40 "
+        "and 160 epochs. So narrow, deep layers cannot lose half of their filters unnoticed: "
+        "without fine-tuning both methods fall to nearly chance",
+        "table4": " and pruned after each; the baseline has as many",
+    }
+    yield ""
+    yield f"## {TABLES[name].title} (Table {name[-1]})"
+    yield ""
+    yield (
+        f"`{own['command']}`: VGG-16 a quarter as wide, trained for {own['epochs']} "
+        f"epochs{how[name]}. The baseline is one network for all seeds. The paper's figures are of "
+        "the full width."
+    )
+    yield ""
+    yield markdown(own["header"], own["lines"], len(TABLES[name].labels))
+
+
+def _flops() -> Iterator[str]:
+    yield ""
+    yield "## The FLOPs columns"
+    yield ""
+    yield (
+        "`python benchmarks/paper_flops.py`: what the paper prints; the same counted as its "
+        "authors' script does, with fractional filters and without what that leaves out; the whole "
+        "network with fractional and with whole filters. [The paper and us](../docs/paper.md) says "
+        "more."
+    )
+    yield ""
+    yield markdown(paper_flops.HEADER, [paper_flops.cells(row) for row in flops_rows()], 3)
+
+
+def _commands() -> Iterator[str]:
+    yield ""
+    yield "## At the paper's scale"
+    yield ""
+    yield (
+        "One command a row; without `accelerate launch -m` on one GPU. Hours are of one V100 in "
+        f"float32 by calculation: three times the forward pass at {SPEED / 1e12:.1f}e12 "
+        f"multiply-accumulates a second, at least {LEAST:g} s an epoch of CIFAR-10; a row from "
+        "scratch also trains its baseline, once for all rows of a network (`fpgm reproduce TABLE "
+        "--list` prints the same). WEIGHTS is your folder of trained weights "
+        "(cifar10_resnet56.safetensors and so on); one that is not there is taken from the "
+        "baselines made in the same --out. IMAGENET holds train and val. None of these was run "
+        "here."
+    )
+    yield ""
+    rows = [
+        (name, row.key, f"`{command(table, row, Path('runs/reproduce'))}`",
+         f"{hours(table, row):.1f}")
+        for name, table in TABLES.items()
+        for row in table.rows
+    ]  # fmt: skip
+    yield markdown(("table", "row", "command", "GPU hours"), rows, 3)
