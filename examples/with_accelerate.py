@@ -10,6 +10,8 @@ pictures of CIFAR-10 come with the package. About a minute on two cores. Writes 
 """
 
 import argparse
+import os
+import sys
 
 import rich
 import torch
@@ -114,3 +116,5 @@ say(f"written to {options.out}")
 accelerator.end_training()
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads outlive their group, and may abort what Python still takes down

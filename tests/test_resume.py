@@ -179,6 +179,33 @@ class Spare(nn.Module):
 
 
 @pytest.mark.slow
+def test_processes_that_met_end_before_the_interpreter_is_taken_down(
+    tiny: str, tmp_path: Path
+) -> None:
+    """Threads of torch's may abort what ends later, so what would always abort it is put there."""
+    with Path(tiny.partition(":")[0]).open("a") as net:
+        net.write(
+            f"""
+import atexit, os, pathlib
+
+def last():
+    print("that was all", end="")  # a handler is still called, and heard
+    pathlib.Path({str(tmp_path)!r}, "left " + os.environ["RANK"]).touch()
+
+class Late:
+    def __del__(self, abort=os.abort):
+        abort()
+
+atexit.register(last)
+late = Late()
+"""
+        )
+    output = finish(write_recipe(tmp_path, tiny, epochs=1), tmp_path / "run", *torchrun())
+    assert output.count("that was all") == 2
+    assert sorted(path.name for path in tmp_path.glob("left *")) == ["left 0", "left 1"]
+
+
+@pytest.mark.slow
 def test_a_killed_process_is_restarted_and_goes_on(tiny: str, tmp_path: Path) -> None:
     """One of two processes dies once in its third epoch; the launcher starts both again."""
     (tmp_path / "fatal.py").write_text(

@@ -7,6 +7,7 @@ traceback. Warnings of this package are one line too.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
@@ -34,6 +35,7 @@ from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
+from fpgm.reproduce.processes import alone
 from fpgm.wording import reason
 
 __all__ = ["app"]
@@ -157,4 +159,20 @@ def _say_no_more(code: int) -> NoReturn:
             _complain(f"What was found cannot be printed: {reason(error)}.")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again
         code = code or 1
-    sys.exit(code)
+    if alone():
+        sys.exit(code)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End a process that met others, without taking the interpreter down piece by piece.
+
+    Wrapped by DistributedDataParallel, a network keeps gloo's threads to the end, destroyed group
+    or not. One that lets go of a tensor while the interpreter goes aborts the process, whose work
+    is done, and the launcher calls all of it failed.
+    """
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)

@@ -139,15 +139,15 @@ def _tables(
     table: Table, chosen: Sequence[Row], seeds: int, asked: Asked, command: str, json: bool
 ) -> None:
     """Make what is not there, write and show."""
-    alone = asked.scale == "quick" or table is TABLE5  # times need no schedule
-    if alone and processes.count() > 1:
+    unshared = asked.scale == "quick" or table is TABLE5  # times need no schedule
+    if unshared and not processes.alone():
         raise RequestError(f"{table.name} is made by one process here: leave the launcher out.")
     if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError(
             "table5 at full scale is timed on a CUDA device, and there is none here."
         )
     with common.extra("train"):
-        maker = _Quick(table, asked) if alone else _Full(asked, chosen)
+        maker = _Quick(table, asked) if unshared else _Full(asked, chosen)
         results = Results(asked.out, table, asked.scale, maker.settings)
         processes.first(results.check)
         try:
@@ -246,7 +246,7 @@ def _fill(
             try:
                 made = maker.make(place.table, row, seed)
             except FpgmError as error:
-                if processes.count() > 1:
+                if not processes.alone():
                     raise  # others may be waiting for this one in their training: end them all
                 notes.append(f"{row.key}, seed {seed}, failed: {error}")
                 failed = True

@@ -29,6 +29,11 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def alone() -> bool:
+    """Whether no launcher started others beside this one."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def count() -> int:
     """How many there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -53,7 +58,7 @@ def leave() -> None:
 
 def first(act: Callable[[], T]) -> T:
     """What the first process finds, told to all: others may not see its disk."""
-    if count() == 1:
+    if alone():
         return act()
     join()
     sent: list[tuple[T | None, FpgmError | None] | None] = [None]
@@ -79,7 +84,7 @@ def _patient() -> dist.ProcessGroup:
 
 def everywhere(file: Path) -> None:
     """See to it that every process has a file of the first one at this place: disks may differ."""
-    if count() == 1:
+    if alone():
         return
     wanted = first(partial(file_sha256, file))
     lacks = not file.is_file() or file_sha256(file) != wanted

@@ -38,10 +38,10 @@ def expect_unreached(accelerator: Accelerator) -> None:
 
 
 def part() -> None:
-    """Take leave of the other processes, if there are any: the last thing a finished one does.
+    """Take leave of the other processes, if there are any: the last thing they do together.
 
-    A group that is still there when the interpreter ends is torn down beside its own threads, which
-    now and then aborts a process whose work is done.
+    A group that nobody leaves may abort a process whose work is done when the interpreter ends.
+    Its threads may outlive it, though: right behind this, a process ends best with `os._exit`.
     """
     if dist.is_initialized():
         dist.barrier()
