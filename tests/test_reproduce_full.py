@@ -344,6 +344,6 @@ def test_a_row_that_fails_ends_many_processes(
     notes, failed = command_line._fill(results, [row], 1, maker, "fpgm")
     assert failed
     assert "has no cifar10_resnet56" in notes[0]
-    monkeypatch.setattr(command_line.processes, "count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(fpgm.RequestError, match="has no cifar10_resnet56"):
         command_line._fill(results, [row], 1, maker, "fpgm")
