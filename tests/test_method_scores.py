@@ -18,7 +18,7 @@ from fpgm.methods.cp import path
 from fpgm.methods.everywhere import cut_everywhere
 from fpgm.methods.group_norm import _Groups
 from fpgm.methods.hrank import ranks
-from fpgm.methods.nisp import _spearman, handed_back, inf_fs
+from fpgm.methods.nisp import _spearman, handed_back, inf_fs, responses
 from fpgm.methods.pfec import sensitivities, spare_
 from fpgm.methods.rethinking import _passes, penalties_of, rescale_, soften_
 from fpgm.methods.scales import norms_of
@@ -138,6 +138,16 @@ class TestEverywhere:
         keep = next(c.keep for c in found.plan.cuts if c.tensor == "0.weight")
         assert keep == tuple(range(len(keep)))
 
+    def test_equal_scores_do_not_all_go_together(self) -> None:
+        """As many go as were asked for, the same share of both layers."""
+        planner = Task(self.chain(), torch.zeros(1, 3, 8, 8), 0.4).planner()
+        scores = self.scores(planner, torch.zeros(8), torch.zeros(8))
+        found = cut_everywhere(planner, "mine", scores)
+        assert found.macs_removed == pytest.approx(0.4, abs=0.1)
+        assert found.plan is not None
+        first, second = found.plan.groups
+        assert abs(first.kept - second.kept) <= 1
+
     def test_too_much(self, two: Two) -> None:
         planner = task_of(two, 0.999).planner()
         with pytest.raises(fpgm.RequestError, match=r"macs=0\.999 cannot be reached"):
@@ -205,11 +215,21 @@ class TestHRank:
             model.a.weight[2] = 0
             model.a.bias[2] = 0.0  # type: ignore[index]
         task = task_of(model)
-        planner = task.planner()
-        (pool,) = planner.structure.pools
-        found, known = ranks(task, planner)
-        assert found[pool.units].tolist() == [6, 1, 0, 6]
-        assert bool(known[pool.units].all())
+        assert ranks(task, task.planner())["a"].tolist() == [6, 1, 0, 6]
+
+    def test_a_stream_has_other_maps_behind_every_layer(self) -> None:
+        """The stem's second map is constant until `two` adds another to it."""
+        model = stir(Streams(norm=False)).eval()
+        with torch.no_grad():
+            model.stem[0].weight[1] = 0
+            model.stem[0].bias[1] = 2.0
+            model.two[0].weight[2] = 0
+            model.two[0].bias[2] = 0.0
+        task = task_of(model, residual="independent")
+        found = ranks(task, task.planner(residual="coupled"))
+        assert found["stem.0"][1] == 1
+        assert found["two.0"][1] > 3
+        assert found["two.0"][2] > 1  # nothing of its own, but what it is added to
 
     def test_layers_nobody_reads_a_map_of(self) -> None:
         """A convolution in front of a pooling counts by its own maps, linear units stay whole."""
@@ -238,8 +258,11 @@ class TestNisp:
         worth = handed_back(planner, "6", torch.tensor([2.0, 1.0]))
         weight = model[2].weight.detach()[:, :, 0, 0].abs().double()  # type: ignore[union-attr,operator,index]
         wanted = 2 * weight[0] + weight[1]
-        first = next(w for w in planner.structure.writers if w.layer == "0")
-        found = worth[first.classes]
+        self.check(worth["0"], wanted)
+
+    @staticmethod
+    def check(found: Tensor, wanted: Tensor) -> None:
+        """The same but for a factor."""
         torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
 
     def test_a_stream_gets_from_all_who_read_it(self) -> None:
@@ -254,10 +277,24 @@ class TestNisp:
 
         head = torch.ones(24, dtype=torch.float64)
         stream = back(model.three, back(model.four, head)) + back(model.short, head)
-        whole = stream + back(model.one, back(model.two, stream))
-        stem = next(w for w in planner.structure.writers if w.layer == "stem.0")
-        found = worth[stem.classes]
-        torch.testing.assert_close(found / found.sum(), whole / whole.sum())
+        self.check(worth["stem.0"], stream + back(model.one, back(model.two, stream)))
+        self.check(worth["two.0"], stream)  # `one` reads what is there before it
+        self.check(worth["four.0"], head)
+
+    def test_layers_of_one_stream_lose_different_units(self) -> None:
+        """Where they are pruned each on its own, what `one` reads counts for the stem only."""
+        model = stir(Streams()).eval()
+        with torch.no_grad():
+            model.one[0].weight.zero_()
+            model.one[0].weight[:, 8:] = 5.0
+            for layer in (model.three, model.short):
+                layer[0].weight[:, :8] *= 20
+        task = task_of(model, 0.2, residual="independent")
+        plan = METHODS["nisp"].prune(task).plan
+        assert plan is not None
+        kept = {c.tensor: set(c.keep) for c in plan.cuts if c.dim == 0}
+        assert kept["two.0.weight"] >= set(range(8))
+        assert kept["stem.0.weight"] >= set(range(8, 16))
 
     def test_depthwise_filters_pass_by_their_size(self) -> None:
         model = nn.Sequential(
@@ -266,10 +303,50 @@ class TestNisp:
         ).eval()  # fmt: skip
         planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
         worth = handed_back(planner, "5", torch.ones(4, dtype=torch.float64))
-        wanted = model[1].weight.detach().double().abs().sum((1, 2, 3))  # type: ignore[union-attr,operator]
-        first = next(w for w in planner.structure.writers if w.layer == "0")
-        found = worth[first.classes]
-        torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
+        self.check(worth["0"], model[1].weight.detach().double().abs().sum((1, 2, 3)))  # type: ignore[union-attr,operator]
+
+    def test_what_goes_around_a_depthwise_filter_does_not_pass_through_it(self) -> None:
+        class Around(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.stem, self.deep = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+                self.wide, self.back = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+                self.head = nn.Linear(4, 6)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.stem(x)
+                x = x + self.back(self.wide(self.deep(x)).relu())
+                return self.head(x.mean((2, 3)))
+
+        model = Around().eval()
+        planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
+        head = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+        worth = handed_back(planner, "head", head)
+
+        def sizes(layer: nn.Conv2d) -> Tensor:
+            return layer.weight.detach().double().abs().sum((2, 3))
+
+        branch = head @ sizes(model.back) @ sizes(model.wide)
+        self.check(worth["stem"], head + branch * sizes(model.deep)[:, 0])
+        self.check(worth["back"], head)
+
+    def test_tokens_are_not_taken_for_channels(self) -> None:
+        """[inputs, tokens, channels], as many tokens as channels."""
+
+        class Tokens(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.head = nn.Conv2d(3, 4, 3, 3), nn.Linear(4, 6)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(self.a(x).flatten(2).transpose(1, 2)).mean(1)
+
+        model = Tokens().eval()
+        task = task_of(model)
+        x = torch.cat([x for x, _ in task.loader])[:32]
+        with torch.no_grad():
+            wanted = model.a(x).mean((2, 3))
+        torch.testing.assert_close(responses(task, "head"), wanted)
 
     def test_sparse_features_that_are_independent(self) -> None:
         """Equal values are equal in rank: many zeros are no agreement."""

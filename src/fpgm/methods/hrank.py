@@ -1,8 +1,8 @@
 """HRank: channels go whose feature maps have the lowest rank on average.
 
 Lin and others find that a map's rank hardly depends on the picture, and take its mean over a few
-hundred of them as the information a filter gives. The maps looked at are what the layers behind
-read, so activations and norms are in them.
+hundred of them as the information a filter gives. The maps looked at are what the next layer reads,
+so activations, norms and what is added to a filter's own are in them.
 """
 
 from __future__ import annotations
@@ -21,60 +21,68 @@ MOST_IMAGES = 64
 
 def hrank(task: Task) -> Pruned:
     """The same share of every layer goes, by rank; layers that give no maps stay whole."""
-    watched = task.planner(residual="coupled")  # a stream's channel is read as one
-    found, known = ranks(task, watched)
-    planner = task.planner(Scored.of_units("hrank", watched.structure, found))
-    flat = {w.layer for w in watched.structure.writers if not bool(known[w.classes].all())}
+    found = ranks(task, task.planner(residual="coupled"))  # who reads a stream is known there
+    flat = {layer for layer, own in found.items() if bool(own.isnan().any())}
+    planner = task.planner(Scored("hrank", {path: own.nan_to_num() for path, own in found.items()}))
     for pool in list(planner.structure.pools):
         if flat & set(pool.layers):
             planner.structure.freeze(pool.units, "it gives no maps that have a rank")
     return cut(planner)
 
 
-def ranks(task: Task, planner: Planner) -> tuple[Tensor, Tensor]:
-    """For every class of units the mean rank of its maps, and whether it has any.
+def ranks(task: Task, planner: Planner) -> dict[str, Tensor]:
+    """For every layer the mean rank of its filters' maps; NaN where they have none.
 
-    Maps are what layers read, over all who read it; where nobody reads a map (behind a pooling to
-    one position, say), what the layer itself gives out.
+    Maps are what the first layer behind it reads; where nobody reads a map (behind a pooling to one
+    position, say), what the layer itself gives out.
     """
-    read, given = (_Mean(classes_of(planner)) for _ in range(2))
-    watchers: dict[str, Watcher] = {}
-    outputs = {w.layer: w.classes for w in planner.structure.writers}
-    inputs = dict(planner.structure.readers(torch.arange(classes_of(planner))))
-    for path in {*outputs, *inputs}:
-        watchers[path] = _watcher(read, inputs.get(path), given, outputs.get(path))
-    show(task, watchers, MOST_IMAGES)
-    found = torch.where(read.times > 0, read.mean(), given.mean())
-    return found, (read.times > 0) | (given.times > 0)
+    reads = dict(planner.structure.readers(torch.arange(classes_of(planner))))
+    writes = {w.layer: w.classes for w in planner.structure.writers}
+    maps = {path: (_Ranks(), _Ranks()) for path in (*reads, *writes)}
+    order: dict[str, None] = {}  # in which layers were called
+
+    def watcher(path: str) -> Watcher:
+        def watch(x: Tensor, out: object) -> None:
+            order[path] = None
+            for own, seen in zip(maps[path], (x, out), strict=True):
+                own.add(seen)
+
+        return watch
+
+    show(task, {path: watcher(path) for path in maps}, MOST_IMAGES)
+    behind = torch.full((classes_of(planner),), torch.nan, dtype=torch.float64)
+    found = {path: behind[classes] for path, classes in writes.items()}
+    for path in reversed(order):
+        read, given = maps[path]
+        if path in writes:
+            known = behind[writes[path]]
+            found[path] = torch.where(known.isnan(), given.mean(len(known)), known)
+        if path in reads:
+            mean = read.mean(len(reads[path]))
+            mine = ~mean.isnan()
+            behind[reads[path][mine]] = mean[mine]
+    return found
 
 
-class _Mean:
-    """Mean ranks, class by class."""
+class _Ranks:
+    """Ranks of a layer's maps, channel by channel."""
 
-    def __init__(self, count: int) -> None:
-        self.total = torch.zeros(count, dtype=torch.float64)
-        self.times = torch.zeros(count, dtype=torch.float64)
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._times = 0
 
-    def add(self, classes: Tensor | None, maps: object) -> None:
-        """Count maps in, [pictures, channels, height, width], if they are some of these classes."""
-        if classes is None or not isinstance(maps, Tensor) or maps.ndim != 4:
-            return
-        if maps.shape[1] == len(classes) and min(maps.shape[2:]) > 1:
+    def add(self, maps: object) -> None:
+        """Count maps in, [pictures, channels, height, width], if that is what they are."""
+        if isinstance(maps, Tensor) and maps.ndim == 4 and min(maps.shape[2:]) > 1:
             found = torch.linalg.matrix_rank(maps.float()).double().sum(0).cpu()
-            self.total.index_add_(0, classes, found)
-            self.times.index_add_(0, classes, torch.full_like(found, len(maps)))
+            self._total = found if self._total is None else self._total + found
+            self._times += len(maps)
 
-    def mean(self) -> Tensor:
-        """Of what was counted."""
-        return self.total / self.times.clamp(min=1)
-
-
-def _watcher(read: _Mean, reads: Tensor | None, given: _Mean, writes: Tensor | None) -> Watcher:
-    def watch(x: Tensor, out: object) -> None:
-        read.add(reads, x)
-        given.add(writes, out)
-
-    return watch
+    def mean(self, channels: int) -> Tensor:
+        """Of what was counted; NaN if that was nothing, or of another number of channels."""
+        if self._total is None or len(self._total) != channels:
+            return torch.full((channels,), torch.nan, dtype=torch.float64)
+        return self._total / self._times
 
 
 METHOD = Method(

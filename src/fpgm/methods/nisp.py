@@ -4,22 +4,24 @@ Yu and others rank the features in front of the classifier by Inf-FS (Roffo and 
 feature matters by the weight of all walks through it in a graph whose edges say how much two
 features vary and how little they say the same), and hand these scores back through the network: a
 unit is worth what its readers are worth, by the sizes of the weights they read it with. Additions
-hand scores to both sides, norms and activations hand them on.
+hand scores to both sides, norms and activations hand them on. What a layer adds to a stream is
+worth what reads the stream behind it.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fpgm.coupling import rows_of
 from fpgm.errors import ModelError
 from fpgm.latency.layers import called_layers
 from fpgm.methods.looking import show
-from fpgm.methods.task import Method, Pruned, Task, classes_of, cut_by
+from fpgm.methods.task import Method, Pruned, Task, classes_of, cut
 from fpgm.plan import WRITES
 from fpgm.planner import Planner
 from fpgm.recovery.rows import matrix_of
+from fpgm.scored import Scored
 from fpgm.tensors import named_tensors
 
 ALPHA = 0.5
@@ -30,10 +32,10 @@ WALKS = 0.9
 
 def nisp(task: Task) -> Pruned:
     """The same share of every layer goes, by what was handed back."""
-    planner = task.planner(residual="coupled")  # what is added shares its scores
-    last = called_layers(task.model, planner.examples[0])[-1].path
+    watched = task.planner(residual="coupled")  # what is added shares its readers
+    last = called_layers(task.model, watched.examples[0])[-1].path
     features = responses(task, last)
-    return cut_by(task, "nisp", planner, handed_back(planner, last, inf_fs(features)))
+    return cut(task.planner(Scored("nisp", handed_back(watched, last, inf_fs(features)))))
 
 
 def inf_fs(features: Tensor) -> Tensor:
@@ -79,43 +81,57 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def responses(task: Task, last: str) -> Tensor:
-    """What the last layer reads, [inputs, features]."""
+    """What the last layer reads, [inputs, features]: means over positions or tokens."""
     found: list[Tensor] = []
+    behind = isinstance(task.model.get_submodule(last), nn.Linear)  # its channels come last
 
     def keep(x: Tensor, _: object) -> None:
-        found.append((x.flatten(2).mean(2) if x.ndim > 2 else x).detach().cpu())
+        if x.ndim > 2:
+            x = x.flatten(1, -2).mean(1) if behind else x.flatten(2).mean(2)
+        found.append(x.detach().cpu())
 
     show(task, {last: keep})
     return torch.cat(found)
 
 
 @torch.no_grad()
-def handed_back(planner: Planner, last: str, importance: Tensor) -> Tensor:
-    """Scores of all classes, from those of what the last layer reads."""
+def handed_back(planner: Planner, last: str, importance: Tensor) -> dict[str, Tensor]:
+    """Scores of every layer's filters, from those of what the last layer reads.
+
+    Layers are visited from the last to the first; by then all that read what they give have handed
+    it its worth, and what is read in front of them has not.
+    """
     sides = _sides(planner)
     worth = torch.zeros(classes_of(planner), dtype=torch.float64)
     if last not in sides or len(sides[last][0]) != len(importance):
         raise ModelError(f"NISP hands back from the last layer, '{last}': its inputs are unknown.")
     worth.index_add_(0, sides[last][0], importance.double())
+    beyond = torch.zeros_like(worth)  # of it, what passed the last addition: around the branch
     order = dict.fromkeys(call.path for call in called_layers(planner.model, planner.examples[0]))
-    single = {w.layer: w for w in planner.structure.writers if w.carries}
+    writers = {w.layer: w for w in planner.structure.writers}
     tensors = named_tensors(planner.model)
+    found: dict[str, Tensor] = {}
     for path in reversed(order):
-        if path in single:  # depthwise: what is handed back passes through one filter
-            writer = single[path]
-            weight = tensors[writer.slot.name].detach()
-            worth[writer.classes] *= writer.filters(weight).double().abs().sum(1).cpu()
+        if path in writers:
+            found[path] = worth[writers[path].classes].clone()
+            if writers[path].carries:  # depthwise: what is handed back passes through one filter
+                classes, weight = writers[path].classes, tensors[writers[path].slot.name].detach()
+                sizes = writers[path].filters(weight).double().abs().sum(1).cpu()
+                worth[classes] = beyond[classes] + sizes * (worth - beyond)[classes]
         if path == last or path not in sides:
             continue
         reads, writes = sides[path]
+        beyond[writes] = worth[writes]
         sizes = matrix_of(planner.model.get_submodule(path)).double().abs().cpu()  # type: ignore[arg-type]
         groups, columns, outs = sizes.shape
         channels = len(reads) // groups
         by_channel = sizes.reshape(groups, channels, columns // channels, outs).sum(2)
         given = torch.einsum("gco,go->gc", by_channel, worth[writes].reshape(groups, outs))
         worth.index_add_(0, reads, given.reshape(-1))
-        worth /= worth.max().clamp(min=1e-30)  # deep networks would overflow
-    return worth
+        most = worth.max().clamp(min=1e-30)  # deep networks would overflow
+        worth /= most
+        beyond /= most
+    return {layer: worth[w.classes] for layer, w in writers.items()} | found
 
 
 def _sides(planner: Planner) -> dict[str, tuple[Tensor, Tensor]]:

@@ -24,7 +24,6 @@ from fpgm.planner import Criterion, Planner
 from fpgm.planning import check_prunes
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs, read_inputs
-from fpgm.scored import Scored
 from fpgm.tensors import named_tensors
 from fpgm.verify import certify
 
@@ -159,14 +158,6 @@ def scale_readers_(model: nn.Module, planner: Planner, factors: Tensor) -> None:
             if role == "reads":
                 weight = tensors[slot.name]
                 weight.mul_(factors[planner.structure.of(labels)].to(weight))
-
-
-def cut_by(task: Task, name: str, watched: Planner, scores: Tensor) -> Pruned:
-    """The same share of every layer goes, by scores of the classes that a planner knows.
-
-    It may know streams as one (`coupled`) where the task prunes their layers apart.
-    """
-    return cut(task.planner(Scored.of_units(name, watched.structure, scores)))
 
 
 def classes_of(planner: Planner) -> int:
