@@ -10,6 +10,7 @@ import pytest
 from tests.shell import refused, run
 
 from fpgm.cli.compare import table
+from fpgm.methods import METHODS
 from fpgm.report.run import read_run
 
 LOOK = ("--data", "synthetic", "--images", 64, "--test", 64, "--input", "1x3x16x16")
@@ -86,11 +87,32 @@ def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     )
     said, _ = run(
         "compare", f"{file}:make", *LOOK, "--macs", 0.4, "--out", tmp_path / "a",
-        "--methods", "slimming,fpgm",
+        "--methods", "slimming,fpgm", "--steps", 2, code=2,
     )  # fmt: skip
     assert "| Slimming | " in said
     assert "slimming: No unit has a batch norm with a scale behind it" in said
     assert "| FPGM " in said
+
+
+def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
+    """Without them SFP would be the plain norm under another name."""
+    given = ("compare", model, *LOOK, "--macs", 0.4, "--images", 16, "--test", 16, "--out")
+    said, _ = run(*given, tmp_path / "a", "--methods", "all")
+    assert (
+        "Left out, since they train: fpgm-soft, fpgm-mix-soft, sfp, rethinking, mil, slimming, "
+        "group-norm; give --steps 2 or more.\n"
+    ) in said
+    told = json.loads((tmp_path / "a/compare.json").read_text())
+    rows = told["rows"]
+    assert set(told["left_out"]) | {row["method"] for row in rows} == set(METHODS)
+    assert {METHODS[row["method"]].needs for row in rows} == {"weights", "inputs", "labels"}
+    two = ("--methods", "sfp,fpgm", "--steps")
+    assert refused(*given, tmp_path / "b", *two, 1) == (
+        "sfp trains before pruning: give --steps 2 or more."
+    )
+    run(*given, tmp_path / "b", *two, 2)
+    sfp, fpgm = json.loads((tmp_path / "b/compare.json").read_text())["rows"]
+    assert (sfp["steps"], fpgm["steps"]) == (2, 2)
 
 
 @pytest.mark.parametrize(

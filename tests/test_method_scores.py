@@ -12,7 +12,7 @@ from tests.recoverable import Streams, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.methods import METHODS, Task
+from fpgm.methods import METHODS, Schedule, Task, pfec, rethinking
 from fpgm.methods.contributions import look, products
 from fpgm.methods.cp import path
 from fpgm.methods.everywhere import cut_everywhere
@@ -407,6 +407,17 @@ class TestRethinking:
             soften_(scale, torch.tensor([0.1, 0.1, 0.1]))
         assert scale.tolist() == pytest.approx([0.0, 0.0, 0.7], abs=1e-6)
 
+    def test_small_scales_are_sooner_at_zero(
+        self, two: Two, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with torch.no_grad():
+            two.b.weight.zero_()  # nothing pulls on the scales but thresholds
+        task = task_of(two, before=Schedule(1))
+        for alpha, told in ((0.1, "0 of 8 "), (1e-6, "8 of 8 ")):
+            monkeypatch.setattr(rethinking, "ALPHA", alpha)
+            (note,) = METHODS["rethinking"].prune(task).notes
+            assert note.startswith(told)
+
     @pytest.mark.parametrize("batch", [1, 4])
     def test_penalties_follow_memory(self, batch: int) -> None:
         """Weights that make a channel, weights that read it, and its map."""
@@ -437,9 +448,17 @@ class TestPfec:
         losses_ = sensitivities(planner, task)
         assert max(losses_.values()) > 0
         drop = sorted(losses_.values())[-2]
-        spare_(planner, task, drop)
-        spared = set(planner.budget.rates)
+        spared = set(spare_(planner, task, drop))
+        assert spared == set(planner.budget.rates)
         assert spared == {layer for layer, loss in losses_.items() if loss > drop}
         found = cut(planner)
         assert found.plan is not None
         assert all(g.kept == g.units for g in found.plan.groups if set(g.layers) & spared)
+
+    @pytest.mark.parametrize(("drop", "start"), [(-1.0, "spared "), (2.0, "no layer was sens")])
+    def test_it_says_what_it_spared(
+        self, drop: float, start: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pfec.spare_, "__defaults__", (drop,))
+        (note,) = METHODS["pfec-sensitivity"].prune(task_of(stir(Streams()).eval(), 0.2)).notes
+        assert note.startswith(start)

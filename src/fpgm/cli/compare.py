@@ -31,6 +31,8 @@ from fpgm.wording import reason
 
 USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")
 """Methods that need neither labels nor training."""
+LEAST = 2
+"""Steps with which a method can train before it prunes: it may spend half of them on that."""
 NAME = "compare"
 """Of the files that hold the table."""
 PAGE = "comparison.html"
@@ -63,10 +65,7 @@ def compare(
     json: common.AsJson = False,
 ) -> None:
     """Prune one model by several methods, recover and train each alike, and set them in a table."""
-    named = METHODS if methods == "all" else [name.strip() for name in methods.split(",")]
-    chosen = list(dict.fromkeys(named))
-    for name in chosen:
-        find(name)
+    chosen, idle = _chosen(methods, steps)
     Budget(macs=macs)
     if test < 1 or images < 1:
         raise RequestError("--test and --images are whole numbers from 1 up.")
@@ -130,18 +129,38 @@ def compare(
     shown = table(rows, whole)
     sources = {name: {"title": own.title, "about": own.about, "cite": own.cite}
                for name, own in METHODS.items() if name in chosen}  # fmt: skip
-    told = {"asked": asked, "original": whole, "rows": rows, "methods": sources}
+    told = {"asked": asked, "original": whole, "rows": rows, "left_out": idle, "methods": sources}
     page = folder.finish(told, *shown)
     if json:
         common.show_json({**told, "page": None if page is None else str(page)})
-        return
-    common.show_table(*shown)
-    for row in rows:
-        for note in [row["failed"]] if "failed" in row else row["notes"]:
-            typer.echo(f"\n{row['method']}: {note}")
-    typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")
-    if page is not None:
-        typer.echo(f"Side by side: {page}")
+    else:
+        common.show_table(*shown)
+        for row in rows:
+            for note in [row["failed"]] if "failed" in row else row["notes"]:
+                typer.echo(f"\n{row['method']}: {note}")
+        if idle:
+            typer.echo(
+                f"\nLeft out, since they train: {', '.join(idle)}; give --steps {LEAST} or more."
+            )
+        typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")
+        if page is not None:
+            typer.echo(f"Side by side: {page}")
+    if any("failed" in row for row in rows):
+        raise typer.Exit(2)
+
+
+def _chosen(methods: str, steps: int) -> tuple[list[str], list[str]]:
+    """Methods by their names, and those that are left out of all for want of steps.
+
+    What a method that trains would do without training is not that method.
+    """
+    named = METHODS if methods == "all" else [name.strip() for name in methods.split(",")]
+    chosen = list(dict.fromkeys(named))
+    idle = [name for name in chosen if find(name).needs == "training" and steps < LEAST]
+    if idle and methods != "all":
+        told = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
+        raise RequestError(f"{told}: give --steps {LEAST} or more.")
+    return [name for name in chosen if name not in idle], idle
 
 
 def table(

@@ -8,6 +8,7 @@ alone: each is pruned by itself, and accuracy counted.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -32,13 +33,16 @@ def pfec(task: Task) -> Pruned:
 
 def careful(task: Task) -> Pruned:
     """The same, but for layers that are sensitive; the others lose more instead."""
-    return cut(spare_(task.planner("l1"), task))
+    planner = task.planner("l1")
+    spared = spare_(planner, task)
+    told = f"spared {', '.join(spared)}" if spared else "no layer was sensitive: the same as PFEC"
+    return replace(cut(planner), notes=(told,))
 
 
-def spare_(planner: Planner, task: Task, drop: float = DROP) -> Planner:
-    """Tell a planner to leave sensitive layers whole: as many as its budget can do without.
+def spare_(planner: Planner, task: Task, drop: float = DROP) -> list[str]:
+    """Tell a planner to leave sensitive layers whole, and which they are.
 
-    The most sensitive go first; if too few are left to reach the budget, the mildest are given up.
+    If too little is left to reach the budget, the milder half is given up, and again.
     """
     losses = sensitivities(planner, task)
     spared = sorted((layer for layer in losses if losses[layer] > drop), key=lambda n: -losses[n])
@@ -52,7 +56,7 @@ def spare_(planner: Planner, task: Task, drop: float = DROP) -> Planner:
                 raise
             spared = spared[: len(spared) // 2]
         else:
-            return planner
+            return spared
 
 
 def sensitivities(planner: Planner, task: Task) -> dict[str, float]:

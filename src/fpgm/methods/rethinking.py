@@ -3,9 +3,8 @@
 Ye and others train with ISTA on γ: after every step each scale moves towards zero by the learning
 rate times a penalty that follows how much memory its channel costs, and stays there once it is
 reached. Scales are multiplied by α beforehand and the weights that read them divided by it: the
-function is the same, and thresholds are small beside the steps of other weights. Channels at zero
-are constant: what they add to the layers behind is taken up there, here by their norms' statistics
-taken anew.
+function is the same, and small scales are sooner at zero. Channels at zero are constant: what they
+add to the layers behind is taken up there, here by their norms' statistics taken anew.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from fpgm.recovery import recover
 
 ALPHA = 0.1
 """What scales are multiplied by; the authors take 0.001 to 1, by how long the training is."""
-PENALTY = 0.05
-"""Mean of the penalties of all channels, for the scales as they were before that."""
+PENALTY = 0.005
+"""Mean of the penalties of all channels."""
 SAME = 1e-3
 """Change of outputs, as a share of the largest, up to which a function is the same."""
 
@@ -47,7 +46,7 @@ def rethinking(task: Task) -> Pruned:
 
     def settle(rate: float) -> None:
         for norm, penalty in zip(norms, penalties, strict=True):
-            soften_(norm.scale, alpha * rate * penalty)
+            soften_(norm.scale, rate * penalty)
 
     train_(model, task, task.before, settle=settle)
     rescale_(model, planner, norms, 1 / alpha)

@@ -7,7 +7,6 @@ removed. An epoch here is a share of the steps a task allows before it prunes.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from fpgm.methods.task import Method, Pruned, Task, cut
@@ -18,13 +17,17 @@ ROUNDS = 5
 
 
 def soft(task: Task, criterion: str) -> Pruned:
-    """Train and zero in turns, then cut."""
+    """Train and zero in turns, then cut what is zero."""
     model = task.copy()
-    train_pruning_(
+    pruner = train_pruning_(
         model, task, task.before, ROUNDS, macs=task.macs, criterion=criterion,
         residual=task.residual, align=task.align, seed=task.seed,
     )  # fmt: skip
-    return replace(cut(task.planner(criterion, model)), trained=model)
+    if pruner is None:  # there was no step to train
+        return cut(task.planner(criterion, model))
+    small = pruner.compact()
+    assert pruner.plan is not None
+    return Pruned(small, pruner.plan.macs_removed, pruner.plan, trained=model)
 
 
 FPGM_CITE = (
