@@ -347,3 +347,40 @@ def test_a_row_that_fails_ends_many_processes(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(fpgm.RequestError, match="has no cifar10_resnet56"):
         command_line._fill(results, [row], 1, maker, "fpgm")
+
+
+HOLD = """
+import os, sys
+from fpgm.files import locked
+handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+assert locked(handle)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_training_that_another_row_shares_is_left_to_its_process(
+    tmp_path: Path, tiny: str
+) -> None:
+    """Rows are claimed one by one, and a run of Algorithm 1 is behind several of them."""
+    rows = maker(tmp_path, tiny)
+    first, second = (ABLATIONS.row(key) for key in ("interval-1", "distance-l2"))
+    folders = {rows._folder(row, rows._recipe(row, 0)) for row in (first, second)}
+    (folder,) = folders
+    folder.mkdir(parents=True)
+    changed = [word for own in changes(tiny) for word in ("--set", own)]
+    asked = ("reproduce", "ablations", "--scale", "full", "--rows", "distance-l*",
+             "--weights", tmp_path, "--out", tmp_path / "out", *changed, "--json")  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder / "recipe.json")], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        told = json.loads(run(*asked)[0])
+        assert told["notes"] == ["distance-l2, seed 0, is being made by another process."]
+        assert ["missing" in line for line in told["rows"]] == [True, False]  # l2, l1
+        other.communicate("")
+    told = json.loads(run(*asked)[0])
+    assert not told["notes"]
+    assert not any("missing" in line for line in told["rows"])

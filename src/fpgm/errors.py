@@ -7,6 +7,7 @@
     ├── PlanError           the plan was made for another model
     ├── VerificationError   the compact model is not the silenced one: never ignored
     └── FileError           a file is missing, foreign, truncated or cannot be written
+        └── BusyError       another process is writing there
 
 Messages are one line: what is wrong, where, and what to do.
 """
@@ -38,3 +39,7 @@ class VerificationError(FpgmError):
 
 class FileError(FpgmError, OSError):
     """A file is missing, foreign, truncated or cannot be written."""
+
+
+class BusyError(FileError):
+    """Another process is writing there: it may be left to it."""

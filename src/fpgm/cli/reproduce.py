@@ -20,7 +20,7 @@ from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli.train import Bars
 from fpgm.data.readings import Epochs
-from fpgm.errors import FpgmError, RequestError
+from fpgm.errors import BusyError, FpgmError, RequestError
 from fpgm.models.spec import default_shape
 from fpgm.reproduce import TABLES, Made, Results, Row, Table, full, page, processes
 from fpgm.reproduce.printed import BASELINES, TABLE5, baseline_of
@@ -245,6 +245,9 @@ def _fill(
                 continue
             try:
                 made = maker.make(place.table, row, seed)
+            except BusyError:  # another row's process is at the training that both share
+                taken.append((place, row, seed))
+                continue
             except FpgmError as error:
                 if not processes.alone():
                     raise  # others may be waiting for this one in their training: end them all

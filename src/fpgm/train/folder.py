@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fpgm._version import __version__
-from fpgm.errors import FileError
+from fpgm.errors import BusyError, FileError
 from fpgm.files import is_unfinished, locked, sweep, write_text, writing
 from fpgm.plan import Plan
 from fpgm.reading import bytes_of, json_of, parsed, text_of
@@ -87,7 +87,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             if not locked(self._lock):
-                raise FileError(
+                raise BusyError(
                     f"{self.path} is being written by another process: wait, or choose another "
                     "folder."
                 )
