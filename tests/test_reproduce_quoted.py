@@ -323,11 +323,12 @@ def test_two_processes_agree_on_a_choice(tmp_path: Path, tiny: str) -> None:
 FAR = """
 import sys
 from pathlib import Path
+from fpgm.launch import is_first
 from fpgm.reproduce import processes
 
-place = Path(sys.argv[1]) / f"disk{processes.join() and processes.is_first()}"
+place = Path(sys.argv[1]) / f"disk{processes.join() and is_first()}"
 file = place / "weights"
-if processes.is_first():
+if is_first():
     file.parent.mkdir()
     file.write_bytes(b"of the first")
 elif sys.argv[2] == "stale":

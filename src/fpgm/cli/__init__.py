@@ -35,7 +35,7 @@ from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
-from fpgm.reproduce.processes import alone
+from fpgm.launch import met
 from fpgm.wording import reason
 
 __all__ = ["app"]
@@ -159,9 +159,9 @@ def _say_no_more(code: int) -> NoReturn:
             _complain(f"What was found cannot be printed: {reason(error)}.")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again
         code = code or 1
-    if alone():
-        sys.exit(code)
-    _leave(code)
+    if met():
+        _leave(code)
+    sys.exit(code)
 
 
 def _leave(code: int) -> NoReturn:

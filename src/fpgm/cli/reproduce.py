@@ -16,6 +16,7 @@ import torch
 import typer
 from torch import nn
 
+from fpgm import launch
 from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli.train import Bars
@@ -139,25 +140,25 @@ def _tables(
     table: Table, chosen: Sequence[Row], seeds: int, asked: Asked, command: str, json: bool
 ) -> None:
     """Make what is not there, write and show."""
-    unshared = asked.scale == "quick" or table is TABLE5  # times need no schedule
-    if unshared and not processes.alone():
+    alone = asked.scale == "quick" or table is TABLE5  # times need no schedule
+    if alone and launch.count() > 1:
         raise RequestError(f"{table.name} is made by one process here: leave the launcher out.")
     if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError(
             "table5 at full scale is timed on a CUDA device, and there is none here."
         )
     with common.extra("train"):
-        maker = _Quick(table, asked) if unshared else _Full(asked, chosen)
+        maker = _Quick(table, asked) if alone else _Full(asked, chosen)
         results = Results(asked.out, table, asked.scale, maker.settings)
         processes.first(results.check)
         try:
             notes, failed = _fill(results, chosen, seeds, maker, command)
             processes.leave()
         except KeyboardInterrupt:
-            if processes.is_first():
+            if launch.is_first():
                 typer.echo("fpgm: stopped; the same command goes on.", err=True)
             raise typer.Exit(130) from None
-    if processes.is_first():  # it speaks for all
+    if launch.is_first():  # it speaks for all
         files = page.written(results, lambda row: full.command(table, row, asked.out))
         _show(results, chosen, notes, files, json)
     if failed:
@@ -229,7 +230,7 @@ def _fill(
     taken: list[tuple[Results, Row, int]] = []
     failed = False
     for place, row, seed in _needed(results, chosen, seeds):
-        claim = place.claimed(row, seed) if processes.is_first() else nullcontext(True)
+        claim = place.claimed(row, seed) if launch.is_first() else nullcontext(True)
         with claim as free:
             base = (BASELINES.name, baseline_of(row.network).key, seed) if row.begins else None
             waits = base in [(own.table.name, other.key, s) for own, other, s in taken]
@@ -249,7 +250,7 @@ def _fill(
                 taken.append((place, row, seed))
                 continue
             except FpgmError as error:
-                if not processes.alone():
+                if launch.count() > 1:
                     raise  # others may be waiting for this one in their training: end them all
                 notes.append(f"{row.key}, seed {seed}, failed: {error}")
                 failed = True
@@ -258,10 +259,10 @@ def _fill(
                 assert isinstance(maker, _Quick)
                 missing.setdefault(maker.why(row), {})[row.key] = None
                 failed = failed or not row.imagenet  # weights could have been given
-            elif processes.is_first():
+            elif launch.is_first():
                 place.keep(row, seed, made, command)
     for place, row, seed in taken:
-        if processes.is_first() and place.made(row, seed) is None:
+        if launch.is_first() and place.made(row, seed) is None:
             notes.append(f"{row.key}, seed {seed}, is being made by another process.")
     notes += [f"Missing: {shorten(list(keys))}: {why}." for why, keys in missing.items()]
     return notes, failed

@@ -11,8 +11,8 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from fpgm.cli import common
 from fpgm.errors import RequestError
+from fpgm.launch import is_first
 from fpgm.recipes import SHIPPED
-from fpgm.reproduce.processes import is_first
 
 
 def train(

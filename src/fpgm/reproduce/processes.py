@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache, partial
@@ -17,26 +16,12 @@ from fpgm.data.batches import Share
 from fpgm.data.sources import Wanted, open_sets
 from fpgm.errors import FpgmError
 from fpgm.files import file_sha256, write_whole
+from fpgm.launch import count, is_first
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
 """How long processes wait for what the first one does alone: choosing may take it hours."""
-
-
-def is_first() -> bool:
-    """Whether this process speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def alone() -> bool:
-    """Whether no launcher started others beside this one."""
-    return os.environ.get("WORLD_SIZE", "1") == "1"
-
-
-def count() -> int:
-    """How many there are."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def join() -> torch.device:
@@ -58,7 +43,7 @@ def leave() -> None:
 
 def first(act: Callable[[], T]) -> T:
     """What the first process finds, told to all: others may not see its disk."""
-    if alone():
+    if count() == 1:
         return act()
     join()
     sent: list[tuple[T | None, FpgmError | None] | None] = [None]
@@ -84,7 +69,7 @@ def _patient() -> dist.ProcessGroup:
 
 def everywhere(file: Path) -> None:
     """See to it that every process has a file of the first one at this place: disks may differ."""
-    if alone():
+    if count() == 1:
         return
     wanted = first(partial(file_sha256, file))
     lacks = not file.is_file() or file_sha256(file) != wanted

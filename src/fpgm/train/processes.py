@@ -12,6 +12,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
+from fpgm.launch import meet
 from fpgm.wording import reason
 
 
@@ -27,6 +28,8 @@ def make_accelerator(precision: str) -> Accelerator:
     except ValueError as error:
         about = f"run.precision is {precision!r}: " if "precision" in str(error) else ""
         raise RequestError(f"{about}{reason(error)}.") from error
+    if accelerator.num_processes > 1:
+        meet()
     # `accelerate launch` may hand in another number, by which every loss would be divided.
     accelerator.gradient_accumulation_steps = 1
     return accelerator
