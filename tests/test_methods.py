@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.prunable import Two, data, task_of
 from tests.recoverable import Streams, stir
-from torch import nn
+from torch import Tensor, nn
 
 import fpgm
 from fpgm.methods import METHODS, Schedule, Task, find
@@ -170,3 +170,13 @@ def test_scores_that_a_layer_lacks() -> None:
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1, criterion=scores)
     assert plan.asked["criterion"] == "mine"
     assert plan.cuts[0].keep == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["sfp", "taylor", "pfec-sensitivity"])
+def test_what_is_no_classifier_is_named(name: str) -> None:
+    class Told(Two):
+        def forward(self, x: Tensor) -> Any:
+            return {"out": super().forward(x)}
+
+    with pytest.raises(fpgm.ModelError, match=r"answers with a dict: .* one tensor of class"):
+        METHODS[name].prune(task_of(Told().eval()))

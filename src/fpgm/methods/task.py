@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fpgm.budget import Budget, Residual
 from fpgm.compact import compact
-from fpgm.errors import RequestError
+from fpgm.errors import ModelError, RequestError
 from fpgm.examples import beside
 from fpgm.plan import Plan
 from fpgm.planner import Criterion, Planner
@@ -171,6 +171,17 @@ def trainable(model: nn.Module) -> nn.Module:
     for parameter in net.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return net
+
+
+def class_scores(model: nn.Module, x: Tensor) -> Tensor:
+    """What a classifier answers, or why it is none."""
+    found = model(x)
+    if isinstance(found, Tensor):
+        return found
+    raise ModelError(
+        f"The model answers with a {type(found).__name__}: to train it or to count what it gets "
+        "right, wrap it so that it gives one tensor of class scores."
+    )
 
 
 def pair(batch: Any) -> Batch:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fpgm.methods.everywhere import cut_everywhere
-from fpgm.methods.task import Method, Pruned, Task, classes_of
+from fpgm.methods.task import Method, Pruned, Task, class_scores, classes_of
 from fpgm.planner import Planner
 from fpgm.tensors import named_tensors
 
@@ -33,7 +33,7 @@ def losses(task: Task, planner: Planner) -> Tensor:
     count = 0
     with torch.enable_grad():
         for x, classes in task.labelled():
-            loss = F.cross_entropy(net(x), classes)
+            loss = F.cross_entropy(class_scores(net, x), classes)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             change = torch.zeros_like(total)
             for writer, weight, gradient in zip(writers, weights, gradients, strict=True):

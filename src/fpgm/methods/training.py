@@ -12,7 +12,7 @@ from torch import nn
 
 from fpgm.errors import ModelError, RequestError
 from fpgm.examples import beside
-from fpgm.methods.task import Batch, Schedule, Task, pair
+from fpgm.methods.task import Batch, Schedule, Task, class_scores, pair
 from fpgm.soft import SoftPruner
 
 Hook = Callable[[float], None]
@@ -55,7 +55,7 @@ def train_(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), classes)
+            loss = F.cross_entropy(class_scores(model, x), classes)
             if not bool(loss.isfinite()):
                 told = float(loss.detach())
                 raise ModelError(f"The loss is {told} at step {step + 1}: lower lr.")
