@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.shell import refused, run
 
 from fpgm.cli.compare import table
 from fpgm.methods import METHODS
+from fpgm.models.spec import load_model
 from fpgm.report.run import read_run
+from fpgm.store import load, save
 
 LOOK = ("--data", "synthetic", "--images", 64, "--test", 64, "--input", "1x3x16x16")
 
@@ -120,7 +123,12 @@ def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
     [
         (("--methods", "fpgn"), "There is no method 'fpgn' (did you mean 'fpgm'?)"),
         (("--macs", 1.5), "macs is 1.5"),
+        (("--macs", 0), "--macs is 0: nothing would go."),
         (("--test", 0), "--test and --images are whole numbers from 1 up."),
+        (("--lr", "nan"), "--lr is nan: give a positive number."),
+        (("--residual", "foo"), "residual is 'foo'"),
+        (("--align", 0), "align is 0"),
+        (("--mean", "0,0,0", "--std", "0,1,1"), "--std is '0,1,1': inputs are divided by it"),
     ],
 )
 def test_refusals(model: str, tmp_path: Path, options: tuple[Any, ...], message: str) -> None:
@@ -134,10 +142,43 @@ def test_a_folder_of_something_else(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a"
     compared(model, out, "--methods", "fpgm")
     other = ("compare", model, *LOOK, "--macs", 0.3, "--methods", "fpgm", "--out")
-    assert "holds another comparison: choose another --out." in refused(*other, out)
+    assert "holds another comparison (another macs): choose another --out." in refused(*other, out)
+    assert "nodata" in refused(*other, out, "--data", "nodata")  # what is wrong comes first
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x").touch()
     assert "is not empty: choose another --out." in refused(*other, tmp_path / "b")
+
+
+def test_more_classes_than_answers(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),\n"
+        "        nn.Linear(8, 9))\n"
+    )
+    asked = ("compare", f"{file}:make", *LOOK, "--macs", 0.4, "--out", tmp_path / "a")
+    assert refused(*asked, "--methods", "taylor") == (
+        f"--data synthetic has 10 classes and {file}:make answers with 9: give as many."
+    )
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_is_kept_is_proved_and_counted_on_the_pictures_there_are(
+    model: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "a"
+    compared(model, out, "--methods", "l2", "--test", 10**6)
+    assert json.loads((out / "l2/results.json").read_text())["test_images"] == 256
+    said, _ = run("verify", out / "l2", "--model", model)
+    assert said.endswith("the weights are those fpgm compare left, by their sha256.\n")
+    small = out / "l2/small.safetensors"
+    net = load(small, lambda: load_model(model))
+    with torch.no_grad():
+        next(net.parameters()).add_(1)
+    save(net, small)
+    told = refused("verify", out / "l2", "--model", model, code=1)
+    assert "its tensors have changed since" in told
 
 
 def test_means_and_failures_in_the_table() -> None:

@@ -28,7 +28,7 @@ Quick.make = make
 FULL = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
 """
 
 

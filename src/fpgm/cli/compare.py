@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +58,7 @@ def compare(
     residual: Annotated[str, typer.Option(help="coupled or independent.")] = "coupled",
     align: Annotated[int, typer.Option(metavar="N", help="Widths are multiples of this.")] = 1,
     images: pic.Images = 512,
-    test: pic.Test = 2000,
+    test: pic.Counted = 2000,
     mean: pic.Mean = None,
     std: pic.Std = None,
     weights: common.Weights = None,
@@ -67,6 +68,10 @@ def compare(
     """Prune one model by several methods, recover and train each alike, and set them in a table."""
     chosen, idle = _chosen(methods, steps)
     Budget(macs=macs)
+    if macs <= 0:
+        raise RequestError(f"--macs is {macs:g}: nothing would go. Give a share of them, as 0.5.")
+    if not 0 < lr < math.inf:
+        raise RequestError(f"--lr is {lr:g}: give a positive number.")
     if test < 1 or images < 1:
         raise RequestError("--test and --images are whole numbers from 1 up.")
     shape = common.input_shape(input, model)
@@ -82,11 +87,15 @@ def compare(
     with common.LayerBar() as bar:
         net = common.build(model, weights)
         asked["original_sha256"] = digest = tensors_sha256(net)
-        folder = _Folder(out, asked)
         look, learn = (
             pic.open_pictures(data, mean, std, shape[-1], augment=own) for own in (False, True)
         )
         look.check(net, data, model)
+        right, seen = look.right(net, test)
+        if not seen:
+            raise RequestError(f"{model} gives no class scores: compare counts accuracy.")
+        whole = right / seen
+        _check_classes(net, look, data, model)
         task = Task(
             net,
             common.example(shape),
@@ -99,19 +108,21 @@ def compare(
             progress=bar.show,
         )
 
+        task.planner()  # refuses what makes no sense, before there is a folder
+        folder = _Folder(out, asked)
+
         def count(own: torch.nn.Module) -> float:
             share = look.accuracy(own, test)
-            if share is None:
-                raise RequestError(f"{model} gives no class scores: compare counts accuracy.")
+            assert share is not None
             return share
 
-        whole = count(net)
         about = {
             "model": model,
             "weights": trained,
             "original_sha256": digest,
             "input": list(shape),
             "command": context.obj,
+            "test_images": seen,
         }
         folder.begin()
         for seed in range(seeds):
@@ -161,6 +172,15 @@ def _chosen(methods: str, steps: int) -> tuple[list[str], list[str]]:
         told = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
         raise RequestError(f"{told}: give --steps {LEAST} or more.")
     return [name for name in chosen if name not in idle], idle
+
+
+@torch.no_grad()
+def _check_classes(net: torch.nn.Module, look: pic.Pictures, data: str, model: str) -> None:
+    """Methods that look at labels need an answer for each of them."""
+    answers = net(next(iter(look))[0][:1]).shape[1]
+    if answers < look.sets.classes:
+        raise RequestError(f"--data {data} has {look.sets.classes} classes and {model} answers "
+                           f"with {answers}: give as many.")  # fmt: skip
 
 
 def table(
@@ -220,8 +240,11 @@ class _Folder:
         if out.exists() and not out.is_dir():
             raise FileError(f"{out} is a file: --out names a folder.")
         if self._file.exists():
-            if self._read(self._file) != asked:
-                raise FileError(f"{out} holds another comparison: choose another --out.")
+            kept = self._read(self._file)
+            other = [key for key in asked if kept.get(key) != asked[key]]
+            if other or kept.keys() != asked.keys():
+                what = f" (another {', '.join(other)})" if other else ""
+                raise FileError(f"{out} holds another comparison{what}: choose another --out.")
         elif out.exists() and any(not is_unfinished(own.name) for own in out.iterdir()):
             raise FileError(f"{out} is not empty: choose another --out.")
 
@@ -251,7 +274,6 @@ class _Folder:
             "small_sha256": tensors_sha256(done.best),
             "asked": {**self._asked, "criterion": row.method, "seed": row.seed},
             "accuracy": {name: share for name, share in shares.items() if share is not None},
-            "test_images": self._asked["test"],
             "seconds": {"prune": row.seconds},
             "versions": {"fpgm": __version__, "torch": torch.__version__},
             "row": row.to_dict(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -26,6 +27,9 @@ Data = Annotated[
 Images = Annotated[int, typer.Option(metavar="N", help="Training pictures to look at.")]
 Test = Annotated[
     int, typer.Option("--test", metavar="N", help="Test pictures to count accuracy on; 0: none.")
+]
+Counted = Annotated[
+    int, typer.Option("--test", metavar="N", help="Test pictures to count accuracy on.")
 ]
 Mean = Annotated[
     str | None, typer.Option(metavar="R,G,B", help="Mean the model's inputs were freed of.")
@@ -89,10 +93,20 @@ def open_pictures(
         crop=4 if moved else 0,
         flip=moved,
         mean=None if mean is None else _numbers("--mean", mean),
-        std=None if std is None else _numbers("--std", std),
+        std=None if std is None else _spread(std),
         size=size,
     )
     return Pictures(open_sets(wanted, 0, ALONE, "cpu"))
+
+
+def _spread(text: str) -> tuple[float, ...]:
+    """What inputs are divided by."""
+    found = _numbers("--std", text)
+    if not all(0 < own < math.inf for own in found):
+        raise RequestError(
+            f"--std is {text!r}: inputs are divided by it, so give positive numbers."
+        )
+    return found
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -25,15 +25,19 @@ from fpgm.errors import BusyError, FpgmError, RequestError
 from fpgm.models.spec import default_shape
 from fpgm.reproduce import TABLES, Made, Results, Row, Table, full, page, processes
 from fpgm.reproduce.printed import BASELINES, TABLE5, baseline_of
-from fpgm.reproduce.quick import VGG_WEIGHTS, Data, Effort, Quick
+from fpgm.reproduce.quick import PICTURES, VGG_WEIGHTS, Data, Effort, Quick
 from fpgm.reproduce.results import WEIGHTS
-from fpgm.reproduce.weights import digest, find_weights, weights_name
-from fpgm.wording import shorten
+from fpgm.reproduce.weights import ENDINGS, digest, find_weights, weights_name
+from fpgm.wording import shorten, size
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")
 DRAWN = "svg"
 CIFAR10 = "cifar10"
+SHAPE = (3, 32, 32)
+"""Of its pictures, which quick rows' networks take."""
+SPENT = ("steps", "epochs", "images")
+"""What of an effort the command can change."""
 TEST = 10_000
 TIMED = Effort(batch=64, backend="cuda", seconds=20.0)
 """How the paper takes its times: 64 pictures at once on one GPU."""
@@ -78,6 +82,7 @@ def reproduce(
         Path,
         typer.Option(
             metavar="DIR|FILE",
+            envvar="FPGM_WEIGHTS",
             help="Trained weights: a folder with cifar10_resnet56.safetensors, … or one file.",
         ),
     ] = Path("weights"),
@@ -87,7 +92,7 @@ def reproduce(
     steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = Effort.steps,
     epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = Effort.epochs,
     images: pic.Images = Effort.images,
-    test: pic.Test = TEST,
+    test: pic.Counted = TEST,
     mean: pic.Mean = None,
     std: pic.Std = None,
     change: Annotated[
@@ -110,6 +115,8 @@ def reproduce(
     asked = Asked(scale, out, weights, data, mean, std, test, effort, tuple(change or []))
     _check(asked)
     if name in FIGURES:
+        if list_:
+            raise RequestError(f"{name} is a figure and has no rows to list.")
         _draw(name, asked, json)
         return
     if name not in TABLES:
@@ -121,6 +128,10 @@ def reproduce(
     if list_:
         _list(table, chosen, out, json)
         return
+    for key in SPENT if scale == "quick" else ():
+        used = any(key in Quick.uses(name, row) for row in chosen)
+        if not used and getattr(effort, key) != getattr(Effort, key):
+            raise RequestError(f"--{key} changes nothing in {name}: leave it out.")
     _tables(table, chosen, seeds, asked, context.obj, json)
 
 
@@ -132,6 +143,10 @@ def _check(asked: Asked) -> None:
         raise RequestError(
             "--steps, --epochs, --images and --test are for quick rows: --set train.epochs=3."
         )
+    if asked.out.exists() and not asked.out.is_dir():
+        raise RequestError(f"{asked.out} is a file: --out names a folder.")
+    if asked.weights.suffix in ENDINGS and not asked.weights.exists():
+        raise RequestError(f"--weights {asked.weights} does not exist.")
     if any(own.startswith("model.weights") for own in asked.changes):
         raise RequestError("--set model.weights is for fpgm train: give --weights here.")
 
@@ -169,7 +184,7 @@ class _Quick:
     """Rows made by one process: at quick scale, and all times."""
 
     def __init__(self, table: Table, asked: Asked) -> None:
-        spent = {key: getattr(asked.effort, key) for key in ("steps", "epochs", "images")}
+        spent = {key: getattr(asked.effort, key) for key in SPENT}
         self._spent = {**spent, "test": asked.test, "data": asked.data, "mean": asked.mean,
                        "std": asked.std}  # fmt: skip
         effort = asked.effort
@@ -177,7 +192,8 @@ class _Quick:
             effort, self._spent = TIMED, {}
         self._table, self._bar = table, common.LayerBar()
         # What a VGG-16 is trained with is in its name: other options train another one.
-        mark = hashlib.sha256(jsonlib.dumps(self._spent).encode()).hexdigest()[:10]
+        given = {key: self._spent.get(key) for key in ("epochs", *PICTURES)}
+        mark = hashlib.sha256(jsonlib.dumps(given).encode()).hexdigest()[:10]
         kept = asked.out / VGG_WEIGHTS.replace(".", f"-{mark}.")
         self._rows = Quick(
             asked.weights,
@@ -189,7 +205,9 @@ class _Quick:
         self._weights = asked.weights
 
     def settings(self, row: Row, seed: int) -> dict[str, Any]:
-        return {**self._spent, WEIGHTS: digest(self._rows.start(self._table.name, row))}
+        name = BASELINES.name if row in BASELINES.rows else self._table.name
+        used = {key: self._spent[key] for key in Quick.uses(name, row) if key in self._spent}
+        return {**used, WEIGHTS: digest(self._rows.start(name, row))}
 
     def make(self, table: Table, row: Row, seed: int) -> Made | None:
         with self._bar:
@@ -294,9 +312,9 @@ def _show(
 ) -> None:
     header, lines = page.shown(results, chosen)
     if json:
-        common.show_json(
-            {"header": header, "rows": lines, "notes": notes, "files": [str(f) for f in files]}
-        )
+        figures = [page.told(results, row) for row in chosen]
+        common.show_json({"header": header, "rows": lines, "figures": figures, "notes": notes,
+                          "files": [str(file) for file in files]})  # fmt: skip
         return
     common.show_table(header, lines, left=len(results.table.labels))
     for note in notes if results.scale == "full" else [*notes, page.QUICK]:
@@ -306,7 +324,12 @@ def _show(
 
 def _open(data: str, test: int, mean: str | None, std: str | None) -> Data:
     """Pictures as quick rows take them."""
-    look, learn = (pic.open_pictures(data, mean, std, 32, augment=own) for own in (False, True))
+    look, learn = (
+        pic.open_pictures(data, mean, std, SHAPE[-1], augment=own) for own in (False, True)
+    )
+    if tuple(look.sets.shape) != SHAPE:
+        raise RequestError(f"--data {data} gives pictures of {size(look.sets.shape)}: these "
+                           f"networks take {size(SHAPE)}.")  # fmt: skip
 
     def accuracy(net: nn.Module) -> float:
         share = look.accuracy(net, test)
@@ -336,7 +359,12 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
         ],
         left=2 + len(table.labels),
     )  # fmt: skip
-    typer.echo(f"\nAt quick scale: fpgm reproduce {table.name} --rows ROW --weights DIR")
+    if all(row.imagenet for row in chosen) and table is not TABLE5:
+        typer.echo("\nThere is no quick scale of these: ImageNet takes days on two cores.")
+    else:
+        trained = table.name in ("table1", BASELINES.name)
+        typer.echo(f"\nAt quick scale: fpgm reproduce {table.name} --rows ROW"
+                   f"{' --weights DIR' if trained else ''}")  # fmt: skip
     if any(own.before is not None for own in table.accuracies):
         typer.echo(
             "\nA row from scratch also trains the network it is compared with, once a seed for "

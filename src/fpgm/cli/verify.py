@@ -35,6 +35,7 @@ def verify(
     wanting = [res.untrusted(folder, results, trusted or ()), _no_weights(folder, results, weights)]
     if any(wanting):
         raise FileError(f"{'; '.join(filter(None, wanting))}.")
+    own = results.get("recovery") is not None or "row" in results  # its weights: fpgm compare's too
     with common.Steps(3) as steps:
         with steps.step("build"):
             weights = _checked_weights(folder, results, weights)
@@ -50,7 +51,7 @@ def verify(
         with steps.step("verify"):
             plain = compact(original, made)
             x = common.example(results["input"])
-            if results.get("recovery") is None:
+            if not own:
                 _check_tensors(folder, small, plain)
                 certificate = certify(original, made, x, compacted=small)
             else:  # its weights are its own: the structure is proven, the weights by digest
@@ -63,7 +64,7 @@ def verify(
                 "model": results["model"],
                 "achieved": res.achieved(made),
                 "certificate": res.certificate_dict(certificate),
-                "recovered": results.get("recovery") is not None,
+                "recovered": own,
             }
         )
     else:
@@ -72,10 +73,13 @@ def verify(
             f"parameters −{made.params_removed:.1%}"
         )
         typer.echo(res.certificate_line(certificate))
-        if results.get("recovery") is not None:
+        if own:
             typer.echo(
                 "That is the structure, before recovery; the weights are those recovery gave it, "
                 "by their sha256."
+                if results.get("recovery") is not None
+                else "That is the structure; the weights are those fpgm compare left, by their "
+                "sha256."
             )
     certificate.check()
 

@@ -56,7 +56,7 @@ class Compared:
     row: Row
     pruned: Pruned
     best: nn.Module
-    """The last of what was made: trained on, recovered, or as the method left it."""
+    """The most accurate of what was made: trained on, recovered, or as the method left it."""
 
     @property
     def plan(self) -> Plan | None:
@@ -84,13 +84,13 @@ def compare(
         solved = recover(task.model, pruned.plan, task.loader, images=task.images).eval()
         recovered = accuracy(solved)
         best = solved if recovered > once else best
-    left = tuning.steps - spent
+    last, left = best, tuning.steps - spent
     if left > 0:
         net = trainable(pruned.model)
         train_(net, task, replace(tuning, steps=left), title=f"{method.name}: training on")
-        tuned = accuracy(net)
-        best = net
-    removed = pruned.macs_removed if pruned.saving is None else pruned.saving(best)
+        tuned, last = accuracy(net), net
+        best = net if tuned >= max(once, recovered or 0.0) else best
+    removed = pruned.macs_removed if pruned.saving is None else pruned.saving(last)
     row = Row(
         method.name, task.seed, removed, once, recovered, tuned,
         spent + max(0, left), round(seconds, 1), pruned.notes,

@@ -65,15 +65,15 @@ def written(results: Results, command: Callable[[Row], str | None]) -> list[Path
     left = len(table.labels)
     title = f"# {table.title} ({table.name}, {results.scale})\n\n"
     end = "" if results.scale == "full" else f"\n{QUICK}\n"
-    told = {
+    whole = {
         "table": table.name,
         "scale": results.scale,
-        "rows": [{**_told(results, row), "command": command(row)} for row in table.rows],
+        "rows": [{**told(results, row), "command": command(row)} for row in table.rows],
     }
     texts = {
         ".md": title + markdown(header, lines, left) + "\n" + end,
         ".tex": latex(header, lines, left) + "\n",
-        ".json": json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        ".json": json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
     }
     files = []
     for ending, text in texts.items():
@@ -85,7 +85,7 @@ def written(results: Results, command: Callable[[Row], str | None]) -> list[Path
     return files
 
 
-def _told(results: Results, row: Row) -> dict[str, Any]:
+def told(results: Results, row: Row) -> dict[str, Any]:
     """A row as plain values; a column without figures is None."""
     figures = results.figures(row)
     return {

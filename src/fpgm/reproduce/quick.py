@@ -42,6 +42,8 @@ VGG_WEIGHTS = "vgg16_quarter.safetensors"
 SOFT = {"fpgm": "fpgm-soft", "fpgm-mix": "fpgm-mix-soft"}
 PRUNED = ("prune.residual=independent", "prune.rounding=paper", "prune.mode=hard")
 """As the paper's recipes have it."""
+PICTURES = ("data", "mean", "std")
+"""What says which pictures a network sees, and how."""
 LONG = 4
 """Times as long is the second fine-tuning, as the paper's 160 epochs are beside its 40."""
 
@@ -109,6 +111,19 @@ class Quick:
         }
         torch.manual_seed(seed)
         return makers[table](row, seed) if table in makers else None
+
+    @staticmethod
+    def uses(table: str, row: Row) -> tuple[str, ...]:
+        """What of an effort and of the data a row depends on, by name."""
+        if table in ("table5", "ablations"):  # by times of their own, and by their recipe
+            return ()
+        spent = {
+            "baselines": ("epochs",) if row.network == "vgg16" else (),
+            "table1": ("steps", "images"),
+            "table3": ("steps", "epochs"),
+            "table4": ("epochs",),
+        }
+        return (*spent.get(table, ()), "test", *PICTURES)
 
     def start(self, table: str, row: Row) -> Path | None:
         """The trained weights a row starts from, as far as there are any."""
@@ -273,12 +288,14 @@ class Quick:
         (found,) = measured.rows
         before, after = found.figures
         where = f"{found.where} ({measured.versions[self.effort.backend]})"
+        doubt = "" if found.crowd is None else f"; NOT TO BE RELIED ON: {found.crowd}"
         assert after.theory is not None
         return Made(
             {"ms before": 1000 * before.seconds, "ms after": 1000 * after.seconds,
              "realised": 100 * (1 - 1 / after.faster), "theory": 100 * (1 - 1 / after.theory)},
             round(time.perf_counter() - start, 1),
-            f"{where}, fresh weights, every convolution on its own",
+            f"{where}, fresh weights, every convolution on its own; realised is the median of "
+            f"ratios taken in turns{doubt}",
         )  # fmt: skip
 
 
