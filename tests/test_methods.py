@@ -137,6 +137,19 @@ class TestComparison:
         with torch.no_grad():
             made.best(data()[0][0])
 
+    @pytest.mark.parametrize("shares", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9), (0.9, 0.5, 0.1)])
+    def test_the_most_accurate_is_kept(self, shares: tuple[float, ...], two: Two) -> None:
+        """As left, recovered, trained on: in the order in which they are counted."""
+        seen: list[nn.Module] = []
+
+        def counted(net: nn.Module) -> float:
+            seen.append(net)
+            return shares[len(seen) - 1]
+
+        made = cmp.compare(METHODS["fpgm"], task_of(two), Schedule(1), counted)
+        assert (made.row.once, made.row.recovered, made.row.tuned) == shares
+        assert made.best is seen[shares.index(0.9)]
+
     def test_recovery_starts_from_the_original(self) -> None:
         """What soft pruning has zeroed cannot be learnt from."""
         model = stir(Streams()).eval()

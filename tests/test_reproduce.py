@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fpgm import paper
 from fpgm import train as recipes
 from fpgm.models import resnet, vgg16
 from fpgm.recipes import SHIPPED
-from fpgm.reproduce import TABLES, Made, Results, page
+from fpgm.reproduce import TABLES, Made, Results, page, quick
 from fpgm.reproduce.printed import BASELINES, baseline_of
 from fpgm.reproduce.quick import VGG_WEIGHTS, WIDTH, Data, Effort, Quick, pfec_rates, vgg_options
 from fpgm.store import save
@@ -333,11 +334,23 @@ class TestQuick:
         assert made is not None
         assert made.how.startswith("FPGM-mix, soft from trained weights")
 
-    def test_times(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("crowd", [None, "other work took 1.2 of 2 cores"])
+    def test_times(
+        self, crowd: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of a machine that did other work too, a row says so."""
         pytest.importorskip("torchvision")
+        time = quick.bench
+
+        def crowded(*given: Any, **options: Any) -> Any:
+            found = time(*given, **options)
+            return replace(found, rows=[replace(row, crowd=crowd) for row in found.rows])
+
+        monkeypatch.setattr(quick, "bench", crowded)
         row = TABLES["table5"].row("resnet18")
         made = self.quick(tmp_path).make("table5", row, 0)
         assert made is not None
+        assert made.how.endswith("in turns" if crowd is None else f"NOT TO BE RELIED ON: {crowd}")
         whole = paper.saving(paper.imagenet_resnet(18), 0.3)
         assert made.ours["theory"] == pytest.approx(whole, abs=1.5)
 
@@ -429,8 +442,41 @@ class TestCommand:
             (("table1", "--scale", "full", "--set", "train.epoch=3"), "no 'train.epoch': did you"),
             (("table2", "--scale", "full", "--rows", "*101*"), "is of ImageNet: name its folder"),
             (("table1", "--mean", "0.5"), "--mean and --std go together"),
+            (("ablations", "--epochs", 1), "--epochs changes nothing in ablations: leave it out."),
+            (("table4", "--steps", 1), "--steps changes nothing in table4"),
+            (("fig3", "--list"), "fig3 is a figure and has no rows to list."),
+            (("fig5", "--weights", "no.pth"), "--weights no.pth does not exist."),
+            (("table1", "--out", __file__), "is a file: --out names a folder."),
             (("table1", "--test", 0), "--test and --images are whole numbers from 1 up."),
         ],
     )
     def test_refusals(self, tmp_path: Path, options: tuple[Any, ...], message: str) -> None:
-        assert message in refused("reproduce", *options, "--out", tmp_path)
+        assert message in refused("reproduce", "--out", tmp_path, *options)
+
+    def test_pictures_of_another_shape(self, tmp_path: Path) -> None:
+        save(resnet(20), tmp_path / "cifar10_resnet20.safetensors")
+        out, _ = run(
+            "reproduce", "table1", "--rows", "resnet20-sfp-*", "--weights", tmp_path, "--data",
+            "digits", "--out", tmp_path / "out", code=2,
+        )  # fmt: skip
+        assert "--data digits gives pictures of 1×8×8: these networks take 3×32×32." in out
+
+    def test_a_row_knows_only_what_it_depends_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And weights are found where the benchmarks find them."""
+        save(resnet(20), tmp_path / "cifar10_resnet20.safetensors")
+        monkeypatch.setenv("FPGM_WEIGHTS", str(tmp_path))
+        told = json.loads(
+            run("reproduce", "baselines", "--data", "cifar10-sample", "--test", 20, "--rows",
+                "resnet20", "--out", tmp_path / "out", "--json")[0]
+        )  # fmt: skip
+        (figures,) = told["figures"]
+        assert figures["ours"]["top-1"]["mean"] == figures["made"][0]["ours"]["top-1"]
+        kept = json.loads((tmp_path / "out/baselines-quick/resnet20.0.json").read_text())
+        assert set(kept["settings"]) == {"test", "data", "mean", "std", "weights"}
+
+    def test_a_list_says_what_quick_rows_need(self) -> None:
+        ends = {"table1": "ROW --weights DIR\n", "table4": "--rows ROW\n", "table2": "no quick"}
+        for name, end in ends.items():
+            assert end in run("reproduce", name, "--list")[0]

@@ -89,7 +89,7 @@ def compare(
         net = trainable(pruned.model)
         train_(net, task, replace(tuning, steps=left), title=f"{method.name}: training on")
         tuned, last = accuracy(net), net
-        best = net if tuned >= max(once, recovered or 0.0) else best
+        best = net if tuned >= (once if recovered is None else max(once, recovered)) else best
     removed = pruned.macs_removed if pruned.saving is None else pruned.saving(last)
     row = Row(
         method.name, task.seed, removed, once, recovered, tuned,
