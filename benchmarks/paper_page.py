@@ -103,14 +103,14 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
     )
     yield ""
     rows = []
-    chance: list[str] = []
     for setting in settings:
         means = {name: _means(setting, name) for name in _others(setting)}
         for key, title, near in (
             ("recovered", "recovered", LEVEL),
             ("tuned", "trained on", TRAINED),
         ):
-            ahead, level, behind = [], [], []
+            ahead, level, behind, poor = [], [], [], []
+            chance = means["random"].get(key, 0.0)
             for name, found in means.items():
                 own = _means(setting, BESIDE.get(name, "fpgm")).get(key)
                 if own is None or key not in found:
@@ -118,13 +118,12 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
                 more = own - found[key]
                 side = ahead if more > near else behind if more < -near else level
                 side.append(METHODS[name].title)
-                if found[key] < means["random"].get(key, 0.0):
-                    chance.append(f"{METHODS[name].title} ({setting['title']}, {title})")
-            rows.append((setting["title"], title, *map("; ".join, (ahead, level, behind))))
-    yield markdown(("network", "", "FPGM is ahead of", "level with", "behind"), rows, 5)
-    if chance:
-        yield ""
-        yield f"Behind chance are {'; '.join(chance)}."
+                if found[key] < chance - near:
+                    poor.append(METHODS[name].title)
+            sides = map("; ".join, (ahead, level, behind, poor))
+            rows.append((setting["title"], title, *sides))
+    header = ("network", "", "FPGM is ahead of", "level with", "behind", "chance is ahead of")
+    yield markdown(header, rows, 6)
 
 
 def _others(setting: dict[str, Any]) -> Iterator[str]:
