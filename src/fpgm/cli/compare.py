@@ -91,11 +91,6 @@ def compare(
             pic.open_pictures(data, mean, std, shape[-1], augment=own) for own in (False, True)
         )
         look.check(net, data, model)
-        right, seen = look.right(net, test)
-        if not seen:
-            raise RequestError(f"{model} gives no class scores: compare counts accuracy.")
-        whole = right / seen
-        _check_classes(net, look, data, model)
         task = Task(
             net,
             common.example(shape),
@@ -107,9 +102,13 @@ def compare(
             align=align,
             progress=bar.show,
         )
-
-        task.planner()  # refuses what makes no sense, before there is a folder
+        task.planner()  # refuses what makes no sense
         folder = _Folder(out, asked)
+        right, seen = look.right(net, test)
+        if not seen:
+            raise RequestError(f"{model} gives no class scores: compare counts accuracy.")
+        whole = right / seen
+        _check_classes(net, look, data, model)
 
         def count(own: torch.nn.Module) -> float:
             share = look.accuracy(own, test)
