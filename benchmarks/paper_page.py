@@ -109,8 +109,7 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
             ("recovered", "recovered", LEVEL),
             ("tuned", "trained on", TRAINED),
         ):
-            ahead, level, behind, poor = [], [], [], []
-            chance = means["random"].get(key, 0.0)
+            ahead, level, behind = [], [], []
             for name, found in means.items():
                 own = _means(setting, BESIDE.get(name, "fpgm")).get(key)
                 if own is None or key not in found:
@@ -118,8 +117,9 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
                 more = own - found[key]
                 side = ahead if more > near else behind if more < -near else level
                 side.append(METHODS[name].title)
-                if found[key] < chance - near:
-                    poor.append(METHODS[name].title)
+            chance = means["random"].get(key, 0.0) - near
+            poor = [METHODS[name].title for name in METHODS
+                    if _means(setting, name).get(key, 1.0) < chance]  # fmt: skip
             sides = map("; ".join, (ahead, level, behind, poor))
             rows.append((setting["title"], title, *sides))
     header = ("network", "", "FPGM is ahead of", "level with", "behind", "chance is ahead of")

@@ -60,7 +60,7 @@ def test_a_changed_file_is_not_the_recovered_one(model: tuple[Any, ...], tmp_pat
     metadata[DIGEST] = content_sha256(tensors, metadata)
     save_file(tensors, file, metadata)
     message = refused("verify", out, "--model", model[0], code=1)
-    assert "is not the model that was recovered" in message
+    assert "is not the model that was written" in message
 
 
 def test_without_data(model: tuple[Any, ...], tmp_path: Path) -> None:

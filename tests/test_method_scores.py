@@ -330,6 +330,34 @@ class TestNisp:
         self.check(worth["stem"], head + branch * sizes(model.deep)[:, 0])
         self.check(worth["back"], head)
 
+    def test_a_gate_is_no_way_around_a_depthwise_filter(self) -> None:
+        """By hand: what `out` reads, and what the gate reads of the mean, both through `deep`."""
+
+        class Gated(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.deep = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+                self.fc1, self.fc2 = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+                self.out, self.head = nn.Conv2d(4, 5, 1), nn.Linear(5, 6)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.deep(self.a(x))
+                x = x * self.fc2(self.fc1(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+                return self.head(self.out(x).mean((2, 3)))
+
+        model = Gated().eval()
+        planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
+        head = torch.arange(1.0, 6.0, dtype=torch.float64)
+        worth = handed_back(planner, "head", head)
+
+        def sizes(layer: nn.Conv2d) -> Tensor:
+            return layer.weight.detach().double().abs().sum((2, 3))
+
+        read = head @ sizes(model.out)
+        behind = read + read @ sizes(model.fc2) @ sizes(model.fc1)
+        self.check(worth["deep"], behind)
+        self.check(worth["a"], behind * sizes(model.deep)[:, 0])
+
     def test_tokens_are_not_taken_for_channels(self) -> None:
         """[inputs, tokens, channels], as many tokens as channels."""
 

@@ -443,6 +443,7 @@ class TestCommand:
             (("table2", "--scale", "full", "--rows", "*101*"), "is of ImageNet: name its folder"),
             (("table1", "--mean", "0.5"), "--mean and --std go together"),
             (("ablations", "--epochs", 1), "--epochs changes nothing in ablations: leave it out."),
+            (("table5", "--mean", "0", "--std", "1"), "--mean changes nothing in table5"),
             (("table4", "--steps", 1), "--steps changes nothing in table4"),
             (("fig3", "--list"), "fig3 is a figure and has no rows to list."),
             (("fig5", "--weights", "no.pth"), "--weights no.pth does not exist."),

@@ -128,11 +128,23 @@ def reproduce(
     if list_:
         _list(table, chosen, out, json)
         return
-    for key in SPENT if scale == "quick" else ():
-        used = any(key in Quick.uses(name, row) for row in chosen)
-        if not used and getattr(effort, key) != getattr(Effort, key):
-            raise RequestError(f"--{key} changes nothing in {name}: leave it out.")
+    if scale == "quick":
+        used = {key for row in chosen for key in Quick.uses(name, row)}
+        idle = [key for key in _changed(asked) if key not in used]
+        if idle and any(not row.imagenet or table is TABLE5 for row in chosen):
+            raise RequestError(f"--{idle[0]} changes nothing in {name}: leave it out.")
     _tables(table, chosen, seeds, asked, context.obj, json)
+
+
+def _changed(asked: Asked) -> list[str]:
+    """Options of quick rows that are not as they are by themselves."""
+    usual = {**{key: getattr(Effort, key) for key in SPENT}, "test": TEST, "data": CIFAR10,
+             "mean": None, "std": None}  # fmt: skip
+    return [key for key, own in usual.items() if _given(asked, key) != own]
+
+
+def _given(asked: Asked, key: str) -> Any:
+    return getattr(asked.effort if key in SPENT else asked, key)
 
 
 def _check(asked: Asked) -> None:
@@ -184,9 +196,7 @@ class _Quick:
     """Rows made by one process: at quick scale, and all times."""
 
     def __init__(self, table: Table, asked: Asked) -> None:
-        spent = {key: getattr(asked.effort, key) for key in SPENT}
-        self._spent = {**spent, "test": asked.test, "data": asked.data, "mean": asked.mean,
-                       "std": asked.std}  # fmt: skip
+        self._spent = {key: _given(asked, key) for key in (*SPENT, "test", *PICTURES)}
         effort = asked.effort
         if asked.scale == "full":
             effort, self._spent = TIMED, {}
@@ -246,12 +256,13 @@ def _fill(
     notes: list[str] = []
     missing: dict[str, dict[str, None]] = {}  # rows by why, in order, each once
     taken: list[tuple[Results, Row, int]] = []
+    busy: list[tuple[Results, Row, int]] = []
     failed = False
     for place, row, seed in _needed(results, chosen, seeds):
         claim = place.claimed(row, seed) if launch.is_first() else nullcontext(True)
         with claim as free:
             base = (BASELINES.name, baseline_of(row.network).key, seed) if row.begins else None
-            waits = base in [(own.table.name, other.key, s) for own, other, s in taken]
+            waits = base in [(own.table.name, other.key, s) for own, other, s in (*taken, *busy)]
             there, free = processes.first(partial(_state, place, row, seed, free))
             if there:
                 continue
@@ -264,8 +275,10 @@ def _fill(
                 continue
             try:
                 made = maker.make(place.table, row, seed)
-            except BusyError:  # another row's process is at the training that both share
-                taken.append((place, row, seed))
+            except BusyError:  # it makes another row that has the same training
+                busy.append((place, row, seed))
+                notes.append(f"{row.key}, seed {seed}, waits for its training: another process is "
+                             "at it; the same command goes on afterwards.")  # fmt: skip
                 continue
             except FpgmError as error:
                 if launch.count() > 1:

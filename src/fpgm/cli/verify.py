@@ -25,7 +25,9 @@ from fpgm.wording import reason
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `fpgm prune` wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What `fpgm prune` or `fpgm compare` wrote.")
+    ],
     weights: common.Weights = None,
     trusted: common.Trusted = None,
     json: common.AsJson = False,
@@ -64,7 +66,8 @@ def verify(
                 "model": results["model"],
                 "achieved": res.achieved(made),
                 "certificate": res.certificate_dict(certificate),
-                "recovered": own,
+                "recovered": results.get("recovery") is not None,
+                "own_weights": own,
             }
         )
     else:
@@ -136,6 +139,6 @@ def _check_recovered(folder: Path, small: nn.Module, plain: nn.Module, digest: s
     shapes = [{n: t.shape for n, t in net.state_dict().items()} for net in (small, plain)]
     if shapes[0] != shapes[1] or tensors_sha256(small) != digest:
         raise VerificationError(
-            f"{folder / res.SMALL} is not the model that was recovered: its tensors have changed "
+            f"{folder / res.SMALL} is not the model that was written: its tensors have changed "
             "since (trained, or damaged)."
         )

@@ -78,19 +78,20 @@ def compare(
     pruned = method.prune(task)
     seconds = time.perf_counter() - start
     once = accuracy(pruned.model.eval())
-    best, recovered, tuned = pruned.model, None, None
+    made, recovered, tuned = [(once, pruned.model)], None, None
     if recovering and pruned.plan is not None and task.loader != ():
         # From the original, whatever the method trained: a zeroed network has nothing to give back.
         solved = recover(task.model, pruned.plan, task.loader, images=task.images).eval()
         recovered = accuracy(solved)
-        best = solved if recovered > once else best
-    last, left = best, tuning.steps - spent
+        made.append((recovered, solved))
+    left = tuning.steps - spent
     if left > 0:
         net = trainable(pruned.model)
         train_(net, task, replace(tuning, steps=left), title=f"{method.name}: training on")
-        tuned, last = accuracy(net), net
-        best = net if tuned >= (once if recovered is None else max(once, recovered)) else best
-    removed = pruned.macs_removed if pruned.saving is None else pruned.saving(last)
+        tuned = accuracy(net)
+        made.append((tuned, net))
+    _, best = max(made, key=lambda own: own[0])
+    removed = pruned.macs_removed if pruned.saving is None else pruned.saving(made[-1][1])
     row = Row(
         method.name, task.seed, removed, once, recovered, tuned,
         spent + max(0, left), round(seconds, 1), pruned.notes,

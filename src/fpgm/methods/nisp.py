@@ -107,21 +107,26 @@ def handed_back(planner: Planner, last: str, importance: Tensor) -> dict[str, Te
         raise ModelError(f"NISP hands back from the last layer, '{last}': its inputs are unknown.")
     worth.index_add_(0, sides[last][0], importance.double())
     beyond = torch.zeros_like(worth)  # of it, what passed the last addition: around the branch
-    order = dict.fromkeys(call.path for call in called_layers(planner.model, planner.examples[0]))
+    calls = called_layers(planner.model, planner.examples[0])
+    # What gives one number a channel is no branch that is added to maps but a gate on them.
+    maps = {call.path for call in calls if call.given > call.layer.writes * call.layer.batch}
+    order = dict.fromkeys(call.path for call in calls)
     writers = {w.layer: w for w in planner.structure.writers}
     tensors = named_tensors(planner.model)
     found: dict[str, Tensor] = {}
     for path in reversed(order):
         if path in writers:
-            found[path] = worth[writers[path].classes].clone()
-            if writers[path].carries:  # depthwise: what is handed back passes through one filter
-                classes, weight = writers[path].classes, tensors[writers[path].slot.name].detach()
-                sizes = writers[path].filters(weight).double().abs().sum(1).cpu()
-                worth[classes] = beyond[classes] + sizes * (worth - beyond)[classes]
+            writer = writers[path]
+            found[path] = worth[writer.classes].clone()
+            if writer.carries:  # depthwise: what is handed back passes through one filter
+                found[path] -= beyond[writer.classes]
+                sizes = writer.filters(tensors[writer.slot.name].detach()).double().abs().sum(1)
+                worth[writer.classes] = beyond[writer.classes] + sizes.cpu() * found[path]
         if path == last or path not in sides:
             continue
         reads, writes = sides[path]
-        beyond[writes] = worth[writes]
+        if path in maps:
+            beyond[writes] = worth[writes]
         sizes = matrix_of(planner.model.get_submodule(path)).double().abs().cpu()  # type: ignore[arg-type]
         groups, columns, outs = sizes.shape
         channels = len(reads) // groups
