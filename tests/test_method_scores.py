@@ -261,6 +261,10 @@ class TestNisp:
         self.check(worth["0"], wanted)
 
     @staticmethod
+    def sizes(layer: nn.Conv2d) -> Tensor:
+        return layer.weight.detach().double().abs().sum((2, 3))
+
+    @staticmethod
     def check(found: Tensor, wanted: Tensor) -> None:
         """The same but for a factor."""
         torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
@@ -323,11 +327,8 @@ class TestNisp:
         head = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
         worth = handed_back(planner, "head", head)
 
-        def sizes(layer: nn.Conv2d) -> Tensor:
-            return layer.weight.detach().double().abs().sum((2, 3))
-
-        branch = head @ sizes(model.back) @ sizes(model.wide)
-        self.check(worth["stem"], head + branch * sizes(model.deep)[:, 0])
+        branch = head @ self.sizes(model.back) @ self.sizes(model.wide)
+        self.check(worth["stem"], head + branch * self.sizes(model.deep)[:, 0])
         self.check(worth["back"], head)
 
     def test_a_gate_is_no_way_around_a_depthwise_filter(self) -> None:
@@ -350,13 +351,10 @@ class TestNisp:
         head = torch.arange(1.0, 6.0, dtype=torch.float64)
         worth = handed_back(planner, "head", head)
 
-        def sizes(layer: nn.Conv2d) -> Tensor:
-            return layer.weight.detach().double().abs().sum((2, 3))
-
-        read = head @ sizes(model.out)
-        behind = read + read @ sizes(model.fc2) @ sizes(model.fc1)
+        read = head @ self.sizes(model.out)
+        behind = read + read @ self.sizes(model.fc2) @ self.sizes(model.fc1)
         self.check(worth["deep"], behind)
-        self.check(worth["a"], behind * sizes(model.deep)[:, 0])
+        self.check(worth["a"], behind * self.sizes(model.deep)[:, 0])
 
     def test_tokens_are_not_taken_for_channels(self) -> None:
         """[inputs, tokens, channels], as many tokens as channels."""
