@@ -54,18 +54,21 @@ bench: $(STAMP)  ## the figures the documentation quotes
 zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
 	$(PIP) --no-deps torch-pruning
 	$(BIN)/python -m pytest -n 2 -m sweep
-	$(BIN)/python benchmarks/fuzz.py --files 100000
+	$(BIN)/python benchmarks/fuzz.py --files 20000 --forged 20000
 	$(BIN)/python benchmarks/property_sweep.py --examples 20000 --seconds 7200
+	$(BIN)/python benchmarks/structures.py --workers 2
 	$(BIN)/python benchmarks/zoo.py --jobs 2
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torchvision and timm go in without their dependencies: torchvision's own pin of torch would
-# replace the CPU build. What timm needs beyond torch is named in the line before.
+# torchvision, timm and Ultralytics go in without their dependencies: torchvision's own pin of torch
+# would replace the CPU build. What they need beyond torch is named in the line before.
+# Ultralytics (AGPL-3.0) is for tests only; opencv without its windows does for it.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[$(EXTRAS)]' huggingface_hub pillow pyyaml
+	$(PIP) --editable '.[$(EXTRAS)]' huggingface_hub pillow psutil pyyaml requests
 	$(PIP) --no-deps torchvision timm
+	$(PIP) --no-deps ultralytics ultralytics-thop opencv-python-headless polars polars-runtime-32
 	touch $@

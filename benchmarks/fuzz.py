@@ -1,9 +1,10 @@
 """Damage saved models in every way and load them: a clear error or a whole model, nothing else.
 
-    python benchmarks/fuzz.py --files 100000 --jobs 2
+    python benchmarks/fuzz.py --files 20000 --forged 20000 --jobs 2
 
-A file that ends in anything but one of the package's own one-line errors, or makes Python run or
-open something else, is a failure; its seed is written down.
+Forged files are changed on purpose, and their digest is made right again. A file that ends in
+anything but one of the package's own one-line errors, makes Python run or open something else, or
+takes much time or memory, is a failure; its seed is written down.
 """
 
 from __future__ import annotations
@@ -17,84 +18,114 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.fuzzing import MODELS, damage  # noqa: E402
+from tests.fuzzing import MODELS, MOST_BYTES, MOST_SECONDS, damage, forge  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 500
-MORE = "insertions, other lengths, other headers and other plans, also with their digest made right"
+WAYS = {"damaged": damage, "forged": forge}
+ABOUT = {
+    "damaged": "flipped bits, cuts, insertions, other lengths, other headers and other plans",
+    "forged": "changed plans, metadata and tensors, and a digest that agrees with them: numbers "
+    "huge, negative or of another kind, texts with escape codes or without end, lists repeated, "
+    "emptied or very long, keys renamed, deep nesting, tensors of other kinds and shapes",
+}
 
 
-def chunk(start: int, count: int) -> tuple[Counter[str], list[str]]:
+def chunk(way: str, start: int, count: int) -> tuple[Counter[str], list[str]]:
     """Outcomes of some seeds, and what went wrong."""
     torch.set_num_threads(1)
     found: Counter[str] = Counter()
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(start, start + count):
-            outcome = one(Path(folder), seed)
+            outcome = one(way, Path(folder), seed)
             if outcome in ("refused", "loaded"):
                 found[outcome] += 1
             else:
-                wrong.append(f"seed {seed}: {outcome}")
+                wrong.append(f"{way}, seed {seed}: {outcome}")
     return found, wrong
 
 
-def one(folder: Path, seed: int) -> str:
+def one(way: str, folder: Path, seed: int) -> str:
     """What became of a file, in a word if all is well."""
     try:
-        return damage(folder, seed)
+        return WAYS[way](folder, seed)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    start = time.perf_counter()
+def sweep(pool: ProcessPoolExecutor, way: str, files: int) -> dict[str, Any]:
+    """Outcomes of so many files changed in one way."""
     total: Counter[str] = Counter()
     wrong: list[str] = []
-    with ProcessPoolExecutor(options.jobs) as pool:
-        starts = range(0, options.files, CHUNK)
-        sizes = [min(CHUNK, options.files - first) for first in starts]
-        for number, (found, bad) in enumerate(pool.map(chunk, starts, sizes)):
-            total += found
-            wrong += bad
-            print(f"\r{(number + 1) * CHUNK} of {options.files}, {len(wrong)} wrong", end="")
+    starts = range(0, files, CHUNK)
+    sizes = [min(CHUNK, files - first) for first in starts]
+    for number, (found, bad) in enumerate(pool.map(chunk, [way] * len(sizes), starts, sizes)):
+        total += found
+        wrong += bad
+        print(f"\r{way}: {(number + 1) * CHUNK} of {files}, {len(wrong)} wrong", end="")
     print()
-    command = shlex.join(["python", "benchmarks/fuzz.py", "--files", str(options.files)])
-    result = {
-        "command": command,
-        "files": options.files,
-        "models": list(MODELS),
+    return {
+        "files": files,
         "refused": total["refused"],
         "loaded": total["loaded"],
         "failures": wrong,
-        "seconds": round(time.perf_counter() - start),
     }
-    (HERE / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def page(command: str, found: dict[str, dict[str, Any]]) -> str:
+    """The figures for people."""
+    wrong = [line for own in found.values() for line in own["failures"]]
+    bounds = f"{MOST_BYTES >> 20} MB of memory and {MOST_SECONDS:.0f} s of processor time"
     lines = [
-        "# Damaged files",
+        "# Files from strangers",
         "",
         f"    {command}",
         "",
-        f"{options.files:,} saved models ({', '.join(MODELS)}) with flipped bits, cuts, {MORE}.",
+        f"Saved models ({', '.join(MODELS)}), loaded with at most {bounds} each.",
         "",
-        "| refused with one clear line | loaded whole | anything else |",
-        "|--:|--:|--:|",
-        f"| {total['refused']:,} | {total['loaded']:,} | {len(wrong)} |",
+        *(f"- **{way}**: {about}." for way, about in ABOUT.items()),
+        "",
+        "| | files | refused with one clear line | loaded whole | anything else |",
+        "|---|--:|--:|--:|--:|",
+        *(
+            f"| {way} | {own['files']:,} | {own['refused']:,} | {own['loaded']:,} | "
+            f"{len(own['failures'])} |"
+            for way, own in found.items()
+        ),
         *(f"\n- {line}" for line in wrong[:20]),
     ]
-    (HERE / "fuzz.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    sys.exit(bool(wrong))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--forged", type=int, default=20_000)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    start = time.perf_counter()
+    with ProcessPoolExecutor(options.jobs) as pool:
+        found = {
+            "damaged": sweep(pool, "damaged", options.files),
+            "forged": sweep(pool, "forged", options.forged),
+        }
+    given = ["--files", str(options.files), "--forged", str(options.forged)]
+    command = shlex.join(["python", "benchmarks/fuzz.py", *given])
+    seconds = round(time.perf_counter() - start)
+    result = {"command": command, "models": list(MODELS), **found, "seconds": seconds}
+    (HERE / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = page(command, found)
+    (HERE / "fuzz.md").write_text(text)
+    print(text)
+    sys.exit(any(own["failures"] for own in found.values()))
 
 
 if __name__ == "__main__":

@@ -62,9 +62,10 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def start(file: Path, out: Path, *launcher: str) -> subprocess.Popen[bytes]:
     """A run in a process of its own, or several; what it says goes to a file beside `out`."""
+    command = ["-m", "fpgm", "train", str(file), "--allow-code", "--out", str(out)]
     with said(out).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, *launcher, "-m", "fpgm", "train", str(file), "--out", str(out)],
+            [sys.executable, *launcher, *command],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=log,
             stderr=log,

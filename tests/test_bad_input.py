@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from fpgm.errors import ForwardError
 from fpgm.models import digits, resnet
 
 X = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+DIGITS_FORWARD = inspect.getsourcelines(type(digits()).forward)[1] + 2
+"""The first line of its forward."""
 
 
 @contextmanager
@@ -175,7 +178,8 @@ def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
     wrong = torch.randn(1, 3, 8, 8)
     assert answer(ForwardError, model, lambda: fpgm.plan(model, wrong, rate=0.4)) == (
         "The model's own forward fails on the example input: Given groups=1, weight of size "
-        "[32, 1, 3, 3], expected input[1, 3, 8, 8] to have 1 channels, but got 3 channels instead."
+        "[32, 1, 3, 3], expected input[1, 3, 8, 8] to have 1 channels, but got 3 channels instead "
+        f"(RuntimeError in digits.py:{DIGITS_FORWARD})."
     )
 
 
@@ -184,7 +188,8 @@ def test_a_half_precision_model_wants_a_half_precision_example() -> None:
     message = answer(ForwardError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
         "The model's own forward fails on the example input: expected scalar type Float but found "
-        "Half. The example is float32, the weights are float16: bring one to the other's precision."
+        f"Half (RuntimeError in digits.py:{DIGITS_FORWARD}). The example is float32, the weights "
+        "are float16: bring one to the other's precision."
     )
     with unchanged(model):
         small = fpgm.prune(model, X.half(), rate=0.4)

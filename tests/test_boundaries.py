@@ -58,10 +58,20 @@ def under(name: str) -> list[str]:
     return [module for module in FILES if module == name or module.startswith(f"{name}.")]
 
 
-@pytest.mark.parametrize("module", ["fpgm.errors", "fpgm.plan", "fpgm.budget", "fpgm.wording"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fpgm.errors",
+        "fpgm.plan",
+        "fpgm.budget",
+        "fpgm.plan_text",
+        "fpgm.typed_json",
+        "fpgm.wording",
+    ],
+)
 def test_values_need_the_standard_library_and_each_other(module: str) -> None:
     assert outside(module) == set()
-    assert own(module) <= {"errors", "plan", "budget", "wording"}
+    assert own(module) <= {"errors", "plan", "plan_text", "budget", "typed_json", "wording"}
 
 
 def test_criteria_are_maths() -> None:

@@ -59,8 +59,8 @@ Left whole:
 
 Input: 1x1x8x8.
 
-Certified: small and silenced original differ by # (at most 1e-04 is rounding), silenced and \
-original by #, over 2 inputs in float32.
+Certified: small and masked original differ by # (at most 1e-08 is rounding), masked and \
+original by #, over 2 inputs in float64.
 Written to DIR: small.safetensors, plan.json, results.json, analysis.json
 """
 
@@ -158,12 +158,14 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
     told = json.loads(out)
     assert told == json.loads((tmp_path / "out" / "results.json").read_text())
     seconds = told.pop("seconds")
-    assert list(seconds) == ["build", "watch and plan", "look at filters", "compact", "verify"]
+    assert list(seconds) == ["build", "watch and plan", "compact and verify", "look at filters"]
     certificate = told.pop("certificate")
     assert certificate.pop("ok")
     assert certificate.pop("max_error") < 1e-5 < certificate.pop("moved")
+    assert certificate.pop("worst").startswith("out, channel ")
     assert certificate == {
-        "inputs": 2, "tolerance": 1e-4, "precision": "float32", "exact": True,
+        "inputs": 2, "tolerance": 1e-8, "precision": "float64", "exact": True, "problem": "",
+        "notes": [],
     }  # fmt: skip
     achieved = told.pop("achieved")
     assert abs(achieved["macs_removed"] - 0.5) < 0.02
@@ -318,10 +320,10 @@ def test_a_failed_certificate_ends_with_1_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = fpgm.Certificate(0.25, 0.5, 2, 1e-4, "float32")
-    monkeypatch.setattr(sys.modules["fpgm.cli.prune"], "certify", lambda *_, **__: bad)
+    monkeypatch.setattr("fpgm.planning.certify", lambda *_, **__: bad)
     assert refused("prune", "digits", "--rate", 0.4, "--out", tmp_path / "out", code=1) == (
-        "The compact model is not the silenced one: outputs differ by 2.5e-01 (tolerance 1e-04). "
-        "Do not use it; please report the model."
+        "The compact model differs from the masked original by 2.5e-01 (tolerance 1e-04). Do not "
+        "use it: plan again with ignore= for the layers in front of that output."
     )
     assert not list(tmp_path.iterdir())
 
@@ -337,8 +339,8 @@ def test_an_approximate_model_is_certified_as_approximate(tmp_path: Path) -> Non
     out, err = run(*given, "--approximate", "--out", tmp_path / "out")
     assert err == ""
     line = (
-        "Certified: small and silenced original differ by # (at most 1e-04 is rounding), silenced "
-        "and original by #, over 2 inputs in float32 (approximate: norms over fewer channels).\n"
+        "Certified: small and masked original differ by # (at most 1e-08 is rounding), masked "
+        "and original by #, over 2 inputs in float64 (approximate: norms over fewer channels).\n"
     )
     assert line in without_numbers(out)
     told = json.loads((tmp_path / "out" / "results.json").read_text())["certificate"]

@@ -20,8 +20,8 @@ def test_verify(folder: Path) -> None:
     assert err == ""
     assert without_numbers(out) == (
         "digits: MACs −60.8%, parameters −60.7%\n"
-        "Certified: small and silenced original differ by # (at most 1e-04 is rounding), "
-        "silenced and original by #, over 2 inputs in float32.\n"
+        "Certified: small and masked original differ by # (at most 1e-08 is rounding), "
+        "masked and original by #, over 2 inputs in float64.\n"
     )
     told = json.loads(run("verify", folder, "--json")[0])
     assert told["certificate"]["ok"] is True

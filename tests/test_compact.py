@@ -270,3 +270,38 @@ def test_modules_are_found_under_the_paths_torch_gives_them() -> None:
     net.register_module("none", None)
     found = modules_by_path(net)
     assert list(found.items()) == list(net.named_modules())
+
+
+@pytest.mark.parametrize(("ignored", "sizes"), [("0", (8, 4)), ("none", (4, 4))])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_transposed_convolution_tells_its_inputs_from_its_outputs(
+    ignored: str, sizes: tuple[int, int], groups: int
+) -> None:
+    """Both are eight, and the bias counts outputs only."""
+    up = nn.ConvTranspose2d(8, 8, 2, 2, groups=groups)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), up, nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    small: Any = halved(net, ignore=[ignored] if ignored != "none" else [])
+    assert (small[2].in_channels, small[2].out_channels) == sizes
+    assert small[2].weight.shape[:2] == (sizes[0], sizes[1] // groups)
+
+
+class AnswersEverything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x).relu())
+        return out
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return 7
+
+
+def test_a_model_that_has_every_attribute_is_compacted() -> None:
+    model = AnswersEverything()
+    plan = fpgm.plan(model, torch.randn(4, 6), rate=0.5, align=1)
+    assert fpgm.compact(model, plan).body.out_features == 4

@@ -247,7 +247,14 @@ def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, s
         "SLURM_GPUS_ON_NODE": "1",
         "SLURM_CPUS_PER_TASK": "3",
     }
-    command = ["bash", str(EXAMPLES / "slurm/imagenet.sbatch"), str(recipe), "--out", "run"]
+    command = [
+        "bash",
+        str(EXAMPLES / "slurm/imagenet.sbatch"),
+        str(recipe),
+        "--allow-code",
+        "--out",
+        "run",
+    ]
     started = subprocess.Popen(
         command,
         cwd=tmp_path,

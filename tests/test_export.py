@@ -229,6 +229,26 @@ class TestExport:
         done = fpgm.export(One(), X[:1], tmp_path / "a.onnx", any_batch=False)
         assert (done.noise, done.inputs) == (1, 0)
 
+    @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
+    def test_a_shape_kept_from_the_last_call_fixes_no_batch_size(
+        self, tmp_path: Path, to: str
+    ) -> None:
+        class Gridded(Mixed):
+            kept: torch.Size | None = None
+
+            def forward(self, x: Tensor) -> Tensor:
+                if self.kept != x.shape:
+                    self.grid, self.kept = torch.arange(x.shape[3]).to(x), x.shape
+                return super().forward(x + self.grid)
+
+        model = Gridded().eval()
+        model(X)
+        fpgm.export(model, X, tmp_path / "a", to=to)  # type: ignore[arg-type]
+        found = loaded(tmp_path / "a", to)
+        for x in (X, X[:1], X.repeat(4, 1, 1, 1)):
+            assert torch.allclose(found(x), model(x), atol=1e-4)
+        assert model.kept == (8, 3, 16, 16)
+
     def test_a_model_that_depends_on_its_data(self, tmp_path: Path) -> None:
         class Moody(nn.Module):
             def forward(self, x: Tensor) -> Tensor:

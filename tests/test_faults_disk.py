@@ -47,7 +47,7 @@ COMMANDS: dict[str, Callable[[Path, Path, Path], Args]] = {
     "compare": lambda to, small, recipe: (
         "compare", "digits", *LOOK, "--test", 50, "--macs", 0.5, "--methods", "l2",
         "--out", to / "rows"),
-    "train": lambda to, small, recipe: ("train", recipe, "--out", to / "run"),
+    "train": lambda to, small, recipe: ("train", recipe, "--allow-code", "--out", to / "run"),
     "reproduce": lambda to, small, recipe: (
         "reproduce", "baselines", "--rows", "resnet20", "--out", to / "paper"),
     "data": lambda to, small, recipe: ("data", "cifar10", "--root", to / "data"),

@@ -88,7 +88,7 @@ def test_names_of_what_is_measured_and_trained(name: str, tmp_path: Path) -> Non
     (tmp_path / "net").mkdir()
     recipe = write_recipe(tmp_path / "net", write_net(tmp_path / "net", "", 0.0), epochs=1)
     shutil.copy(recipe, place / "recipe.toml")
-    run("train", place / "recipe.toml", "--out", place / "run")
+    run("train", place / "recipe.toml", "--allow-code", "--out", place / "run")
     run("report", place / "run")
 
 

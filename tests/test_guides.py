@@ -6,11 +6,8 @@ torchvision's compiled `nms` does not load beside every build of torch, so a pla
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.models import digits
-from fpgm.models._torchvision import import_torchvision
 
 needs_zoo = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torchvision", "timm")),
@@ -300,85 +296,3 @@ def test_a_pruned_model_has_a_name_in_timm(tmp_path: Path, monkeypatch: pytest.M
     importlib.import_module("own_models")
     again = timm.create_model("pruned_for_a_test", num_classes=10).eval()
     assert torch.equal(again(x), small(x))
-
-
-@pytest.fixture
-def pictures_with_boxes(tmp_path: Path) -> Path:
-    """Four pictures of noise for training and four for validation, two boxes in each."""
-    image = pytest.importorskip("PIL.Image")
-    for part in ("train", "val"):
-        for kind in ("images", "labels"):
-            (tmp_path / kind / part).mkdir(parents=True)
-        for i in range(4):
-            noise = torch.randint(256, (64, 64, 3), dtype=torch.uint8)
-            image.fromarray(noise.numpy()).save(tmp_path / "images" / part / f"{i}.png")
-            boxes = "0 0.5 0.5 0.4 0.4\n1 0.3 0.3 0.2 0.2\n"
-            (tmp_path / "labels" / part / f"{i}.txt").write_text(boxes)
-    data = tmp_path / "data.yaml"
-    data.write_text(f"path: {tmp_path}\ntrain: images/train\nval: images/val\nnames: [a, b]\n")
-    return data
-
-
-@needs_zoo
-@pytest.mark.skipif(importlib.util.find_spec("ultralytics") is None, reason="needs ultralytics")
-def test_ultralytics_trains_the_pruned_network_and_not_its_yaml(pictures_with_boxes: Path) -> None:
-    """In a process of its own: the package sets threads, seeds and printing for all of torch.
-
-    It is not among our extras; 8.4 is what this was run with. To run this:
-    pip install --no-deps ultralytics ultralytics-thop opencv-python-headless
-    pip install matplotlib nvidia-ml-py pillow polars psutil pyyaml requests scipy
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-        alone.submit(_prune_and_train_yolo, pictures_with_boxes).result()
-
-
-def _prune_and_train_yolo(data: Path) -> None:
-    torch.set_num_threads(1)
-    folder = data.parent
-    os.chdir(folder)
-    # Nothing is fetched, installed or reported, and settings are this test's own.
-    os.environ.update(YOLO_OFFLINE="1", YOLO_AUTOINSTALL="0", YOLO_CONFIG_DIR=str(folder))
-    ops = import_torchvision().ops
-    ops.nms = ops.boxes.nms = plain_nms
-    from ultralytics import YOLO
-    from ultralytics.models.yolo.detect import DetectionTrainer
-    from ultralytics.nn.tasks import DetectionModel
-
-    def original() -> nn.Module:
-        made: nn.Module = DetectionModel("yolov8n.yaml", nc=2, verbose=False)
-        return made
-
-    model, x = original(), torch.rand(1, 3, 64, 64)
-    with torch.no_grad():  # fresh norms would let nothing through to the boxes
-        for _ in range(3):
-            model(torch.rand(2, 3, 64, 64))
-    model.eval()
-    head = model.model[-1]
-    head.export = True
-    plan = fpgm.plan(model, x, rate=0.3)
-    small = fpgm.compact(model, plan)
-    fpgm.verify(model, plan, x, compacted=small).check()
-    head.export = small.model[-1].export = False
-    assert plan.macs_removed > 0.4
-    first = small.model[0].conv.weight.detach().clone()
-
-    class PrunedTrainer(DetectionTrainer):  # type: ignore[misc]
-        def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
-            return small
-
-    yolo = YOLO("yolov8n.yaml", verbose=False)
-    yolo.train(
-        trainer=PrunedTrainer, data=str(data), imgsz=64, epochs=1, batch=2, workers=0,
-        device="cpu", project=str(folder / "runs"), name="pruned", plots=False, amp=False,
-        optimizer="SGD", warmup_epochs=0, verbose=False,
-    )  # fmt: skip
-    trained = yolo.model.eval()
-    assert sum(p.numel() for p in trained.parameters()) == plan.params_after
-    assert not torch.equal(trained.model[0].conv.weight, first)
-    reopened = YOLO(folder / "runs" / "pruned" / "weights" / "best.pt")
-    assert reopened.model.model[0].conv.out_channels == small.model[0].conv.out_channels
-    picture = str(folder / "images" / "val" / "0.png")
-    assert len(reopened.predict(picture, imgsz=64, verbose=False)) == 1
-    fpgm.save(trained, folder / "small.safetensors")
-    again = fpgm.load(folder / "small.safetensors", original).eval()
-    assert torch.equal(again(x)[0], trained(x)[0])

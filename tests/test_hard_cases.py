@@ -30,6 +30,30 @@ class Between(nn.Module):
         return out
 
 
+class ClassToken(nn.Module):
+    """A parameter laid out for every sample, joined with tokens, before attention and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 1, 8))
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.patches(x).flatten(2).transpose(1, 2)
+        t = torch.cat([self.token.expand(len(t), -1, -1), t], 1)
+        n, length, _ = t.shape
+        q, k, v = self.qkv(t).view(n, length, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        t = t + self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(n, length, -1))
+        return self.mlp(t)[:, 0]
+
+
+def test_copies_for_every_sample_are_no_channels_once_joined_with_others() -> None:
+    model = ClassToken().eval()
+    small = fpgm.prune(model, X, rate=0.5, align=1)
+    assert small.mlp[0].out_features == 8
+
+
 def unpool(x: Tensor) -> Tensor:
     y, where = F.max_pool2d(x, 2, return_indices=True)
     return F.max_unpool2d(y, where, 2)
@@ -301,3 +325,24 @@ def test_a_size_fixed_for_channels_that_shrink_to_one_freezes_those_and_no_other
     plan = fpgm.plan(Bias(), odd, rate=0.5, align=1)
     assert [group.layers for group in plan.groups] == [("body",)]
     assert next((f.layers, f.channels) for f in plan.frozen) == (("pair",), 2)
+
+
+class Conditional(nn.Module):
+    """`torch.cond`, which torch compiles even in eager code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        y = torch.cond(y.mean() > 0, lambda t: t * 2.0, lambda t: t * 0.5, (y,))
+        return self.head(self.b(y).relu())
+
+
+def test_a_model_with_a_conditional_operator_still_runs_after_pruning() -> None:
+    model = Conditional().eval()
+    small = fpgm.prune(model, X, rate=0.5, align=1)
+    assert small.b.out_channels == 4
+    assert small(X).shape == model(X).shape == Conditional()(X).shape

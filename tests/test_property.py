@@ -1,9 +1,9 @@
 """What must hold for every network: the compact model computes what the silenced one computes.
 
 Random networks are drawn from all structures of `tests.networks` and pruned in every way. Beside
-the package's own verification stands a second path that shares nothing with it: masking a copy and
-comparing outputs here. That a structure is handled, not merely left alone, is shown in
-`test_structures.py`.
+the package's own verification stand two paths that share nothing with it: masking a copy and
+comparing outputs here, and the reference of `tests.independent_reference` on new inputs. That a
+structure is handled, not merely left alone, is shown in `test_structures.py`.
 
 `FPGM_EXAMPLES` sets how many networks are drawn; `benchmarks/property_sweep.py` draws many more.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, note, settings
+from tests.independent_reference import compare
 from tests.networks import (
     BLOCKS,
     HEADS,
@@ -35,11 +36,13 @@ from tests.networks import (
     variants,
 )
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 import fpgm
 from fpgm.errors import ModelError
 from fpgm.plan import Plan
+from fpgm.tensors import modules_by_path
 
 EXAMPLES = int(os.environ.get("FPGM_EXAMPLES", "150"))
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -87,6 +90,7 @@ def check(case: Case) -> Outcome | None:
     small = fpgm.compact(model, plan)
     removed = sum(group.units - group.kept for group in plan.groups)
     moved = check_masked_equals_compact(model, plan, small, inputs)
+    check_independent_reference(model, plan, small, inputs)
     if removed:
         check_certificate(model, plan, inputs)
     check_costs(plan, small, inputs)
@@ -121,9 +125,10 @@ class Snapshot:
         """The compact model has the original's class, names and flags."""
         assert type(small) is self.kind
         assert list(small.state_dict()) == list(self.state)
-        modes = {n: m.training for n, m in small.named_modules() if n in self.modes}
-        assert modes == self.modes
-        assert {n: p.requires_grad for n, p in small.named_parameters()} == self.grads
+        assert {n: m.training for n, m in modules_by_path(small).items()} == self.modes
+        state = small.state_dict(keep_vars=True)  # the names of the original
+        assert {n: state[n].requires_grad for n in self.grads} == self.grads
+        assert len(list(small.parameters())) == len(self.grads)
 
 
 def check_masked_equals_compact(
@@ -138,6 +143,18 @@ def check_masked_equals_compact(
     error = _distance(compact, reference)
     assert error < TOLERANCE[original[0].dtype], f"masked and compact differ by {error:.1e}"
     return _distance(reference, original)
+
+
+def check_independent_reference(
+    model: nn.Module, plan: Plan, small: nn.Module, inputs: Inputs
+) -> None:
+    """Noise in removed filters and zeros in their consumers give the same, on new inputs too."""
+    with torch.random.fork_rng(devices=[]):
+        others = tree_map(lambda t: torch.randn(3, *t.shape[1:], dtype=t.dtype), inputs)
+        found = compare(
+            lambda: copy.deepcopy(model), copy.deepcopy(small), plan, [inputs, others], random=False
+        )
+    assert found.ok, f"compact and reference: {found}"
 
 
 def check_certificate(model: nn.Module, plan: Plan, inputs: Inputs) -> None:

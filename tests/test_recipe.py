@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.shell import refused
 
 from fpgm.cli.train import SHIPPED, find_recipe
 from fpgm.errors import FileError, RequestError
@@ -313,3 +314,49 @@ def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | 
 def test_a_holding_that_never_comes() -> None:
     with pytest.raises(RequestError, match=r"own: prune\.hold comes after the last epoch\."):
         make_recipe(with_(train={"epochs": 2}, prune={"rate": 0.4, "hold": 3}), "own")
+
+
+class TestCode:
+    """A recipe from someone else runs no code unless the user says so."""
+
+    EVIL = "from pathlib import Path\nPath('ran').touch()\n"
+
+    @pytest.fixture
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "net.py").write_text(self.EVIL)
+        text = '[model]\nname = "{}"\n[data]\nname = "digits"\nbatch = 64\n'
+        text += "[train]\nepochs = 1\nlr = 0.1\n"
+        (tmp_path / "own.toml").write_text(text.format("net.py:make"))
+        (tmp_path / "plain.toml").write_text(text.format("digits"))
+        teacher = '[distill]\nmodel = "net.py:make"\nweights = "w"\n'
+        (tmp_path / "teacher.toml").write_text(text.format("digits") + teacher)
+        (tmp_path / "above.toml").write_text('extends = "own.toml"\nseed = 1\n')
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("file", "key"),
+        [("own", "model.name"), ("teacher", "distill.model"), ("above", "model.name")],
+    )
+    def test_a_file_that_names_code_is_refused(self, place: Path, file: str, key: str) -> None:
+        line = (
+            f"{file}.toml: {key} is 'net.py:make', which is code that would be run: if you trust "
+            "it, give --allow-code (in Python: allow_code=True)."
+        )
+        with pytest.raises(RequestError) as caught:
+            read_recipe(f"{file}.toml")
+        assert str(caught.value) == line
+        assert refused("train", f"{file}.toml") == line
+        assert not (place / "ran").exists()
+        assert read_recipe(f"{file}.toml", allow_code=True) is not None
+
+    def test_code_runs_when_it_is_allowed(self, place: Path) -> None:
+        refused("train", "own.toml", "--allow-code")  # it has no make
+        assert (place / "ran").exists()
+
+    def test_names_from_the_command_line_are_the_user_s(self, place: Path) -> None:
+        change = ["model.name=net.py:make"]
+        assert read_recipe("plain.toml", change).model.name == "net.py:make"
+        assert read_recipe("own.toml", ["model.name=resnet20"]).model.name == "resnet20"
+        with pytest.raises(RequestError, match="code that would be run"):
+            read_recipe("own.toml", ["train.epochs=3"])

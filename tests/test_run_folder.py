@@ -90,7 +90,21 @@ def test_a_finished_run_is_not_trained_again(tiny: str, tmp_path: Path) -> None:
 def test_the_recipe_in_a_run_s_folder_is_the_recipe(tiny: str, tmp_path: Path) -> None:
     wanted = recipe(tiny, train={"epochs": 1})
     train(wanted, tmp_path / "run")
-    assert read_recipe(tmp_path / "run/recipe.json") == wanted
+    assert read_recipe(tmp_path / "run/recipe.json", allow_code=True) == wanted
+    with pytest.raises(RequestError, match="code that would be run"):  # it may be anyone's
+        read_recipe(tmp_path / "run/recipe.json")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"files": []}, {"files": ["../../other"]}, {"accuracy": "\x1b[2J"}, {"epochs": None}]
+)
+def test_results_that_no_run_writes_are_made_again(
+    tiny: str, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    first = train(recipe(tiny, train={"epochs": 1}), tmp_path / "run")
+    file = tmp_path / "run/results.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **wrong}))
+    assert train(recipe(tiny, train={"epochs": 1}), tmp_path / "run").results == first.results
 
 
 def test_a_folder_of_another_recipe_is_left_alone(tiny: str, tmp_path: Path) -> None:

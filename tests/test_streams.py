@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.adapters import scatter, spread
+from fpgm.adapted import scatter, spread
 from fpgm.models import resnet
 from fpgm.models._torchvision import import_torchvision
+from fpgm.tensors import modules_by_path
 
 
 def paper_plan(model: nn.Module, size: int, rate: float = 0.4) -> fpgm.Plan:
@@ -41,7 +42,7 @@ def torchvision_model(name: str) -> nn.Module:
 def read_widths(model: nn.Module, plan: fpgm.Plan) -> dict[str, int]:
     """Input channels of each convolution after pruning."""
     small = fpgm.compact(model, plan)
-    return {n: m.in_channels for n, m in small.named_modules() if isinstance(m, nn.Conv2d)}
+    return {n: m.in_channels for n, m in modules_by_path(small).items() if isinstance(m, nn.Conv2d)}
 
 
 def test_every_block_of_resnet20_scatters_behind_its_last_norm() -> None:

@@ -35,6 +35,11 @@ class Component:
     equations: npt.NDArray[np.int64]
     _solved: dict[tuple[int, ...], Cells] = field(default_factory=dict)
 
+    @property
+    def units(self) -> Tensor:
+        """All units of its pools."""
+        return torch.cat([pool.units for pool in self.pools])
+
     def solve(self, goals: Sequence[int], limits: Sequence[int]) -> Cells:
         """Removed per cell: as near to the goals per pool as the equations and limits allow."""
         key = (*goals, *limits)
@@ -73,8 +78,7 @@ class Component:
         """The lowest-scored units in these numbers; `scores` follow the pools' units in order."""
         if len(self.members) == 1 and len(self.pools) == 1:
             return self.members[0][lowest(scores, cells[0])]
-        units = torch.cat([p.units for p in self.pools])
-        order = {c: i for i, c in enumerate(units.tolist())}
+        order = {c: i for i, c in enumerate(self.units.tolist())}
         chosen = []
         for member, count in zip(self.members, cells, strict=True):
             own = scores[[order[c] for c in member.tolist()]]

@@ -1,28 +1,42 @@
-"""Which public torch function the user's code is in, for the one question operators cannot answer.
+"""Which public torch function the user's code is in, for the questions operators cannot answer.
 
 `x.flatten(1)` and `x.view(-1, 9216)` end in the same operator, but only the second fixes a size.
+`x.numpy()` is no operator at all, yet what the code does with the values depends on every channel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
 class Calls(TorchFunctionMode):
     """Knows which public torch function the user's code is in, which operators no longer tell."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        leaves: Callable[[Tensor, str], None],
+        replacements: Mapping[Any, Callable[..., Any]],
+    ) -> None:
         super().__init__()
         self.stack: list[str] = []
+        self._leaves = leaves
+        """Called with every tensor whose values leave torch, and the method."""
+        self._replacements = replacements
+        """Called instead of functions whose operators no longer show what they are."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.stack.append(getattr(func, "__name__", ""))
+        name = getattr(func, "__name__", "")
+        if name in _LEAVES and args and isinstance(args[0], Tensor):
+            self._leaves(args[0], name)
+        self.stack.append(name)
         try:
-            return func(*args, **(kwargs or {}))
+            return self._replacements.get(func, func)(*args, **(kwargs or {}))
         finally:
             self.stack.pop()
 
@@ -32,8 +46,13 @@ class Calls(TorchFunctionMode):
         return bool(self.stack) and not _SAFE.isdisjoint(self.stack)
 
 
-_SAFE = {"flatten", "chunk", "expand_as", "view_as", "reshape_as", "adaptive_avg_pool2d", "linear",
-         "adaptive_avg_pool1d", "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
+_LEAVES = frozenset((
+    "numpy", "__array__", "tolist", "item", "__float__", "__int__", "__bool__", "__complex__",
+    "__index__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "__deepcopy__",
+))  # fmt: skip
+
+_SAFE = {"flatten", "chunk", "adaptive_avg_pool2d", "linear", "adaptive_avg_pool1d",
+         "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
          "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
          "__matmul__", "max_pool1d", "avg_pool1d", "dropout",
          "weight_norm", "conv1d", "conv2d", "conv3d", "pixel_shuffle", "pixel_unshuffle",

@@ -8,7 +8,8 @@ is run, and on what, is left to `replay`.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, MutableMapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -19,19 +20,28 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm import rules, sketch
+from fpgm.adapter_checks import AdapterChecks
+from fpgm.adapters import adapter_at, join
 from fpgm.coupling import Structure
 from fpgm.findings import Factor, Place, Slot
-from fpgm.plan import Adapter, Plan
+from fpgm.plan import Adapter, Plan, Side
 from fpgm.slicing import by_tensor, cut
 from fpgm.tensors import named_tensors
-from fpgm.tracer import Tracer, source_line
+from fpgm.tracer import source_line
 
 
 class MismatchError(Exception):
     """The compact model does not do what the labels say; carries the classes involved."""
 
     def __init__(
-        self, reason: str, classes: Sequence[Tensor], place: tuple[Place, int] | None = None
+        self,
+        reason: str,
+        classes: Sequence[Tensor],
+        place: tuple[Place, int] | None = None,
+        *,
+        may_wait: bool = False,
+        of_values: bool = False,
+        wrong_outputs: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -39,15 +49,21 @@ class MismatchError(Exception):
             torch.cat([c.reshape(-1) for c in classes]) if classes else torch.zeros(0).long()
         )
         self.place = place
-        self.may_wait = False
+        self.may_wait = may_wait
+        """The module around the place may yet return the right part."""
+        self.of_values = of_values
+        """An operator or the model's code raised it, which other values may not make it do."""
         self.progress = 0
         """How many operators had run."""
+        self.wrong_outputs = wrong_outputs
+        """Nothing clashed, but the outputs are not those of the masked model."""
 
 
-class Checker(Tracer):
+class Checker(AdapterChecks):
     """A tracer that checks instead of collecting."""
 
     trusts_positions = True
+    assumes = False
 
     def __init__(
         self,
@@ -60,8 +76,9 @@ class Checker(Tracer):
     ) -> None:
         super().__init__(small, _kept_slots(small, structure, plan))
         self.structure = structure
+        self._frozen: Counter[tuple[Place, str]] = Counter()
         self.kept = structure.kept_labels(removed)
-        self.adapters: dict[str, Adapter] = {}
+        self.adapters: dict[tuple[str, Side], Adapter] = {}
         self._latest: list[Tensor] = []
         self._upcoming: tuple[Place, int] | None = None
         self._trail: list[list[Tensor]] = []
@@ -78,9 +95,11 @@ class Checker(Tracer):
         self.lost: list[Tensor] = []
         """Labels whose order is not known: parts that shrank to one channel have no names, and
         several channels of one unit share one."""
+        self.single = _single_labels(structure, self.slots.values())
+        """Labels of parts that shrank to one channel, whatever becomes of them."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._padding = func._schema.name == "aten::constant_pad_nd"
+        self._padding = rules.name_of(func) == "constant_pad_nd"
         try:
             out = None if self.values else sketch.outline(func, args)
             out = super().call(func, args, kwargs) if out is None else out
@@ -88,7 +107,7 @@ class Checker(Tracer):
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
             at = self.next_risk()
             place = at if at in self.structure.seen.risks else self._upcoming
-            raise self._blame(f"{_fixed(error)} in {self.where()}", place) from None
+            raise self._blame(f"{_fixed(error)} in {self.where()}", place, True) from None
         self._upcoming = self.here(self.module), self._risks[self.module] + 1
         self._last = self.module or "the model"
         self._latest = list(rules.tensors((*args, *kwargs.values())))
@@ -104,22 +123,23 @@ class Checker(Tracer):
         """User code raised between operators."""
         return self._blame(f"{_fixed(error)} in {self._last}", self._upcoming)
 
-    def _blame(self, reason: str, place: tuple[Place, int] | None) -> MismatchError:
+    def _blame(
+        self, reason: str, place: tuple[Place, int] | None, of_values: bool = False
+    ) -> MismatchError:
         """A mismatch that names the last thing computed that could still shrink.
 
         What shrank to one channel has lost its labels here, but the watch knew them at that place.
         """
-        units = torch.cat([pool.units for pool in self.structure.pools])
         trail = list(self._trail)
         risk = self.structure.seen.risks.get(place) if place is not None else None
         if risk is not None and risk.source is not None:
             trail.insert(len(trail) - 1, list(risk.source.fields))
         for fields in reversed(trail):
             classes = [self.structure.of(f) for f in fields]
-            live = [c for c in classes if bool(torch.isin(c, units).any())]
+            live = [c for c in classes if self._can_shrink(c)]
             if live:
-                return MismatchError(reason, live[:1], place)
-        return MismatchError(reason, [], place)
+                return MismatchError(reason, live[:1], place, of_values=of_values)
+        return MismatchError(reason, [], place, of_values=of_values)
 
     def fresh(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
@@ -130,6 +150,20 @@ class Checker(Tracer):
             self._lose(*(f for t in self._latest for f in self.fields(t)))
             return torch.full((count,), lb.ANY)
         return labels
+
+    def set(self, tensor: Tensor, fields: Sequence[Tensor]) -> None:
+        super().set(tensor, fields)
+        for f in fields:
+            if f.numel() == 1 and int(f) != lb.ANY:
+                self.single.append(f)
+
+    def tie(self, field: Tensor, dims: Sequence[int]) -> None:
+        """What goes together must be of one class; it need not have met."""
+        for dim in dims:
+            classes = self.structure.of(field)
+            padding = (field == lb.ANY) | (field.narrow(dim, 0, 1) == lb.ANY)
+            if not bool(((classes == classes.narrow(dim, 0, 1)) | padding).all()):
+                raise self._clash([field])
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(a == lb.ANY, b, a)
@@ -157,7 +191,7 @@ class Checker(Tracer):
     @cached_property
     def _met(self) -> Tensor:
         """Every two labels that met when watching, in rising order."""
-        pairs = [self._key(a, b) for a, b in self.structure.seen.pairs]
+        pairs = [self._key(a, b) for a, b in self.structure.seen.meetings]
         return torch.cat(pairs).unique() if pairs else torch.zeros(0, dtype=torch.int64)
 
     def _key(self, a: Tensor, b: Tensor) -> Tensor:
@@ -165,7 +199,18 @@ class Checker(Tracer):
 
     def _clash(self, fields: Sequence[Tensor], where: str = "") -> MismatchError:
         reason = f"channels would not line up after pruning in {where or self.where()}"
-        return MismatchError(reason, [self.structure.of(f) for f in fields])
+        classes = [self.structure.of(f) for f in fields]
+        if self.structure.pools and not any(map(self._can_shrink, classes)):
+            return self._blame(reason, None)
+        return MismatchError(reason, classes)
+
+    def _can_shrink(self, classes: Tensor) -> bool:
+        """Whether any of these classes may still be removed."""
+        return bool(torch.isin(classes, self._units).any())
+
+    @cached_property
+    def _units(self) -> Tensor:
+        return torch.cat([pool.units for pool in self.structure.pools])
 
     def _lose(self, *fields: Tensor) -> None:
         self._lost_at = self._lost_at or self.where()
@@ -173,10 +218,56 @@ class Checker(Tracer):
 
     def doubt(self) -> MismatchError | None:
         """What labels could not tell, as the mismatch it may be."""
-        return self._clash(self.lost, self._lost_at) if self.lost else None
+        doubtful = self.lost or self.single
+        return self._clash(doubtful, self._lost_at) if doubtful else None
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
-        """What had to be frozen was frozen when watching."""
+        """Check that what was frozen when watching is still there, in the same order."""
+        key = self.here(self.module), f"{reason} in {self.where()}"
+        watched = self.structure.seen.frozen.get(key, [])
+        for f in fields:
+            number, self._frozen[key] = self._frozen[key], self._frozen[key] + 1
+            if number < len(watched):
+                self._compare_rows(f, watched[number])
+            else:
+                self._lose(f)
+
+    def _compare_rows(self, field: Tensor, watched: Tensor) -> None:
+        """Raise a mismatch unless a field is what stays of the one that was watched."""
+        wanted = watched.reshape(-1)
+        wanted = wanted[self.kept[wanted]]
+        if len(wanted) != field.numel():
+            raise self._clash([wanted, field])
+        self.relate(wanted, field.reshape(-1))
+
+    def check_results(self, results: Sequence[Tensor]) -> None:
+        """The model must return what it did when watched, less what was removed."""
+        self.recognize(results)
+        expected = self.structure.seen.results[self.runs]
+        if len(expected) != len(results):
+            raise self._blame("the model would return another number of tensors", None, True)
+        for tensor, factor in zip(results, expected, strict=True):
+            labelled = {d for f in factor.fields for d in lb.axes(f)}
+            fits = tensor.ndim == len(factor.shape) and all(
+                d in labelled or size == factor.shape[d] for d, size in enumerate(tensor.shape)
+            )
+            if not fits:
+                raise self._blame("the size of the model's output would change", None, True)
+            self._check_result(tensor, factor)
+
+    def _check_result(self, tensor: Tensor, expected: Factor) -> None:
+        own = {tuple(lb.axes(f)): f for f in self.fields(tensor)}
+        for watched in expected.fields:
+            field = own.get(tuple(lb.axes(watched)))
+            if field is not None:
+                self._compare_rows(field, watched)
+            else:
+                self._lose(watched)
+
+    def leaves(self, tensor: Tensor, method: str) -> None:
+        if not self.values:
+            raise sketch.ValuesNeededError
+        super().leaves(tensor, method)
 
     def is_zero(self, tensor: Tensor) -> bool:
         """That silenced units are zero here was settled when watching."""
@@ -211,33 +302,37 @@ class Checker(Tracer):
         if (
             expected is None
             or place in self.tolerated
-            or self._predicted_shape(expected.out) == tuple(out.shape)
+            or self._fits(expected.out, tuple(out.shape))
         ):
             return
-        problem = MismatchError(
+        raise MismatchError(
             f"a size is fixed in the code in {self.where()}",
             [self.structure.of(f) for f in expected.out.fields],
             place,
+            # What padding adds is all alike, so the module around it may yet return the right part.
+            may_wait=self._padding,
         )
-        # What padding adds is all alike, so the module around it may yet return the right part.
-        problem.may_wait = self._padding
-        raise problem
 
-    def _predicted_shape(self, expected: Factor) -> tuple[int, ...]:
-        shape = list(expected.shape)
-        for stays in lb.independent(expected.fields, self.kept):
-            main = lb.varying_dim(stays, lb.axes(stays))
-            for d in lb.axes(stays):
-                if d == main:  # blocks keep equally many, though not the same ones
-                    shape[d] = int(stays.sum(d).max())
-                else:
-                    shape[d] = int(stays.any([o for o in range(stays.ndim) if o != d]).sum())
-        return tuple(shape)
+    def _fits(self, expected: Factor, found: tuple[int, ...]) -> bool:
+        """Whether a shape is the watched one, less what was removed."""
+        if len(found) != len(expected.shape):
+            return False
+        masks = lb.independent(expected.fields, self.kept)
+        varying = {d for stays in masks for d in lb.axes(stays)}
+        return all(found[d] == n for d, n in enumerate(expected.shape) if d not in varying) and all(
+            any(
+                tuple(found[d] for d in lb.axes(stays)) == sizes
+                for sizes in lb.remaining_sizes(stays)
+            )
+            for stays in masks
+        )
 
     def mixed(self, x: Tensor) -> None:
+        super().mixed(x)
         self._scattered.pop(x, None)
 
     def passed(self, x: Tensor, out: Tensor) -> None:
+        super().passed(x, out)
         if x in self._scattered and out is not x:
             self._scattered[out] = self._scattered[x]
 
@@ -280,11 +375,16 @@ class Checker(Tracer):
         index = torch.empty_like(places)
         index[order] = places
         adapter = Adapter(path, "output", "scatter", dim, tuple(index.tolist()), len(labels))
-        if self.adapters.setdefault(path, adapter) != adapter:
+        self._add(adapter, have, wanted)
+
+    def _add(self, adapter: Adapter, have: Tensor, wanted: Tensor) -> None:
+        """Let the plan have an adapter, the same at every call; the model itself takes none."""
+        place = adapter.module, adapter.side
+        if not adapter.module or self.adapters.setdefault(place, adapter) != adapter:
             raise self._clash([have, wanted])
 
     def returned(self, path: str, out: Any) -> Any:
-        with _disable_current_modes():
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
             return self._compare(path, out)
 
     def _compare(self, path: str, out: Any) -> Any:
@@ -319,8 +419,11 @@ class Checker(Tracer):
         if index == list(range(len(have))):
             return None
         adapter = Adapter(path, "output", "gather", dim, tuple(index), len(have))
-        if self.adapters.setdefault(path, adapter) != adapter or not path:
+        before = adapter_at(self.model, path, "output")
+        if before is not None and (before.kind != "gather" or before.dim != dim):
             raise self._clash([have, wanted])
+        adapter = adapter if before is None else join(before, adapter)
+        self._add(adapter, have, wanted)
         picked = out.index_select(dim, torch.tensor(index, device=out.device))
         self.set(picked, [lb.along(wanted, out.ndim, dim)])
         return picked
@@ -351,6 +454,13 @@ class Checker(Tracer):
             else:
                 return None
         return found if len(set(found)) == len(found) else None
+
+
+def _single_labels(structure: Structure, kept: Iterable[Slot]) -> list[Tensor]:
+    """Labels of axes of which one position is left, and so no name."""
+    before = {slot.name: slot.fields for slot in structure.seen.slots.values()}
+    shrunk = (before[slot.name] for slot in kept if len(slot.fields) < len(before[slot.name]))
+    return [f for fields in shrunk for f in fields]
 
 
 def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:

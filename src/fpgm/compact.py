@@ -7,24 +7,27 @@ the full weights are never copied. The input model is untouched.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fpgm.adapted import Adapted, buffer_names
 from fpgm.adapters import attach_
+from fpgm.copying import Memo, clone
 from fpgm.denormals import flush_denormals_
 from fpgm.errors import PlanError
 from fpgm.optimizers import move_optimizer_
-from fpgm.plan import Attribute, Cut, Plan
+from fpgm.plan import Attribute, Cached, Cut, Plan
+from fpgm.plan_checks import check_places
 from fpgm.slicing import by_tensor, cut
-from fpgm.tensors import modules_by_path, named_tensors, unwrapped
+from fpgm.tensors import called_by_path, modules_by_path, named_tensors, unwrapped, walk_once
 from fpgm.turns import in_turn
+from fpgm.weight_hooks import compute_weights_
+from fpgm.weight_norms import ratio, weight_norms
 
 PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
@@ -47,8 +50,9 @@ def compact(
     (4, 8)
     """
     model = unwrapped(model)
-    check_fits(model, plan)
-    small = rebuild(model, plan)
+    with walk_once(model):
+        check_fits(model, plan)
+        small = rebuild(model, plan)
     flush_denormals_(small)
     if optimizer is not None:
         move_optimizer_(optimizer, model, small, plan)
@@ -58,76 +62,40 @@ def compact(
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     """The compact model; without `values` in shape only: what is cut is zeros."""
     cuts = by_tensor(plan.cuts)
-    memo: dict[int, object] = {}
+    memo: Memo = {}
     for name, original in named_tensors(model).items():
         if name in cuts and values:
             memo[id(original)] = _like(original, cut(original.detach(), cuts[name]))
         elif name in cuts:
             memo[id(original)] = _like(original, _zeros(original, cuts[name]))
+    if values:
+        _scale_gains(model, cuts, memo)
     small = clone(model, memo)
     modules = modules_by_path(small)
     for attribute in plan.attributes:
         _assign(modules[attribute.module], attribute)
-    for adapter in plan.adapters:
-        attach_(small, adapter)
-    setattr(small, PLANS, (*getattr(model, PLANS, ()), plan))
+    for cached in plan.cached:
+        held = vars(modules[cached.module])
+        if cached.name in held:
+            held[cached.name] = _fit(held[cached.name], cached)
+    compute_weights_(small)
+    attach_(small, *plan.adapters)
+    setattr(small, PLANS, (*vars(model).get(PLANS, ()), plan))
     return small
 
 
-def shadow(model: nn.Module) -> nn.Module:
-    """A copy with the model's own weights: hooks and attributes of the two are apart."""
-    return clone(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
-
-
-def clone(model: nn.Module, memo: dict[int, object]) -> nn.Module:
-    """`copy.deepcopy(model, memo)`, several times faster for ordinary modules.
-
-    A module is mostly empty hook tables and numbers, which deepcopy visits one by one. Modules
-    that copy themselves in their own way (`__deepcopy__`, `__getstate__`…) are left to deepcopy.
-    """
-    modules = list(modules_by_path(model).values())
-    ordinary = {kind for kind in {type(m) for m in modules} if _is_ordinary(kind)}
-    for module in modules:
-        if type(module) in ordinary:
-            memo[id(module)] = object.__new__(type(module))
-    for module in modules:
-        new = memo.get(id(module))
-        if new is not None:
-            for name, value in module.__dict__.items():
-                new.__dict__[name] = _copied(value, memo, name in _TABLES)
-    return copy.deepcopy(model, memo)
-
-
-def _is_ordinary(kind: type[nn.Module]) -> bool:
-    return (
-        not hasattr(kind, "__deepcopy__")
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__setstate__.__module__.startswith("torch.nn.")  # those only fill in defaults
-        and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
-        and not hasattr(kind, "__slots__")
-    )
-
-
-_ATOMIC = frozenset((int, float, bool, str, type(None), type, FunctionType, BuiltinFunctionType))
-
-
-_TABLES = frozenset(nn.Module().__dict__)
-"""What every module holds: tables of its own that nothing else shares."""
-
-
-def _copied(value: Any, memo: dict[int, object], own: bool = False) -> Any:
-    kind = type(value)
-    if kind in _ATOMIC or (kind is tuple and all(type(item) in _ATOMIC for item in value)):
-        return value
-    if own and kind in (OrderedDict, dict):
-        return kind((k, _copied(v, memo)) for k, v in value.items()) if value else kind()
-    if own and kind is set:
-        return set(value)
-    if id(value) in memo:
-        return memo[id(value)]
-    if isinstance(value, Tensor) and not value.is_leaf:
-        return value.detach().clone()  # a cached result: deepcopy refuses those
-    return copy.deepcopy(value, memo)
+def _scale_gains(model: nn.Module, cuts: Mapping[str, Sequence[Cut]], memo: Memo) -> None:
+    """Give weight norms gains that make up for the part of the norm that is cut."""
+    names = {id(tensor): name for name, tensor in named_tensors(model).items()}
+    for norm in weight_norms(model):
+        direction = memo.get(id(norm.direction))
+        if not isinstance(direction, Tensor):
+            continue
+        gain = memo.get(id(norm.gain), norm.gain)
+        assert isinstance(gain, Tensor)
+        before = cut(norm.norms(), cuts.get(names[id(norm.gain)], []))
+        scaled = gain.detach().double() * ratio(norm.norms(direction), before)
+        memo[id(norm.gain)] = _like(norm.gain, scaled.to(gain.dtype))
 
 
 def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
@@ -159,9 +127,36 @@ def _assign(module: nn.Module, attribute: Attribute) -> None:
     setattr(module, attribute.name, value)
 
 
+def _fit(value: Any, cached: Cached) -> Any:
+    """Cut tensors of the old width in what a module has cached; drop those that do not fit."""
+    if isinstance(value, Tensor):
+        if cached.dim >= value.ndim or value.shape[cached.dim] != cached.size or not cached.keep:
+            return None
+        index = torch.tensor(cached.keep, device=value.device)
+        return value.detach().index_select(cached.dim, index)
+    if isinstance(value, dict):
+        fitted = {k: _fit(v, cached) for k, v in value.items()}
+        stays = {k: v for k, v in fitted.items() if v is not None or value[k] is None}
+        value.clear()
+        value.update(stays)
+    elif isinstance(value, list):
+        value[:] = [_fit(item, cached) for item in value]
+    elif isinstance(value, deque | set):
+        others = [item for item in value if not isinstance(item, Tensor)]
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(others)
+    elif type(value) is tuple:
+        return tuple(_fit(item, cached) for item in value)
+    return value
+
+
 def fingerprint(model: nn.Module) -> str:
     """A short name for a model's tensors and their shapes."""
-    text = ";".join(f"{name}{tuple(t.shape)}" for name, t in sorted(named_tensors(model).items()))
+    tensors = named_tensors(model)
+    for path, module in called_by_path(model).items():
+        if isinstance(module, Adapted):
+            tensors |= {f"{path}.{name}": t for name, t in buffer_names(module).items()}
+    text = ";".join(f"{name}{tuple(t.shape)}" for name, t in sorted(tensors.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -169,7 +164,7 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan of another model, naming the first tensor that differs."""
     tensors: Mapping[str, Tensor] = named_tensors(model)
     if fingerprint(model) == plan.fingerprint:
-        _check_places(model, plan, tensors)
+        check_places(model, plan, vars(model).get(PLANS, ()))
         return
     for c in plan.cuts:
         if c.tensor not in tensors:
@@ -186,23 +181,3 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
         f"The plan was made for another model: its tensors or their shapes differ from this "
         f"{type(model).__name__}'s beyond what the plan cuts."
     )
-
-
-def _check_places(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a plan that has been changed since it was made: it names what the model lacks."""
-    modules = modules_by_path(model)
-    once: set[tuple[str, int]] = set()
-    for c in plan.cuts:
-        shape = list(tensors[c.tensor].shape) if c.tensor in tensors else []
-        fits = c.dim < len(shape) and shape[c.dim] in (1, c.size) and not shape[0] % c.blocks
-        if not fits or (c.tensor, c.dim) in once:
-            raise PlanError(f"The plan is damaged: '{c.tensor}' cannot be cut as it says.")
-        once.add((c.tensor, c.dim))
-    for a in plan.attributes:
-        value = getattr(modules.get(a.module), a.name, None)
-        value = tuple(value) if isinstance(value, list) else value
-        if not isinstance(value, int | tuple) or value != a.before:
-            raise PlanError(f"The plan is damaged: '{a.module}' has no {a.name} of {a.before}.")
-    for adapter in plan.adapters:
-        if adapter.module not in modules:
-            raise PlanError(f"The plan is damaged: there is no module '{adapter.module}'.")

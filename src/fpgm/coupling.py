@@ -16,6 +16,7 @@ from torch import Tensor
 from fpgm import labels as lb
 from fpgm.findings import Slot
 from fpgm.plan import WRITES, layer_of
+from fpgm.roles import settle_roles
 from fpgm.tensors import modules_by_path
 from fpgm.watch import Watch
 
@@ -137,7 +138,7 @@ class Structure:
 def couple(seen: Watch, approximate: bool = False) -> Structure:
     """Resolve labels into classes, classes into units, units into pools."""
     classes = _tie_whole_groups(seen, _components(seen))
-    _settle_roles(seen)
+    settle_roles(seen)
     structure = Structure(
         seen,
         classes,
@@ -196,18 +197,6 @@ def _components(seen: Watch) -> Tensor:
         parent.scatter_reduce_(0, high[open_], low[open_], "amin")
         while not torch.equal(parent, parent[parent]):
             parent = parent[parent]
-
-
-def _settle_roles(seen: Watch) -> None:
-    """Give axes that rules named only through computed tensors (views, norms) their role."""
-    for role, marks in seen.roles.items():
-        marked = torch.zeros(seen.count, dtype=torch.bool)
-        marked[torch.cat(marks)] = True
-        for slot in (s for s in seen.slots.values() if s.open):
-            slot.roles = [
-                role if own == "scale" and bool(marked[f].any()) else own
-                for f, own in zip(slot.fields, slot.roles, strict=True)
-            ]
 
 
 def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,26 @@ from fpgm import labels as lb
 from fpgm.compact import fingerprint
 from fpgm.coupling import Structure, block_starts, frozen_rows, unreached_rows
 from fpgm.findings import Site, Slot
-from fpgm.plan import Adapter, Attribute, Cut, Frozen, Group, Kind, Plan, Role, Side
+from fpgm.plan import (
+    Adapter,
+    Attribute,
+    Cached,
+    Cut,
+    Frozen,
+    Group,
+    Kind,
+    Plan,
+    Role,
+    Side,
+    StaleSize,
+    layer_of,
+)
+from fpgm.plan_checks import holds_size
+from fpgm.remembered import Widths, follow_sizes
 from fpgm.select import Choice
+from fpgm.sizes import FIRST_DIM, SECOND_DIM
 from fpgm.slicing import by_tensor
 from fpgm.tensors import modules_by_path
-
-_FIRST_DIM = ("out_channels", "out_features", "num_features", "num_channels", "num_parameters")
-_SECOND_DIM = ("in_channels", "in_features")
 
 
 @dataclass(frozen=True)
@@ -53,18 +66,43 @@ def draft(
     choice: Choice,
     asked: Mapping[str, Any],
     remembered: Sequence[Remembered] = (),
+    left_alone: Collection[tuple[str, str]] = (),
+    widths: Widths | None = None,
 ) -> Plan:
-    """The plan that removes the chosen units."""
+    """The plan that removes the chosen units.
+
+    Args:
+        model: The model as it is.
+        structure: What is known of it.
+        choice: The units.
+        asked: What the user asked for.
+        remembered: Numbers of modules that follow rows of channels.
+        left_alone: Attributes that must stay as they are, by module and name.
+        widths: Of the model's modules, if the sizes they remember are to follow.
+    """
     kept = structure.kept_labels(choice.removed)
     rows: Rows = {}
     slots = structure.seen.slots.values()
     cuts = tuple(c for slot in slots for c in _cuts(structure, slot, kept, rows))
+    attributes = [
+        a
+        for a in _attributes(model, structure, cuts, kept, remembered)
+        if (a.module, a.name) not in left_alone
+    ]
+    known = {(a.module, a.name) for a in attributes}
+    followed, stale = ([], []) if widths is None else follow_sizes(model, widths, kept, known)
+    unread = [a for a in followed if not structure.seen.code.may_read(a.name)]
+    stale += [StaleSize(a.module, a.name, a.before) for a in followed if a not in unread]
     return Plan(
         fingerprint=fingerprint(model),
         asked=dict(asked),
         cuts=cuts,
-        attributes=tuple(_attributes(model, structure, cuts, kept, remembered)),
-        adapters=(*_windows(structure, kept), *_junctions(structure, kept)),
+        attributes=(*attributes, *unread),
+        adapters=(
+            *_windows(structure, kept),
+            *_junctions(structure, kept),
+            *_moves(structure, kept),
+        ),
         outputs=tuple(_output_cuts(structure, kept)),
         groups=tuple(
             Group(pool.name, pool.layers, len(pool.units), count, pool.exact)
@@ -75,6 +113,8 @@ def draft(
             for row in [*frozen_rows(structure), *unreached_rows(structure.seen.unreached())]
         ),
         notes=tuple(structure.seen.notes),
+        stale=tuple(stale),
+        cached=tuple(_cached(structure, kept)),
         macs_before=structure.macs(),
         macs_after=structure.macs(kept),
         params_before=structure.params(),
@@ -118,6 +158,26 @@ def _output_cuts(structure: Structure, kept: Tensor) -> Iterator[Cut]:
             yield Cut(str(number), lb.axes(f)[0], f.numel(), keep, "reads")
 
 
+def _cached(structure: Structure, kept: Tensor) -> Iterator[Cached]:
+    """What becomes of activations that modules keep in plain attributes."""
+    for (path, name), factors in structure.seen.cached.items():
+        fields = [f for factor in factors for f in factor.fields]
+        if all(bool(kept[f].all()) for f in fields):
+            continue
+        ways = {
+            (
+                lb.axes(f)[0],
+                f.numel(),
+                tuple(torch.nonzero(kept[f].reshape(-1)).reshape(-1).tolist()),
+            )
+            if len(lb.axes(f)) == 1
+            else (0, 0, ())
+            for f in fields
+        }
+        dim, size, keep = ways.pop() if len(ways) == 1 else (0, 0, ())
+        yield Cached(path, name, dim, size, keep)
+
+
 def _block_cut(structure: Structure, slot: Slot, f: Tensor, kept: Tensor, role: Role) -> list[Cut]:
     """A grouped weight: every block keeps its own columns, equally many; whole blocks are rows."""
     rows = kept[f].reshape(f.shape[0], -1)[block_starts(f)]
@@ -158,10 +218,13 @@ def _attributes(
         for name in _group_names(modules[grouping.module], old):
             change(grouping.module, name, old, new)
     groups_after = {m: a.after for (m, n), a in found.items() if n == "groups"}
+    shapes = {slot.name: slot.shape for slot in structure.seen.slots.values()}
     for tensor, own in by_tensor(cuts).items():
-        path = tensor.rpartition(".")[0]
+        path = layer_of(tensor) if "." in tensor else ""
         module = modules[path]
         sizes = {c.dim: (c.size, c.kept) for c in own}
+        if len(shapes[tensor]) == 1 and module.__dict__.get("transposed"):
+            sizes = {1: sizes[0]}  # a bias has a number for each output, as dim 1 of the weight
         groups = module.__dict__.get("groups", 1)
         for name, before, after in _sizes(module, sizes, groups, groups_after.get(path, groups)):
             change(path, name, before, after)
@@ -189,11 +252,18 @@ def _attributes(
 
 def _group_names(module: nn.Module, groups: int) -> list[str]:
     """Attributes that hold a module's number of groups."""
-    named = [n for n in ("groups", "num_groups") if getattr(module, n, None) == groups]
+    named = [
+        n
+        for n in ("groups", "num_groups")
+        if getattr(module, n, None) == groups and holds_size(module, n)
+    ]
     return named or [
         name
         for name, value in vars(module).items()
-        if type(value) is int and value == groups and ("group" in name or "channel" in name)
+        if type(value) is int
+        and value == groups
+        and ("group" in name or "channel" in name)
+        and holds_size(module, name)
     ]
 
 
@@ -203,7 +273,7 @@ def _sizes(
     """Name, old and new value of the sizes a module keeps about its own weight."""
     transposed = bool(module.__dict__.get("transposed", False))
     changes: list[tuple[str, Any, Any]] = []
-    for names, dim in ((_FIRST_DIM, 1 if transposed else 0), (_SECOND_DIM, 0 if transposed else 1)):
+    for names, dim in ((FIRST_DIM, 1 if transposed else 0), (SECOND_DIM, 0 if transposed else 1)):
         for name in names:
             held = module.__dict__.get(name)
             if type(held) is not int:
@@ -251,3 +321,20 @@ def _junctions(structure: Structure, kept: Tensor) -> list[Adapter]:
                     site.module, side, kind, site.dim, index, size
                 )
     return list(adapters.values())
+
+
+def _moves(structure: Structure, kept: Tensor) -> list[Adapter]:
+    """Adapters of earlier plans that move fewer channels now, or pick them from fewer."""
+    found: dict[tuple[str, Side], Adapter] = {}
+    for (_, side), move in structure.seen.moves.items():
+        adapter, stays = move.adapter, kept[move.labels]
+        left = [i for i, stay in zip(adapter.index, stays.tolist(), strict=False) if stay]
+        size = adapter.size
+        if move.wide is not None:
+            wide = kept[move.wide]
+            size, number = int(wide.sum()), wide.cumsum(0) - 1
+            left = [int(number[i]) for i in left]
+        new = replace(adapter, index=tuple(left), size=size)
+        if len(stays) and new != adapter:
+            found[adapter.module, side] = new
+    return list(found.values())

@@ -5,16 +5,22 @@
     ├── ModelError          the model or its example input cannot be worked with
     │   └── ForwardError    the model's own forward fails on the example input
     ├── PlanError           the plan was made for another model
-    ├── VerificationError   the compact model is not the silenced one: never ignored
+    ├── VerificationError   the compact model is not the masked original: never ignored
     └── FileError           a file is missing, foreign, truncated or cannot be written
         └── BusyError       another process is writing there
 
-Messages are one line: what is wrong, where, and what to do.
+Messages are one line: what is wrong, where, and what to do. They may quote names from a file, so
+control characters in them are shown as escapes.
 """
+
+from fpgm.wording import printable
 
 
 class FpgmError(Exception):
     """Base of all errors raised on purpose by this package."""
+
+    def __str__(self) -> str:
+        return printable(" ".join(line.strip() for line in super().__str__().strip().split("\n")))
 
 
 class RequestError(FpgmError, ValueError):
@@ -34,7 +40,7 @@ class PlanError(FpgmError, ValueError):
 
 
 class VerificationError(FpgmError):
-    """The compact model does not compute what the silenced original computes."""
+    """The compact model does not compute what the masked original computes."""
 
 
 class FileError(FpgmError, OSError):

@@ -5,16 +5,17 @@ A tensor, a tuple of arguments or a dict of keyword arguments is one example; a 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
+from fpgm.outputs import find_tensors
 from fpgm.wording import size
 
 
@@ -123,21 +124,33 @@ def float_outputs(model: nn.Module, example: Example) -> list[Tensor]:
     return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]
 
 
+def map_tensors(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
+    """Change every tensor of an example, and nothing else."""
+
+    def one(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) else value
+
+    return Example(tree_map(one, example.args), tree_map(one, dict(example.kwargs)))
+
+
+def shuffled_inputs(examples: Sequence[Example], count: int) -> list[Example]:
+    """Make more inputs of the examples' own values, so that they stay in the model's domain."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffle(t: Tensor) -> Tensor:
+        if not t.is_floating_point() or not t.numel():
+            return t
+        values = t.flatten()
+        if bool((values == values[0]).all()):  # all alike: shuffling would change nothing
+            return t + torch.rand(t.shape, generator=generator).to(t)
+        return values[torch.randperm(t.numel(), generator=generator).to(t.device)].reshape(t.shape)
+
+    return [map_tensors(examples[i % len(examples)], shuffle) for i in range(max(0, count))]
+
+
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in nested outputs: tuples, dicts, dataclasses, plain objects."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
-    todo = [value]
-    while todo:
-        for leaf in tree_leaves(todo.pop()):
-            if isinstance(leaf, Tensor):
-                found.append(leaf)
-            elif id(leaf) in seen or isinstance(leaf, str | bytes | int | float | type(None)):
-                continue
-            elif dataclasses.is_dataclass(leaf) or hasattr(leaf, "__dict__"):
-                seen.add(id(leaf))
-                todo.append(list(vars(leaf).values()))
-    return found
+    """Every tensor in a nested value: containers and their subclasses, dataclasses, objects."""
+    return find_tensors(value)
 
 
 def squared(given: Tensor, wanted: Tensor) -> float:

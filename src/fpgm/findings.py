@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fpgm import labels as lb
 from fpgm.labels import Fields
-from fpgm.plan import Role
+from fpgm.plan import Adapter, Role
 
 Place = tuple[int, str, int]
 """Run, module path and how often the module was called before."""
@@ -30,6 +30,10 @@ class Slot:
     seen: bool = False
     open: bool = False
     """Its labels are its own and its roles not yet known: uses of what is computed from it tell."""
+    gain: bool = False
+    """It is the g of a weight norm."""
+    norm_axis: int | None = None
+    """It is the v of a weight norm, which takes a norm of each slice along this axis."""
 
     def name_axes(self, named: Sequence[tuple[Tensor, Role]]) -> None:
         """Label the axes, each with its role."""
@@ -38,6 +42,18 @@ class Slot:
             if labels.numel() > 1:
                 self.fields.append(labels)
                 self.roles.append(role)
+
+
+@dataclass(frozen=True)
+class RoleMark:
+    """What an operator does with labels of a computed weight, and the slots it is made of.
+
+    Of a weight that activations helped to make (dynamic convolutions) no slots are known.
+    """
+
+    labels: Tensor
+    role: Role
+    slots: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -99,11 +115,33 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Channels that an adapter of an earlier plan picks or places by position."""
+
+    adapter: Adapter
+    labels: Tensor
+    """Of the channels picked or placed, in the adapter's order; none if nothing is known."""
+    wide: Tensor | None = None
+    """Of all channels that are picked from, where they can become fewer."""
+    stream: Tensor | None = None
+    """Of all channels among which they are placed."""
+
+
+@dataclass(frozen=True)
 class Grouped:
     """A grouped operator: which module remembers the number of groups, and each group's labels."""
 
     module: str
     blocks: Tensor
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Labels of a sum of parameters, those of one of its terms, and the slots all are made of."""
+
+    out: Tensor
+    part: Tensor
+    slots: frozenset[int]
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,18 @@ def shrink(field: Tensor) -> Tensor:
     return field
 
 
+def fits(field: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a field can describe a tensor of this shape.
+
+    >>> import torch
+    >>> fits(torch.tensor([[1], [2]]), (2, 5)), fits(torch.tensor([[1], [2]]), (3, 5))
+    (True, False)
+    """
+    return field.ndim == len(shape) and all(
+        own in (1, size) for own, size in zip(field.shape, shape, strict=True)
+    )
+
+
 def tidy(fields: Iterable[Tensor]) -> Fields:
     """Drop what no longer distinguishes anything."""
     return tuple(f for f in map(shrink, fields) if f.numel() > 1)
@@ -85,7 +97,7 @@ def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tenso
     """
     sizes: list[int] = []
     pieces: list[int] = []
-    for ins, outs in _dim_groups(before, after):
+    for ins, outs in dim_groups(before, after):
         if varies(field, ins):
             pieces += [before[d] for d in ins]
             sizes += [after[d] for d in outs]
@@ -95,7 +107,7 @@ def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tenso
     return field.expand(pieces).reshape(sizes)
 
 
-def _dim_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def dim_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Smallest runs of dims whose products agree: each run reshapes on its own."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -128,6 +140,33 @@ def varying_dim(field: Tensor, dims: Sequence[int]) -> int:
     one. This is a guess, and replaying the compact model checks it.
     """
     return max(dims, key=lambda d: (field.shape[d], d))
+
+
+def remaining_sizes(stays: Tensor) -> list[tuple[int, ...]]:
+    """Sizes of the varying dims once what does not stay is gone: by each dim that may give way.
+
+    Along that dim all blocks keep equally many, though not the same ones; others go whole.
+
+    >>> import torch
+    >>> remaining_sizes(torch.tensor([[True, False, True], [False, True, True]]))
+    [(2, 2)]
+    """
+    used = axes(stays)
+    found = []
+    for main in used:
+        counts = stays.sum(main)
+        alive = counts[counts > 0]
+        if not len(alive) or bool((alive != alive[0]).any()):
+            continue
+        sizes = [
+            int(alive[0])
+            if d == main
+            else int(stays.any([o for o in range(stays.ndim) if o != d]).sum())
+            for d in used
+        ]
+        if math.prod(sizes) == int(stays.sum()):
+            found.append(tuple(sizes))
+    return found
 
 
 def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int:

@@ -13,6 +13,7 @@ from fpgm.compact import check_fits
 from fpgm.plan import Plan
 from fpgm.slicing import Gone
 from fpgm.tensors import named_tensors, unwrapped
+from fpgm.weight_norms import gains_follow
 
 SILENT = ("filter", "depthwise", "both", "gain", "shift")
 """What writes a unit: with these at zero it is silent, wherever zero stays zero."""
@@ -47,6 +48,7 @@ class Silencer:
     """The removed slices that play one of these roles, looked up once and zeroed many times."""
 
     def __init__(self, model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
+        self.model = model
         tensors = named_tensors(model)
         self.slices = [
             (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
@@ -60,8 +62,9 @@ class Silencer:
     @torch.no_grad()
     def weights_(self) -> None:
         """Zero the weights, and norms' running means."""
-        for tensor, gone in self.slices:
-            gone.zero_(tensor)
+        with gains_follow(self.model, (tensor for tensor, _ in self.slices)):
+            for tensor, gone in self.slices:
+                gone.zero_(tensor)
 
     def hold(self, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
         """Keep the units at zero while an optimizer trains, until the handles are removed.

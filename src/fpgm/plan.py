@@ -7,13 +7,14 @@ table, goes to JSON and back unchanged, and knows nothing of torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from fpgm.errors import PlanError
-from fpgm.wording import figure, shorten
+from fpgm.plan_text import plan_text, safe_text
+from fpgm.typed_json import Part, build, build_all, check_kinds, check_names, list_in
 
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
@@ -23,6 +24,8 @@ WRITES: tuple[Role, ...] = ("filter", "depthwise", "both", "direction")
 """Roles of an axis whose rows are filters."""
 Side = Literal["input", "output"]
 Kind = Literal["gather", "scatter"]
+MOST_DIMS = 8
+"""Dims of an activation: a video has 5, windows of attention up to 7."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,17 @@ class Cut:
         """Indices that go (in one block of a grouped weight)."""
         share = self.keep[block * self.kept : (block + 1) * self.kept]
         return sorted(set(range(self.size)) - set(share))
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if self.dim < 0 or self.blocks < 1 or (self.blocks > 1 and self.dim == 0):
+            return f"it cuts dim {self.dim} in {self.blocks} blocks"
+        if not self.keep or len(self.keep) % self.blocks:
+            return f"it keeps {len(self.keep)} channels in {self.blocks} blocks"
+        starts = range(0, len(self.keep), self.kept)
+        return next(
+            (p for b in starts if (p := _unfit(self.keep[b : b + self.kept], self.size))), None
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,54 @@ class Attribute:
     before: int | tuple[int, ...]
     after: int | tuple[int, ...]
 
+    def problem(self) -> str | None:
+        """Say what is wrong, or None: sizes only shrink (a padding may shrink to nothing)."""
+        before, after = (v if isinstance(v, tuple) else (v,) for v in (self.before, self.after))
+        if (
+            isinstance(self.before, int) != isinstance(self.after, int)
+            or len(before) != len(after)
+            or not all(0 <= new <= old for new, old in zip(after, before, strict=True))
+        ):
+            return f"its '{safe_text(self.name)}' of {before} becomes {after}"
+        return None
+
+
+@dataclass(frozen=True)
+class StaleSize:
+    """A number of a module that equals an old width of its layers and was left as it is.
+
+    Nothing that was watched depends on it; code that runs elsewhere (an exporter) may.
+    """
+
+    module: str
+    name: str
+    value: int | tuple[int, ...]
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        return None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A plain attribute in which a forward pass leaves activations that lose channels.
+
+    What an earlier pass has left there is cut along `dim`; what does not fit that, or anything if
+    `keep` is empty, is dropped.
+    """
+
+    module: str
+    name: str
+    dim: int
+    size: int
+    keep: tuple[int, ...]
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if not 0 <= self.dim < MOST_DIMS:
+            return f"no activation has a dim {self.dim}"
+        return _unfit(self.keep, self.size) if self.keep else None
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -103,6 +165,12 @@ class Adapter:
     dim: int
     index: tuple[int, ...]
     size: int
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if not 0 <= self.dim < MOST_DIMS:
+            return f"no activation has a dim {self.dim}"
+        return _unfit(self.index, self.size)
 
 
 @dataclass(frozen=True)
@@ -120,6 +188,12 @@ class Group:
         """Share of units removed."""
         return 1 - self.kept / self.units
 
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if self.units < 1 or not 0 <= self.kept <= self.units:
+            return f"it keeps {self.kept} of {self.units} units"
+        return None
+
 
 @dataclass(frozen=True)
 class Frozen:
@@ -128,6 +202,10 @@ class Frozen:
     layers: tuple[str, ...]
     channels: int
     reason: str
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        return f"it freezes {self.channels} channels" if self.channels < 0 else None
 
 
 @dataclass(frozen=True)
@@ -165,6 +243,10 @@ class Plan:
     params_before: int = 0
     params_after: int = 0
     notes: tuple[str, ...] = field(default=())
+    stale: tuple[StaleSize, ...] = ()
+    """Numbers that still say an old width."""
+    cached: tuple[Cached, ...] = ()
+    """Where modules keep activations."""
     latency: Latency | None = None
     """If a share of the time was asked for: what was predicted and what was measured."""
 
@@ -238,7 +320,7 @@ class Plan:
         """Read what `to_json` wrote; anything else is a `PlanError`."""
         try:
             return cls._from_dict(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             if isinstance(error, PlanError):
                 raise
             raise PlanError(f"This is not a plan: {error}.") from error
@@ -249,44 +331,22 @@ class Plan:
             raise PlanError("This is not a plan: no 'format' field.")
         if raw.pop("format") != FORMAT:
             raise PlanError(f"The plan is in another format than {FORMAT}: update fpgm.")
-        parts: dict[str, type] = {
-            "cuts": Cut,
-            "attributes": Attribute,
-            "adapters": Adapter,
-            "outputs": Cut,
-            "groups": Group,
-            "frozen": Frozen,
-        }
-        values: dict[str, Any] = {
-            key: tuple(_rebuild(parts[key], item) for item in value) if key in parts else value
-            for key, value in raw.items()
-        }
-        values["notes"] = tuple(values.get("notes", ()))
-        unknown = set(values) - {f.name for f in fields(cls)}
-        if unknown:
-            raise PlanError(f"This is not a plan: no plan has {sorted(unknown)[0]!r}.")
-        if values.get("latency") is not None:
-            values["latency"] = _rebuild(Latency, values["latency"])
-        _check_kinds(cls, values)
-        return cls(**values)
+        check_names(cls, raw)
+        values: dict[str, Any] = dict(raw)
+        for key in _PARTS.keys() & raw.keys():
+            values[key] = build_all(_PARTS[key], list_in(raw, key))
+        if "notes" in raw:
+            values["notes"] = tuple(list_in(raw, "notes"))
+        if raw.get("latency") is not None:
+            values["latency"] = build(Latency, raw["latency"])
+        check_kinds(cls, values)
+        plan = cls(**values)
+        if (problem := _problem(plan)) is not None:
+            raise PlanError(f"This is not a plan: {problem}.")
+        return plan
 
     def __str__(self) -> str:
-        rows = [
-            (g.name, str(len(g.layers)), f"{g.units} → {g.kept}", f"{g.rate:.0%}", _exactness(g))
-            for g in self.groups
-        ]
-        lines = [_table(("group", "layers", "units", "removed", ""), rows)]
-        lines += [
-            f"MACs   {self.macs_before:,} → {self.macs_after:,}  (−{self.macs_removed:.1%})",
-            f"params {self.params_before:,} → {self.params_after:,}  (−{self.params_removed:.1%})",
-        ]
-        if self.latency is not None:
-            lines.append(_timed(self.latency))
-        lines += [
-            f"frozen {shorten(f.layers)} ({f.channels} channels): {f.reason}" for f in self.frozen
-        ]
-        lines += [f"note   {note}" for note in self.notes]
-        return "\n".join(lines)
+        return plan_text(self)
 
 
 def layer_of(tensor: str) -> str:
@@ -304,86 +364,31 @@ def layer_of(tensor: str) -> str:
     return owner or tensor
 
 
-def _rebuild(kind: type, item: Mapping[str, Any]) -> Any:
-    """A value from what JSON holds, if that is of the right kinds and can be meant."""
-    known = {f.name for f in fields(kind)}
-    if unknown := set(item) - known:
-        raise PlanError(f"This is not a plan: {kind.__name__} has no {sorted(unknown)[0]!r}.")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
-    _check_kinds(kind, values)
-    made = kind(**values)
-    if isinstance(made, Cut | Adapter) and not _can_be_meant(made):
-        name = made.tensor if isinstance(made, Cut) else made.module
-        raise PlanError(f"This is not a plan: what it says about '{name}' cannot be meant.")
-    return made
+_PARTS: dict[str, type[Part]] = {
+    "cuts": Cut,
+    "attributes": Attribute,
+    "adapters": Adapter,
+    "outputs": Cut,
+    "groups": Group,
+    "frozen": Frozen,
+    "stale": StaleSize,
+    "cached": Cached,
+}
 
 
-def _can_be_meant(part: Cut | Adapter) -> bool:
-    """Whether positions are within the size."""
-    if isinstance(part, Adapter):
-        inside = all(0 <= i < part.size for i in part.index)
-        return part.dim >= 0 and part.size > 0 and inside
-    return (
-        part.dim >= 0
-        and (part.blocks == 1 or (part.blocks > 1 and part.dim > 0))
-        and len(part.keep) % part.blocks == 0
-        and bool(part.keep)
-        and all(0 <= i < part.size for i in part.keep)
-        and all(
-            len(set(part.keep[b * part.kept : (b + 1) * part.kept])) == part.kept
-            for b in range(part.blocks)
-        )
-    )
+def _problem(plan: Plan) -> str | None:
+    """What cannot be meant of a plan as a whole, or None."""
+    if min(plan.macs_before, plan.macs_after, plan.params_before, plan.params_after) < 0:
+        return "it counts fewer than 0 operations or parameters"
+    if plan.latency is not None and plan.latency.threads < 1:
+        return f"its time was measured with {plan.latency.threads} threads"
+    if others := [c.tensor for c in plan.outputs if not re.fullmatch("[0-9]{1,6}", c.tensor)]:
+        return f"the model has no output '{safe_text(others[0])}'"
+    return None
 
 
-@cache
-def _kinds(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _check_kinds(kind: type, values: Mapping[str, Any]) -> None:
-    for name, hint in _kinds(kind).items():
-        if name in values and not _is_a(values[name], hint):
-            raise PlanError(f"This is not a plan: '{name}' of a {kind.__name__} is of no use.")
-
-
-def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated kind, for the few kinds a plan is made of.
-
-    >>> _is_a((1, 2), tuple[int, ...]), _is_a((1, "2"), tuple[int, ...]), _is_a(True, int)
-    (True, False, False)
-    """
-    inside = get_args(hint)
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in inside
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_is_a(item, inside[0]) for item in value)
-    if inside and get_origin(hint) is not Mapping:
-        return any(_is_a(value, one) for one in inside)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, get_origin(hint) or hint)
-
-
-def _timed(found: Latency) -> str:
-    before, after = 1000 * found.seconds_before, 1000 * found.seconds_after
-    return (
-        f"time   {figure(before)} ms → {figure(after)} ms  (−{found.measured:.1%}; asked "
-        f"{found.asked:.1%}, predicted {found.predicted:.1%}; {found.backend}, threads: "
-        f"{found.threads})"
-    )
-
-
-def _exactness(group: Group) -> str:
-    return "" if group.exact else "approximate"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+def _unfit(positions: Sequence[int], size: int) -> str | None:
+    """Why positions do not lie apart within a size, or None."""
+    if size < 1 or (positions and not 0 <= min(positions) <= max(positions) < size):
+        return f"its positions are not among {size}"
+    return "some positions stand twice" if len(set(positions)) < len(positions) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,30 +21,33 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.attributes import Attributes
+from fpgm.balance import components
 from fpgm.budget import ALIGN, Budget, Measure, Residual, Rounder, Rounding, check_patterns
 from fpgm.checker import MismatchError
 from fpgm.compact import fingerprint
 from fpgm.costs import Cost, Costs
 from fpgm.coupling import Pool, Structure, couple, frozen_rows
-from fpgm.draft import EmptiedError, UnevenError, draft
-from fpgm.errors import ModelError, RequestError
+from fpgm.draft import EmptiedError, UnevenError
+from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
 from fpgm.examples import as_examples
 from fpgm.harm.result import Sensitivity
 from fpgm.harm.sense import Sense
 from fpgm.latency.aim import Clocked, Where, reach
 from fpgm.latency.neighbours import Neighbours
-from fpgm.plan import Plan
+from fpgm.plan import Attribute, Plan
 from fpgm.progress import Progress
 from fpgm.recovery.batches import explained, moved, read_inputs
+from fpgm.repair import find_difference, find_failing, runs_alike
 from fpgm.replay import needs_replay, replay
 from fpgm.scored import Scored
 from fpgm.select import Choice, Selector
+from fpgm.sketch import ValuesNeededError
 from fpgm.streams import watcher
-from fpgm.tensors import named_tensors, tensors_sha256, unwrapped
+from fpgm.tensors import named_tensors, tensors_sha256, unwrapped, walk_once
 from fpgm.undisturbed import undisturbed
 from fpgm.unit_scores import UnitScores
 from fpgm.verify import certify
-from fpgm.watch import watch
+from fpgm.watch import Watch, watch
 
 Criterion = str | Callable[[Tensor], Tensor] | Scored
 
@@ -102,14 +106,18 @@ class Planner:
             criteria.resolve(criterion, distance=distance, seed=seed)
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
-        seen = watch(watcher(model, self.examples, residual), self.examples, keep_outputs)
-        self.structure = couple(seen, approximate)
+        with walk_once(model):
+            self.structure = couple(self._watch(residual, keep_outputs), approximate)
+        seen = self.structure.seen
+        self.examples = [p.example for p in seen.passes if not p.training]
         layers = [w.layer for w in self.structure.writers]
         check_patterns("rates", list(budget.rates), layers)
         check_patterns("ignore", list(ignore), layers)
         _ignore(self.structure, ignore)
         self.sensitivity: Sensitivity | None = None
         """If there is one, rates are chosen by it."""
+        self.certifies = False
+        """Whether every plan is certified as it is drawn."""
         self.clocked: Clocked | None = None
         """If there is one, time can be predicted."""
         self._known = frozenset(self.structure.reasons)
@@ -120,6 +128,17 @@ class Planner:
             "align": align,
             "rounding": rounding,
         }
+
+    def _watch(self, residual: Residual, keep_outputs: bool) -> Watch:
+        """Watch with shapes alone, which is faster; with values where the model looks at them."""
+        try:
+            return self._watch_with(False, residual, keep_outputs)
+        except (ForwardError, ValuesNeededError):
+            return self._watch_with(True, residual, keep_outputs)
+
+    def _watch_with(self, values: bool, residual: Residual, keep_outputs: bool) -> Watch:
+        seen = watcher(self.model, self.examples, residual, values)
+        return watch(seen, self.examples, keep_outputs)
 
     @property
     def learned(self) -> list[tuple[int, str]]:
@@ -132,25 +151,43 @@ class Planner:
         for unit, reason in found:
             self.structure.freeze(torch.tensor([unit]), reason)
 
-    def draw(self, share: float = 1.0, first: Tensor | None = None) -> Drawn:
-        """A plan from the weights as they are, for a share of the budget; units `first` go first.
+    def draw(
+        self, share: float = 1.0, first: Tensor | None = None, certified: bool = False
+    ) -> Drawn:
+        """Build a plan from the weights as they are, for a fraction of the budget.
 
-        Chooses, writes down, and replays until the model's own code follows the smaller sizes.
+        Chooses, writes down, and runs the smaller model until its own code follows the sizes.
+
+        Args:
+            share: Fraction of the budget to spend.
+            first: Units that go before all others.
+            certified: Compare outputs too, freeze the groups that make them differ, plan again.
         """
-        budget = self.budget.scaled(share)
+        with walk_once(self.model):
+            return self._draw(self.budget.scaled(share), first, certified or self.certifies)
+
+    def _draw(self, budget: Budget, first: Tensor | None, certified: bool) -> Drawn:
         asked = {**budget.asked(), **self.asked}
         if self.sensitivity is not None:
             asked["allocate"] = "sensitivity"
         selector = self._selector(first)
         structure = self.structure
         attributes = Attributes(self.model, structure)
+        certified = certified or structure.seen.uncertain
         tolerated: set[Any] = set()
         for _ in range(_MOST_REPLAYS):
             if not structure.pools:
                 raise ModelError(_nothing(structure))
             choice = selector.choose(budget)
+            check = partial(self._checked, asked=asked, attributes=attributes, tolerated=tolerated)
             try:
-                return Drawn(self._checked(choice, asked, attributes, tolerated), choice.removed)
+                made = check(choice)
+                doubtful = certified or self._looks_wrong(made)
+                difference = self._find_difference(made) if doubtful else None
+                if difference is None:
+                    return Drawn(made, choice.removed)
+                blamed = self._find_failing(choice, check)
+                structure.freeze(blamed, f"the compact model would be wrong: {difference}")
             except EmptiedError as emptied:
                 structure.freeze(
                     selector.dearest(emptied.classes),
@@ -167,10 +204,53 @@ class Planner:
                 if left.may_wait:
                     tolerated.add(left.place)
                 else:
-                    structure.freeze(_blamed(structure, left.classes), left.reason)
+                    blamed = _blamed(structure, left.classes)
+                    if not len(blamed):  # labels cannot tell what is wrong: outputs do
+                        made = attributes.draft(choice, asked)
+                        if self._find_difference(made) is None:
+                            return Drawn(made, choice.removed)
+                        blamed = self._find_failing(choice, check)
+                    structure.freeze(blamed, left.reason)
         raise ModelError(
             "No plan could be made to fit the model's own code; please report this model."
         )
+
+    def _looks_wrong(self, made: Plan) -> bool:
+        """Run once, if code may use a width as a number: a certificate then says what is wrong."""
+        may = self.structure.seen.code.may_compute_with_sizes
+        return may and not runs_alike(self.model, made, self.examples[0])
+
+    def _find_difference(self, made: Plan) -> str | None:
+        return find_difference(self.model, made, self.examples)
+
+    def _find_failing(self, choice: Choice, check: Callable[[Choice], Plan]) -> Tensor:
+        """Find the units for which outputs differ, trying the groups of a choice apart."""
+        structure = self.structure
+        nothing = choice.removed[:0]
+
+        def fails(parts: Sequence[Tensor]) -> bool:
+            try:
+                made = check(Choice.of(structure, torch.cat([nothing, *parts])))
+            except (MismatchError, EmptiedError, UnevenError):
+                return True
+            return self._find_difference(made) is not None
+
+        if fails([]):
+            made = check(Choice.of(structure, nothing))
+            raise VerificationError(f"Nothing can be certified: {self._explain(made)}")
+        units = [part.units for part in components(structure.pools, structure.balances)]
+        chosen = [own[torch.isin(own, choice.removed)] for own in units]
+        removing = [i for i, own in enumerate(chosen) if len(own)]
+        failing = find_failing(removing, lambda some: fails([chosen[i] for i in some]))
+        return torch.cat([units[i] for i in failing])
+
+    def _explain(self, made: Plan) -> str:
+        """Say in full why even a plan that removes nothing is not certified."""
+        try:
+            certify(self.model, made, self.examples).check()
+        except VerificationError as error:
+            return str(error)
+        return "the model's own outputs differ from one run to the next."
 
     def choose(self, budget: Budget) -> Choice:
         """What would go for a budget, by the weights as they are; the model's code is not asked."""
@@ -281,15 +361,36 @@ class Planner:
     ) -> Plan:
         """The choice as a plan the model's own code can follow, or `MismatchError`."""
         model, structure, examples = self.model, self.structure, self.examples
-        found = draft(model, structure, choice, asked, attributes.chosen)
-        if not needs_replay(structure, choice.removed):
-            return found
-        adapters, doubt = replay(model, structure, found, choice.removed, examples, tolerated)
-        mended = {(a.module, a.side, a.kind) for a in adapters if a.kind == "scatter"}
-        drafted = (a for a in found.adapters if (a.module, a.side, a.kind) not in mended)
-        found = replace(found, adapters=(*drafted, *adapters))
-        if doubt is not None and not certify(model, found, examples).ok:
-            raise doubt
+        found = attributes.draft(choice, asked)
+        if needs_replay(structure, choice.removed):
+            adapters, doubt = replay(model, structure, found, choice.removed, tolerated)
+            replaced = {(a.module, a.side) for a in adapters}
+            drafted = (a for a in found.adapters if (a.module, a.side) not in replaced)
+            found = replace(found, adapters=(*drafted, *adapters))
+            if doubt is not None and not certify(model, found, examples).ok:
+                raise doubt
+        return self._follow(found, choice.removed, attributes, tolerated)
+
+    def _follow(
+        self, found: Plan, removed: Tensor, attributes: Attributes, tolerated: set[Any]
+    ) -> Plan:
+        """Let further sizes that modules remember follow the plan, as far as outputs stay."""
+
+        def holds(trial: Plan) -> bool:
+            try:
+                adapters, _ = replay(self.model, self.structure, trial, removed, tolerated)
+            except MismatchError:
+                return False
+            return set(adapters) <= set(found.adapters) and self._find_difference(trial) is None
+
+        together, *apart = attributes.readable(found, removed) or [[]]
+        if together and holds(trial := _with_attributes(found, together)):
+            return trial
+        if attributes.doubtful and self._find_difference(found) is not None:
+            raise MismatchError("outputs would differ", [], wrong_outputs=True)
+        for some in apart:
+            trial = _with_attributes(found, some)
+            found = trial if holds(trial) else found
         return found
 
     def _scorer_of(self, layer: str) -> criteria.Scorer:
@@ -298,6 +399,13 @@ class Planner:
         # A seed of its own, or random would pick the same positions in every layer of one width.
         seed = self.seed + crc32(layer.encode())
         return criteria.resolve(self.criterion, distance=self.distance, seed=seed)
+
+
+def _with_attributes(plan: Plan, more: Sequence[Attribute]) -> Plan:
+    """The plan with attributes that it had listed as still saying an old width."""
+    places = {(a.module, a.name) for a in more}
+    stale = tuple(s for s in plan.stale if (s.module, s.name) not in places)
+    return replace(plan, attributes=(*plan.attributes, *more), stale=stale)
 
 
 def check_model(model: nn.Module) -> nn.Module:
@@ -329,14 +437,14 @@ def _blamed(structure: Structure, classes: Tensor) -> Tensor:
     """Units to leave alone after a mismatch, the fewest first.
 
     Where a zero-padded shortcut meets a branch it is the padding that cannot shrink; otherwise
-    all pools involved stay, and if none is known, everything does.
+    all pools involved stay. None if no pool is known to be involved.
     """
     units = _pool_units(structure, classes)
     if structure.seen.pads and len(units):
         padding = _pool_units(structure, structure.of(torch.cat(structure.seen.pads)))
         both = units[torch.isin(units, padding)]
         units = both if len(both) else units
-    return units if len(units) else torch.cat([p.units for p in structure.pools])
+    return units
 
 
 def _pool_units(structure: Structure, classes: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -21,7 +21,8 @@ from fpgm.latency.table import Table
 from fpgm.plan import Plan
 from fpgm.planner import Criterion, Planner, check_model
 from fpgm.progress import Progress
-from fpgm.verify import verify
+from fpgm.tensors import walks_once
+from fpgm.verify import Certificate, certify
 
 Allocate = Literal["uniform", "sensitivity"] | Sensitivity
 
@@ -83,8 +84,10 @@ def plan(
     return made
 
 
+@walks_once
 def planned(
     model: nn.Module,
+    /,
     example_inputs: Any,
     *,
     rate: float | None = None,
@@ -122,10 +125,7 @@ def planned(
         planner.allocate(planner.sense(loader, progress=progress))
     elif allocate != "uniform":
         raise RequestError(f"allocate is {allocate!r}: give 'uniform', 'sensitivity' or a result.")
-    if latency is not None:
-        made = planner.timed(Where.of(backend, threads), progress)
-    else:
-        made = planner.draw().plan
+    made = _decide(planner, Where.of(backend, threads), progress)
     if count := count_denormals(model):
         notes.append(
             f"{count} weights are too small to be normal numbers; compact sets them to zero."
@@ -146,13 +146,50 @@ def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int |
     return best_step(called, Table(where.backend, where.threads))
 
 
+@dataclass(frozen=True)
+class Pruned:
+    """A compact model, the plan that made it and the certificate that it is right."""
+
+    model: nn.Module
+    plan: Plan
+    certificate: Certificate
+
+
 def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
     """Plan, compact and verify in one call; takes the options of `plan`."""
-    made = plan(model, example_inputs, **options)
+    made, planner = planned(model, example_inputs, **options)
+    where = Where.of(options.get("backend", "eager"), options.get("threads"))
+    return compact_certified(planner, made, where, options.get("progress")).model
+
+
+def compact_certified(
+    planner: Planner, made: Plan, where: Where, progress: Progress | None = None
+) -> Pruned:
+    """Compact and verify; where outputs differ, freeze the groups to blame and plan again."""
+    found = _compact_and_certify(planner, made)
+    if not found.certificate.differs:
+        return _checked(found)
+    planner.certifies = True
+    again = _decide(planner, where, progress)
+    notes = tuple(note for note in made.notes if note not in again.notes)
+    return _checked(_compact_and_certify(planner, replace(again, notes=(*again.notes, *notes))))
+
+
+def _compact_and_certify(planner: Planner, made: Plan) -> Pruned:
     check_prunes(made)
-    small = compact(model, made)
-    verify(model, made, example_inputs, compacted=small).check()
-    return small
+    small = compact(planner.model, made)
+    return Pruned(small, made, certify(planner.model, made, planner.examples, small))
+
+
+def _checked(found: Pruned) -> Pruned:
+    found.certificate.check()
+    return found
+
+
+def _decide(planner: Planner, where: Where, progress: Progress | None) -> Plan:
+    if planner.budget.latency is not None:
+        return planner.timed(where, progress)
+    return planner.draw().plan
 
 
 def check_prunes(made: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The reference a compact model is checked against: the full-size model, units silenced.
+"""The reference a compact model is checked against: the full-size model, removed units masked.
 
 Every reader ignores the removed units; where the compact model scatters among zeros, the same
 channels are zeroed. For an approximate plan, norms take their statistics over what is kept.
@@ -6,37 +6,45 @@ channels are zeroed. For an approximate plan, norms take their statistics over w
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fpgm.adapted import unwrap
+from fpgm.compact import rebuild
+from fpgm.copying import copy_model
 from fpgm.masking import silence_
 from fpgm.plan import Adapter, Cut, Plan
-from fpgm.slicing import Gone, by_tensor, cut
+from fpgm.slicing import Gone, by_tensor
 from fpgm.tensors import named_tensors
-
-FAINT = 1e-3
-"""Parameters smaller than this (zero-initialised gains, layer scale 1e-6) hide what is behind."""
+from fpgm.weight_norms import gains_follow
 
 
 def silenced(model: nn.Module, plan: Plan) -> nn.Module:
     """A copy in which every reader ignores the removed units."""
-    quiet = copy.deepcopy(model)
-    silence_(quiet, plan, ("reads", "both"))
+    quiet = copy_model(model)
+    ignore_removed_(quiet, plan)
     for adapter in plan.adapters:
         if adapter.kind == "scatter":
             _silence_at_(quiet, adapter)
     return quiet
 
 
+def ignore_removed_(model: nn.Module, plan: Plan) -> None:
+    """Zero the removed units wherever a weight reads them."""
+    silence_(model, plan, ("reads", "both"))
+
+
 def _silence_at_(model: nn.Module, adapter: Adapter) -> None:
     """Where the compact model scatters among zeros, the reference zeroes the same channels."""
     module = model.get_submodule(adapter.module)
+    if adapter.side == "input":
+        module = unwrap(module)  # which an earlier adapter has given the full width
     gone = torch.tensor(sorted(set(range(adapter.size)) - set(adapter.index)))
 
     def zero(x: Tensor) -> Tensor:
@@ -56,6 +64,8 @@ def norms_over_kept(reference: nn.Module, plan: Plan) -> AbstractContextManager[
 class _KeptNorms(TorchDispatchMode):
     """Runs LayerNorms, and the standardisation of weights, on the kept channels only."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, reference: nn.Module, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         tensors = named_tensors(reference)
@@ -65,7 +75,7 @@ class _KeptNorms(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = func._schema.name
+        name = "" if isinstance(func, HigherOrderOperator) else func._schema.name
         if name == "aten::native_layer_norm" and id(args[2]) in self.scales:
             return self._layer_norm(func, *args)
         if name == "aten::native_batch_norm" and id(args[0]._base) in self.reads:
@@ -89,56 +99,71 @@ class _KeptNorms(TorchDispatchMode):
         return x.new_zeros(x.shape).index_copy(2, keep, out), mean, rstd
 
 
-def faint(model: nn.Module, plan: Plan) -> list[str]:
-    """Parameters that hide what is behind them; shifts cannot, so their zeros are fine."""
-    shifts = {c.tensor for c in plan.cuts if c.role == "shift"}
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.is_floating_point()
-        and parameter.numel()
-        and name not in shifts
-        and not name.endswith("bias")
-        and float(parameter.detach().abs().max()) < FAINT
-    ]
-
-
 @torch.no_grad()
 def wake_(model: nn.Module, plan: Plan) -> None:
-    """Fill removed units that are zero already with noise: silencing those would show nothing.
+    """Fill what is zero in removed units with noise: masking zeros would show nothing.
 
-    The compact model holds none of it, so it stays the same whatever stood there.
+    The compact model holds none of it, so it stays the same whatever was there.
     """
-    generator = torch.Generator().manual_seed(0)
     tensors = named_tensors(model)
+    with gains_follow(model, (tensors[c.tensor] for c in plan.cuts)):
+        _fill_with_noise_(tensors, plan)
+
+
+def _fill_with_noise_(tensors: Mapping[str, Tensor], plan: Plan) -> None:
+    generator = torch.Generator().manual_seed(0)
     for name, cuts in by_tensor(plan.cuts).items():
         tensor = tensors[name]
-        asleep = torch.zeros_like(tensor, dtype=torch.bool)
+        if not tensor.is_floating_point() or bool((tensor != 0).all()):
+            continue
+        stays = torch.ones_like(tensor, dtype=torch.bool)
         for c in cuts:
-            stays = torch.ones_like(tensor, dtype=torch.bool)
-            Gone.of(c, stays).zero_(stays)
-            if c.role != "scale" and not bool(tensor[~stays].any()):
-                asleep |= ~stays
-        if tensor.is_floating_point():
-            noise = torch.randn(tensor.shape, generator=generator).to(tensor) * tensor.std()
-            tensor.copy_(torch.where(asleep, noise, tensor))
+            Gone.of(c, tensor).zero_(stays)
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+        if any(c.role == "scale" for c in cuts):  # may be a variance
+            noise = noise.abs() + 0.5
+        else:
+            noise *= float(tensor.abs().mean())
+        tensor.copy_(torch.where(stays | (tensor != 0), tensor, noise))
 
 
 @torch.no_grad()
-def stir_(model: nn.Module, names: list[str]) -> dict[str, Tensor]:
-    """Give these parameters a size that shows; returns their new values."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = named_tensors(model)
-    for name in names:
-        noise = torch.rand(tensors[name].shape, generator=generator) + 0.5
-        tensors[name].copy_(noise.to(tensors[name]))
-    return {name: tensors[name] for name in names}
-
-
-@torch.no_grad()
-def follow_(small: nn.Module, plan: Plan, values: Mapping[str, Tensor]) -> None:
-    """Give a compact model the kept part of these values."""
-    cuts = by_tensor(plan.cuts)
+def follow_(small: nn.Module, plan: Plan, model: nn.Module) -> None:
+    """Give a compact model the weights that the plan keeps of this model's."""
     tensors = named_tensors(small)
-    for name, value in values.items():
-        tensors[name].copy_(cut(value, cuts.get(name, [])))
+    for name, value in named_tensors(rebuild(model, plan)).items():
+        if value.is_floating_point():
+            tensors[name].copy_(value)
+
+
+class Weights(NamedTuple):
+    """How a compact model's parameters compare with the kept part of the original's."""
+
+    comparable: bool
+    """Whether it has every parameter the plan leaves, in its shape."""
+    changed: str
+    """The first one that holds other values, if any."""
+
+
+@torch.no_grad()
+def compare_weights(model: nn.Module, small: nn.Module, plan: Plan) -> Weights:
+    """Look whether a compact model holds what the plan keeps."""
+    tensors = named_tensors(small)
+    changed = ""
+    for name, expected in named_tensors(rebuild(model, plan)).items():
+        own = tensors.get(name)
+        if own is None or own.shape != expected.shape:
+            return Weights(False, changed)
+        if isinstance(expected, nn.Parameter) and not changed and not _equal(own, expected):
+            changed = name
+    return Weights(True, changed)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether all values agree; numbers too small to be normal may have become zero."""
+    if a.dtype == b.dtype and torch.equal(a, b):
+        return True
+    if a.dtype != b.dtype or not a.is_floating_point():
+        return False
+    tiny = torch.finfo(a.dtype).tiny
+    return bool(((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= tiny)).all())

@@ -6,17 +6,19 @@ The same rules run again, on the compact model, under a `Checker`. Constants in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
+import torch
 from torch import Tensor, nn
 
 from fpgm import sketch
 from fpgm.checker import Checker, MismatchError
 from fpgm.compact import rebuild
 from fpgm.coupling import Structure
-from fpgm.examples import Example
+from fpgm.examples import Example, tensors_in
 from fpgm.findings import Place
 from fpgm.plan import Adapter, Plan
+from fpgm.tensors import module_at
 from fpgm.tracer import RuleError
 from fpgm.undisturbed import undisturbed
 
@@ -34,19 +36,20 @@ def replay(
     structure: Structure,
     plan: Plan,
     removed: Tensor,
-    examples: Sequence[Example],
     tolerated: Set[tuple[Place, int]] = frozenset(),
 ) -> tuple[list[Adapter], MismatchError | None]:
-    """Run the compact model on every example, or raise `MismatchError`.
+    """Run the compact model as the model was watched, or raise `MismatchError`.
 
     Returns the gathers it needs, and a doubt that only comparing outputs can settle, if any.
     """
     try:
-        return _replay(model, structure, plan, removed, examples, tolerated, values=False)
-    except (MismatchError, _UserError, sketch.ValuesNeededError):
+        return _replay(model, structure, plan, removed, tolerated, values=False)
+    except (MismatchError, _UserError, sketch.ValuesNeededError) as error:
         # The model may mind zeros instead of sizes: only real values decide.
+        if isinstance(error, MismatchError) and not error.of_values:
+            raise
         try:
-            return _replay(model, structure, plan, removed, examples, tolerated, values=True)
+            return _replay(model, structure, plan, removed, tolerated, values=True)
         except _UserError as error:
             raise error.mismatch from error
 
@@ -54,7 +57,7 @@ def replay(
 def _is_layer(structure: Structure, path: str) -> bool:
     """Whether a grouped operator ran in a module of torch's that remembers its groups."""
     kinds = (nn.modules.conv._ConvNd, nn.GroupNorm)
-    return isinstance(structure.seen.model.get_submodule(path), kinds)
+    return isinstance(module_at(structure.seen.model, path), kinds)
 
 
 class _UserError(Exception):
@@ -70,23 +73,23 @@ def _replay(
     structure: Structure,
     plan: Plan,
     removed: Tensor,
-    examples: Sequence[Example],
     tolerated: Set[tuple[Place, int]],
     values: bool,
 ) -> tuple[list[Adapter], MismatchError | None]:
     small = rebuild(model, plan, values=values)
     checker = Checker(small, structure, plan, removed, tolerated, values)
     with undisturbed(small):
-        for training in (False, True) if structure.seen.watched_training else (False,):
-            small.train(training)
-            for example in examples:
-                _run(checker, example)
+        for one in (p for p in structure.seen.passes if not p.repeats_eval):
+            small.train(one.training)
+            checker.runs = one.number - 1
+            torch.manual_seed(0)
+            _run(checker, one.example)
     return list(checker.adapters.values()), checker.doubt()
 
 
 def _run(checker: Checker, example: Example) -> None:
     try:
-        checker.run(example)
+        checker.check_results([t for t in tensors_in(checker.run(example)) if t.numel()])
     except MismatchError as mismatch:
         mismatch.progress = checker.operators
         raise

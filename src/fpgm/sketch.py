@@ -7,10 +7,12 @@ stand-ins. What is seen of that, and whatever else goes wrong, is decided by a r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 
 class ValuesNeededError(BaseException):
@@ -42,9 +44,17 @@ def outline(func: Any, args: tuple[Any, ...]) -> Tensor | None:
 
 
 def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
-    if func._schema.name == "aten::index":
+    if isinstance(func, HigherOrderOperator):
+        return True
+    if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype == torch.bool for index in args[1])
-    return not _LOOKS.isdisjoint(func.tags)
+    return _may_look(func)
+
+
+@cache
+def _may_look(func: Any) -> bool:
+    """Whether an operator reads values, or is somebody's own, of which that is not known."""
+    return func.namespace not in ("aten", "prims") or not _LOOKS.isdisjoint(func.tags)
 
 
 def _convolution(

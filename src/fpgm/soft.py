@@ -25,7 +25,7 @@ from fpgm.plan import Plan
 from fpgm.planner import Drawn, Planner
 from fpgm.planning import check_prunes
 from fpgm.schedule import Schedule
-from fpgm.tensors import unwrapped
+from fpgm.tensors import named_tensors, unwrapped
 from fpgm.verify import Certificate, verify
 
 Mode = Literal["soft", "hard"]
@@ -197,11 +197,11 @@ class SoftPruner:
         """The plan all processes follow: the first one's."""
         first = self._gone if self._holding and len(self._gone) else None
         if not (dist.is_available() and dist.is_initialized()):
-            return self.planner.draw(share, first)
+            return self.planner.draw(share, first, certified=self.plan is None)
         sent: list[Any] = [None, None, None]
         if dist.get_rank() == 0:
             try:
-                drawn = self.planner.draw(share, first)
+                drawn = self.planner.draw(share, first, certified=self.plan is None)
                 sent = [None, drawn.plan.to_json(), drawn.removed.tolist()]
             except FpgmError as error:  # the others wait: they must hear of it
                 sent[0] = str(error)
@@ -216,7 +216,7 @@ class SoftPruner:
         if not len(self._gone):
             return 0
         structure, grown = self.planner.structure, torch.zeros(0, dtype=torch.int64)
-        tensors = dict(self.model.named_parameters())
+        tensors = named_tensors(self.model)
         for writer in structure.writers:
             if writer.slot.name in tensors:
                 alive = writer.filters(tensors[writer.slot.name]).detach().any(1).cpu()

@@ -13,24 +13,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fpgm._version import __version__
 from fpgm.compact import PLANS, compact, fingerprint
-from fpgm.errors import FileError, ModelError, PlanError, RequestError
+from fpgm.errors import FileError, FpgmError, ModelError, PlanError, RequestError
 from fpgm.files import whole
 from fpgm.plan import Cut, Plan
 from fpgm.slicing import by_tensor
 from fpgm.tensorfile import SHARED, first_bytes, is_safetensors, read_tensors, with_shared
-from fpgm.tensors import add_tensors, replace_module_, unwrapped
+from fpgm.tensors import (
+    add_tensors,
+    module_at,
+    modules_by_path,
+    replace_module_,
+    unwrapped,
+)
+from fpgm.tracebacks import describe_error
 from fpgm.wording import reason, size
 
 FORMAT = 2
 """Version of the file's metadata; raised when an older fpgm would misread it. Since 2 it holds a
 digest of all the rest, so that damage of any kind is noticed."""
 DIGEST = "fpgm_sha256"
+MOST_PLANS = 1000
+"""In one file: each costs a copy of the model, and none need change anything."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Numbers that may stand for each other: a model may be saved in another precision."""
 
 Plans = dict[str, tuple[Plan, ...]]
 """Plans by the path of the module they were applied to ("" is the model itself), oldest first."""
@@ -44,6 +57,8 @@ def save(model: nn.Module, path: str | Path) -> None:
     """
     model = unwrapped(model)
     tensors, shared = _storable(model)
+    if (count := sum(len(_plans_of(module)) for module in model.modules())) > MOST_PLANS:
+        raise ModelError(f"The model cannot be saved: it was pruned {count} times.")
     metadata = {
         "format": "pt",
         "fpgm_format": str(FORMAT),
@@ -61,7 +76,7 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 def plans_json(model: nn.Module) -> str:
     """The plans that made a model and those of submodules pruned alone, as files hold them."""
-    plans = {name: _plans_of(module) for name, module in model.named_modules()}
+    plans = {name: _plans_of(module) for name, module in modules_by_path(model).items()}
     return json.dumps(
         {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
     )
@@ -79,7 +94,12 @@ def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
             "model, such as lambda: resnet(20)."
         )
     stored = _read(path)
-    model = factory()
+    try:
+        model = factory()
+    except FpgmError:
+        raise
+    except Exception as error:
+        raise RequestError(f"factory() fails: {describe_error(error)}.") from error
     if not isinstance(model, nn.Module):
         raise RequestError(
             f"factory() returned {type(model).__name__}: it must return the original model."
@@ -93,7 +113,8 @@ def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
         why = _difference(original, _original_shapes(stored)) or str(error)
         raise FileError(f"{path} does not fit the model that factory() returns: {why}") from None
     found = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    if problem := _difference(found, stored.shapes()):
+    problem = _difference(found, stored.shapes()) or _other_kind(model, stored.tensors)
+    if problem:
         raise FileError(f"{path} does not fit the model that factory() returns: {problem}")
     _match_dtypes_(model, stored.tensors)
     model.load_state_dict(stored.tensors)
@@ -160,6 +181,8 @@ def _read(path: str | Path) -> _Stored:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} holds plans that cannot be read: {reason(error)}.") from error
+    if (count := sum(map(len, plans.values()))) > MOST_PLANS:
+        raise FileError(f"{path} holds {count:,} plans: no model is pruned so often.")
     return _Stored(with_shared(file, tensors, metadata), plans)
 
 
@@ -219,7 +242,7 @@ def _replay_plans(model: nn.Module, plans: Plans) -> nn.Module:
 
 def _submodule(model: nn.Module, name: str) -> nn.Module | None:
     try:
-        return model.get_submodule(name)
+        return module_at(model, name)
     except AttributeError:
         return None
 
@@ -252,6 +275,16 @@ def _difference(
             return f"its '{name}' is {size(shape)}, the file's was {size(file[name])}."
     missing = next((name for name in file if name not in model), None)
     return f"it has no '{missing}'." if missing is not None else None
+
+
+def _other_kind(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
+    """The first tensor whose values are of another kind than the model's, for people."""
+    for name, own in model.state_dict().items():
+        found = tensors[name].dtype
+        floats = own.dtype in FLOATS and found in FLOATS
+        if found != own.dtype and not floats:
+            return f"its '{name}' is {own.dtype}, the file's {found}."
+    return None
 
 
 def _match_dtypes_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -20,11 +20,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm import labels as lb
 from fpgm import rules
+from fpgm.adapted import adapters_of
 from fpgm.budget import Residual
 from fpgm.examples import Example
 from fpgm.findings import Site
+from fpgm.tensors import module_at
 from fpgm.undisturbed import undisturbed
-from fpgm.watch import Watch, watch
+from fpgm.watch import Watch, watch_eval
 
 
 @dataclass(frozen=True)
@@ -36,21 +38,19 @@ class Junctions:
     once: frozenset[str]
 
 
-def find_junctions(model: nn.Module, examples: Sequence[Example]) -> Junctions:
+def find_junctions(model: nn.Module, examples: Sequence[Example], values: bool = True) -> Junctions:
     """Watch once and see which modules' outputs are added to which."""
-    scout = _Scout(model)
+    scout = _Scout(model, values)
     with undisturbed(model):
-        model.eval()
-        for example in examples:
-            scout.run(example)
+        watch_eval(scout, examples)
     return scout.junctions()
 
 
 class _Scout(Watch):
     """Remembers where every activation comes from and how many convolutions lie behind it."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, values: bool = True) -> None:
+        super().__init__(model, values)
         self._origins: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._depth: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._read: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -61,7 +61,7 @@ class _Scout(Watch):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        name = rules.name_of(func).removesuffix("_")
         inputs = [x for x in rules.tensors(args) if not self.is_constant(x)]
         depth = max((self._depth.get(x, 0) for x in inputs), default=0)
         is_sum = name == "add" and len(inputs) == 2
@@ -105,12 +105,13 @@ class _Scout(Watch):
                     projections.add(shallow[0])
                     found.remove(shallow)
             branches.update(path for path, _, _ in found)
-        once = frozenset(path for path, times in self._times.items() if times == self.runs)
+        once = frozenset(path for path, times in self._times.items() if times == len(self.passes))
         return Junctions(frozenset(branches - projections), frozenset(projections), once)
 
     def _hand(self, origins: tuple[str, ...]) -> str | None:
         """The last module a branch left through, if it ran only once."""
-        return next((p for p in reversed(origins) if p and self._times[p] == self.runs), None)
+        runs = len(self.passes)
+        return next((p for p in reversed(origins) if p and self._times[p] == runs), None)
 
 
 PLAIN = {
@@ -124,8 +125,8 @@ PLAIN = {
 class IndependentWatch(Watch):
     """Watches with the labels cut where a branch enters a stream."""
 
-    def __init__(self, model: nn.Module, junctions: Junctions) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, junctions: Junctions, values: bool = True) -> None:
+        super().__init__(model, values)
         self.junctions = junctions
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._reads: dict[str, Tensor | None] = {}
@@ -144,6 +145,8 @@ class IndependentWatch(Watch):
 
     def _cut(self, path: str, out: Tensor) -> Tensor | None:
         fields = self.fields(out)
+        if any(a.side == "output" for _, a in adapters_of(self.model.get_submodule(path), path)):
+            return None  # an earlier plan has cut the labels here
         if len(fields) != 1 or len(lb.axes(fields[0])) != 1:
             return None
         dim = lb.axes(fields[0])[0]
@@ -160,9 +163,11 @@ class IndependentWatch(Watch):
         return handed
 
     def mixed(self, x: Tensor) -> None:
+        super().mixed(x)
         self._scattered.pop(x, None)
 
     def passed(self, x: Tensor, out: Tensor) -> None:
+        super().passed(x, out)
         if x in self._scattered and out is not x and x.shape[1:2] == out.shape[1:2]:
             self._scattered[out] = self._scattered[x]
 
@@ -171,7 +176,7 @@ class IndependentWatch(Watch):
 
         One that runs several times reads other tensors too, which a gather would spoil.
         """
-        module = self.model.get_submodule(self.module)
+        module = module_at(self.model, self.module)
         if type(module).forward not in PLAIN or row is None:
             return row
         once = self.module in self.junctions.once
@@ -190,9 +195,10 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def watcher(model: nn.Module, examples: Sequence[Example], residual: Residual) -> Watch:
+def watcher(
+    model: nn.Module, examples: Sequence[Example], residual: Residual, values: bool = True
+) -> Watch:
     """What watches a model under a residual policy."""
     if residual == "coupled":
-        return Watch(model)
-    watch(Watch(model), examples[:1])  # a failing forward is reported once, in its own words
-    return IndependentWatch(model, find_junctions(model, examples))
+        return Watch(model, values)
+    return IndependentWatch(model, find_junctions(model, examples, values), values)

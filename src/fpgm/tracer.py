@@ -7,33 +7,37 @@ living tensors. What a rule's findings mean is left to subclasses: `watch.Watch`
 
 from __future__ import annotations
 
-import os
 import sys
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fpgm import labels as lb
-from fpgm import rules
+from fpgm import moves, rules
+from fpgm.adapted import adapters_of
+from fpgm.calls import Calls
 from fpgm.errors import FpgmError
-from fpgm.examples import Example
+from fpgm.examples import Example, tensors_in
 from fpgm.findings import Join, Place, Slot
 from fpgm.labels import Fields
-from fpgm.plan import Role
-from fpgm.tensors import modules_by_path
+from fpgm.plan import Adapter, Role
+from fpgm.tensors import TABLES, called_by_path, modules_by_path
+from fpgm.tracebacks import user_file
 from fpgm.turns import quietly
-from fpgm.undisturbed import plain_attention
+from fpgm.undisturbed import plain_attention, without_compiling
+from fpgm.weight_norms import weight_norms
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
-_TORCH = str(Path(torch.__file__).parent) + os.sep
+_SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+_RECENT = 4
+"""Operators whose results stay alive: enough for one that is wrapped before the next runs."""
 
 
 class RuleError(FpgmError):
@@ -43,16 +47,54 @@ class RuleError(FpgmError):
 class _Known:
     """What is known of a living tensor."""
 
-    __slots__ = ("constant", "fields", "zero")
+    __slots__ = ("constant", "fields", "made_of", "offset", "zero")
 
     def __init__(self) -> None:
         self.fields: Fields | None = None
         self.constant = False
+        self.made_of: frozenset[int] = frozenset()
+        self.offset = False
         self.zero = False
+
+
+class _KnownTensors:
+    """What is known of living tensors, by their identity.
+
+    Torch's `WeakIdKeyDictionary` does the same, but builds a reference for every look-up, and there
+    are dozens of those for every operator.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Tensor], _Known]] = {}
+
+    def get(self, tensor: Tensor) -> _Known | None:
+        """Return what is known of a tensor, if anything is."""
+        entry = self._entries.get(id(tensor))
+        return None if entry is None else entry[1]
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._entries
+
+    def living(self) -> list[Tensor]:
+        """Return the tensors that something is known of."""
+        tensors = (reference() for reference, _ in list(self._entries.values()))
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def add(self, tensor: Tensor) -> _Known:
+        """Begin to know a tensor; the entry goes when the tensor does."""
+        key, entries, known = id(tensor), self._entries, _Known()
+
+        def forget(_: object) -> None:
+            entries.pop(key, None)
+
+        entries[key] = weakref.ref(tensor, forget), known
+        return known
 
 
 class Tracer(TorchDispatchMode):
     """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -60,23 +102,44 @@ class Tracer(TorchDispatchMode):
         self.slots = slots
         self.stack: list[str] = []
         self.runs = 0
+        replacements: dict[Any, Callable[..., Any]] = {
+            torch._weight_norm: self.weight_norm,
+            _SET_DATA: self._set_data,
+        }
+        self.calls = Calls(self.leaves, replacements)
         self._calls: Counter[str] = Counter()
         self._risks: Counter[str] = Counter()
         self._joins: Counter[tuple[Place, str]] = Counter()
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._known = _KnownTensors()
+        self._weight_norms = {(id(n.direction), id(n.gain)) for n in weight_norms(model)}
+        self._moving = False
+        """Whether one of our own adapters runs, whose operators need no rules."""
+        self.placed = moves.Memory()
+        self.uncertain = False
+        """Whether a tensor came from nowhere: what it depends on is not known."""
+        self._given: set[int] = set()
+        """Ids of the tensors that were there before the run."""
+        self._recent: deque[Any] = deque(maxlen=_RECENT)
+        """The latest results, of which a new Python object may show the same numbers."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._moving:
+            return func(*args, **kwargs)
+        given = args
+        if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
+            given = (self._as_it_was(args[0]), *args[1:])
         inputs = list(rules.tensors((*args, *kwargs.values()) if kwargs else args))
+        self.recognize(inputs)
         constant = all(map(self.is_constant, inputs))
         out = self.call(func, args, kwargs)
+        self._recent.append(out)
         try:
-            rules.apply(self, func, args, kwargs, out, inputs)
+            rules.apply(self, func, given, kwargs, out, inputs)
             if constant and inputs:
-                for result in rules.tensors((out,)):
-                    self._know(result).constant = True
+                self.note_constant(inputs, out, rules.adds_offset(func))
         except (
             ArithmeticError,
             AttributeError,
@@ -95,11 +158,63 @@ class Tracer(TorchDispatchMode):
         """Run the operator itself."""
         return func(*args, **kwargs)
 
+    def _as_it_was(self, tensor: Tensor) -> Tensor:
+        """An alias with the shape a tensor has now, for an operator that changes it in place."""
+        alias = tensor.detach()
+        self.set(alias, self.fields(tensor))
+        return alias
+
+    def weight_norm(self, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        """Run a weight norm as one operator, which for most dims it is not."""
+        with _disable_current_modes():
+            out = torch._weight_norm(v, g, dim)
+            rules.weight_norm(self, v, g, dim, out)
+            if self.is_constant(v) and self.is_constant(g):
+                self.note_constant([v, g], out)
+        return out
+
+    def recognize(self, tensors: Sequence[Tensor]) -> None:
+        """Label tensors that no operator made: another object with the numbers of a known one.
+
+        Subclasses (`as_subclass`), `nn.Parameter(y)` and DLPack make such objects.
+        """
+        for tensor in tensors:
+            if tensor in self._known or id(tensor) in self.slots:
+                continue
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self._recognize(tensor)
+
+    def _recognize(self, tensor: Tensor) -> None:
+        source = None
+        if id(tensor) not in self._given and tensor.is_floating_point() and tensor.numel() > 1:
+            place = _place_of(tensor)
+            others = [*rules.tensors(reversed(self._recent)), *self._known.living()]
+            source = next((other for other in others if _place_of(other) == place), None)
+            self.uncertain = self.uncertain or place is None or source is None
+        self._known.add(tensor)
+        if source is not None:
+            self._take_over(source, tensor)
+
+    def _take_over(self, source: Tensor, tensor: Tensor) -> None:
+        """Know of a tensor what is known of another with the same numbers."""
+        old, new = self._known.get(source), self._know(tensor)
+        if old is not None:
+            new.fields, new.constant, new.zero = old.fields or (), old.constant, old.zero
+            new.made_of, new.offset = old.made_of, old.offset
+        else:
+            new.fields = self.fields(source)
+        self.placed.pass_on(source, tensor)
+
+    def _set_data(self, tensor: Tensor, value: Tensor) -> None:
+        """Let a tensor have the numbers of another (`y.data = x`), and its labels."""
+        _SET_DATA(tensor, value)
+        self._take_over(value, tensor)
+
     # What rules ask.
 
     def fields(self, tensor: Tensor) -> Fields:
         """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
-        known: _Known | None = self._known.get(tensor)
+        known = self._known.get(tensor)
         if known is not None and known.fields is not None:
             return known.fields
         slot = self.slots.get(id(tensor))
@@ -138,12 +253,36 @@ class Tracer(TorchDispatchMode):
         """Whether a tensor is made of parameters and buffers only."""
         if id(tensor) in self.slots:
             return True
-        known: _Known | None = self._known.get(tensor)
+        known = self._known.get(tensor)
         return known is not None and known.constant
+
+    def made_of(self, tensor: Tensor) -> frozenset[int]:
+        """Ids of the parameters and buffers a constant tensor is computed from."""
+        if id(tensor) in self.slots:
+            return frozenset((id(tensor),))
+        known = self._known.get(tensor)
+        return frozenset() if known is None else known.made_of
+
+    def has_offset(self, tensor: Tensor) -> bool:
+        """Whether something was added on the way to a constant, which keeps it from being zero."""
+        known = self._known.get(tensor)
+        return known is not None and known.offset
+
+    def note_constant(self, inputs: Sequence[Tensor], out: Any, offset: bool = False) -> None:
+        """A result is made of nothing but these constants."""
+        made_of = frozenset().union(*map(self.made_of, inputs))
+        offset = offset or any(map(self.has_offset, inputs))
+        for result in rules.tensors((out,)):
+            known = self._know(result)
+            known.constant, known.made_of, known.offset = True, made_of, offset
+
+    def scales_gain(self, v: Tensor, g: Tensor) -> bool:
+        """Whether masking and compacting know that these two are a weight norm's."""
+        return (id(v), id(g)) in self._weight_norms
 
     def is_zero(self, tensor: Tensor) -> bool:
         """Whether a unit is zero here once its filter, bias and shifts are."""
-        known: _Known | None = self._known.get(tensor)
+        known = self._known.get(tensor)
         return known is not None and known.zero
 
     def mark_zero(self, tensor: Tensor, zero: bool) -> None:
@@ -151,10 +290,7 @@ class Tracer(TorchDispatchMode):
         self._know(tensor).zero = zero
 
     def _know(self, tensor: Tensor) -> _Known:
-        known: _Known | None = self._known.get(tensor)
-        if known is None:
-            known = self._known[tensor] = _Known()
-        return known
+        return self._known.get(tensor) or self._known.add(tensor)
 
     @property
     def module(self) -> str:
@@ -168,6 +304,9 @@ class Tracer(TorchDispatchMode):
 
     trusts_positions = False
     """Whether constant channel positions are right: they are ours in a replay, never before."""
+
+    assumes = True
+    """Whether rules may assume what the code keeps of a size; a replay sees what it keeps."""
 
     # What rules find; subclasses say what it means.
 
@@ -197,6 +336,24 @@ class Tracer(TorchDispatchMode):
             if field.shape[dim] > 1:
                 self.relate(field, field.narrow(dim, 0, 1))
 
+    def carried(self, inputs: Sequence[Tensor]) -> Any:
+        """What an operator's inputs carry, for `check_passed` after its rule."""
+
+    def check_passed(self, name: str, carried: Any, out: Any) -> None:
+        """Notice labels that a rule neither passed on nor said anything about."""
+
+    def leaves(self, tensor: Tensor, method: str) -> None:
+        """The model's code takes values out of torch, where labels cannot follow."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            self.freeze(self.fields(tensor), f"their values leave torch by '{method}'")
+
+    def stacked(self, rows: Tensor) -> None:
+        """Branches were stacked, one row of labels each."""
+
+    def stacks(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two labels are at the same position of branches that were stacked."""
+        return False
+
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
         """The label of a position where two related fields meet."""
         return a
@@ -214,9 +371,28 @@ class Tracer(TorchDispatchMode):
 
     def passed(self, x: Tensor, out: Tensor) -> None:
         """An operator that keeps channels and zeros produced `out` from `x`."""
+        self.placed.pass_on(x, out)
 
     def mixed(self, x: Tensor) -> None:
         """Something else was written into `x`: what was known of its zeros no longer holds."""
+        self.placed.forget(x)
+
+    def knows(self, adapter: Adapter) -> bool:
+        """Tell whether labels are carried through an adapter by what it does, not by operators."""
+        return True
+
+    def place(self, adapter: Adapter, labels: Tensor | None, zero: bool) -> tuple[Tensor, Tensor]:
+        """Return the labels of channels that a scatter places, and those of all it returns."""
+        raise NotImplementedError
+
+    def pick(self, adapter: Adapter, labels: Tensor | None, wide: Tensor | None) -> Tensor:
+        """Return the labels of channels that a gather picks, `wide` those it picks from."""
+        raise NotImplementedError
+
+    def adapted(self, adapter: Adapter, x: Tensor, out: Tensor) -> Tensor | None:
+        """Carry labels through an adapter of an earlier plan; a result takes the output's place."""
+        moves.carry(self, adapter, x, out)
+        return None
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
         """Rows of labels that must keep equally many; some may go `whole` where they are counted.
@@ -227,8 +403,11 @@ class Tracer(TorchDispatchMode):
     def paired(self, ins: Tensor, outs: Tensor) -> None:
         """What each group of a grouped operator reads and writes, one row a group."""
 
-    def role(self, field: Tensor, role: Role) -> None:
-        """What a parameter-made tensor's field means to the operator that uses it."""
+    def role(self, field: Tensor, role: Role, weight: Tensor) -> None:
+        """What a field of a tensor made of parameters means to the operator that uses it."""
+
+    def added(self, out: Tensor, part: Tensor, terms: Sequence[Tensor]) -> None:
+        """A field of a sum of parameters (`terms`), and one of a term: they have the same role."""
 
     def padded(self, ends: Sequence[Tensor]) -> None:
         """These labels stand for padding before and after."""
@@ -281,23 +460,38 @@ class Tracer(TorchDispatchMode):
         self._calls.clear()
         self._risks.clear()
         self._joins.clear()
+        self._given = {id(tensor) for tensor in self._find_given(example)}
         with (
             quietly(),
             self._hooks(),
             torch.inference_mode(False),
             torch.no_grad(),
             plain_attention(),
+            without_compiling(),
+            self.calls,
             self,
         ):
             return example.call(self.model)
+
+    def _find_given(self, example: Example) -> Iterator[Tensor]:
+        """Yield tensors that the example and the attributes of modules hold."""
+        yield from tensors_in((example.args, dict(example.kwargs)))
+        for module in modules_by_path(self.model).values():
+            for name, value in module.__dict__.items():
+                if name not in TABLES and isinstance(value, Tensor | list | tuple | dict):
+                    yield from tensors_in(value)
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
         handles = []
         try:
-            for path, module in modules_by_path(self.model).items():
+            for path, module in called_by_path(self.model).items():
                 if isinstance(module, torch.jit.ScriptModule):
                     continue  # takes no hooks; its operators are seen all the same
+                for part, adapter in adapters_of(module, path):
+                    handles.append(part.register_forward_pre_hook(self._starts_moving(adapter)))
+                    done = self._moved(adapter)
+                    handles.append(part.register_forward_hook(done, always_call=True))
                 handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
                 handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
             yield
@@ -305,6 +499,24 @@ class Tracer(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
             self.stack.clear()
+            self._moving = False
+            self._recent.clear()
+
+    def _starts_moving(self, adapter: Adapter) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._moving = self.knows(adapter)
+
+        return hook
+
+    def _moved(self, adapter: Adapter) -> Callable[[nn.Module, Any, Any], Tensor | None]:
+        def hook(module: nn.Module, args: Any, out: Any) -> Tensor | None:
+            moving, self._moving = self._moving, False
+            if not moving or not isinstance(out, Tensor):
+                return None
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return self.adapted(adapter, args[0], out)
+
+        return hook
 
     def _entering(self, path: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -318,19 +530,26 @@ class Tracer(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, out: Any) -> Any:
             if self.stack and self.stack[-1] == path:
                 self.stack.pop()
+                if isinstance(out, Tensor):
+                    self.recognize([out])
                 return self.returned(path, out)
             return None
 
         return hook
 
 
+def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Where in memory a tensor's numbers are, and how they are laid out."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
 def source_line() -> str:
     """File and line of the innermost frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
-        if not ours and not name.startswith(_TORCH) and Path(name).exists():
-            return f"{Path(name).name}:{frame.f_lineno}"
+        if (file := user_file(frame.f_code.co_filename)) is not None:
+            return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -25,8 +25,8 @@ class UnitScores:
         scorer_of: Callable[[str], Scorer],
         uses_scale: bool = False,
     ) -> None:
+        self.model = model
         self.tensors = named_tensors(model)
-        self.modules = modules_by_path(model)
         self.structure = structure
         self.scorer_of = scorer_of
         """The criterion, for each layer's path."""
@@ -68,8 +68,9 @@ class UnitScores:
 
     def _scale_of(self, writer: Writer) -> Tensor:
         """|γ| of the norm behind a layer, found as the scale whose classes are the layer's."""
+        modules = modules_by_path(self.model)
         for slot in self.structure.seen.slots.values():
-            owner = self.modules.get(slot.name.rpartition(".")[0])
+            owner = modules.get(slot.name.rpartition(".")[0])
             if slot.trainable and slot.roles == ["scale"] and isinstance(owner, _NORMS):
                 own = self.structure.of(slot.fields[0])
                 if torch.equal(own, writer.classes):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+"""What moves a terminal's cursor, colours it, reorders or hides text, or is no character at all."""
 
 
 def size(shape: Iterable[int]) -> str:
@@ -23,6 +29,35 @@ def figure(value: float) -> str:
     """
     rounded = f"{value:.3g}"
     return f"{float(rounded):,.0f}" if abs(float(rounded)) >= 1000 else rounded
+
+
+def printable(text: str, most: int = 1000) -> str:
+    r"""Text of unknown origin in one line that a terminal only shows: controls become escapes.
+
+    What is longer than `most` characters loses its middle.
+
+    >>> printable("\x1b[2Jconv1\n"), printable("x" * 5000, most=8)
+    ('\\x1b[2Jconv1\\n', 'xxxxx…xx')
+    """
+    text = escape_controls(text, lambda character: repr(character)[1:-1])
+    if len(text) > most:
+        end = most // 3
+        text = f"{text[: most - end - 1]}…{text[len(text) - end :]}"
+    return text
+
+
+def escape_controls(text: str, escape: Callable[[str], str]) -> str:
+    """Replace every character that a terminal would act on instead of showing it."""
+    return _CONTROL.sub(lambda found: escape(found.group()), text)
+
+
+def json_escape(character: str) -> str:
+    r"""Write a character as JSON may.
+
+    >>> json_escape("\x9b")
+    '\\u009b'
+    """
+    return f"\\u{ord(character):04x}"
 
 
 def shorten(names: Sequence[str], most: int = 3) -> str:

@@ -14,7 +14,7 @@ from .model import Inputs, build, call, leaves
 
 # isort: off
 # The order of blocks is the order hypothesis shrinks in and seeds draw from: plainest first.
-from . import plain, residual, concat, channelwise, split, linear, heads
+from . import plain, residual, concat, channelwise, split, linear, memory, heads, containers
 # isort: on
 
 __all__ = [
@@ -31,11 +31,13 @@ __all__ = [
     "cases",
     "channelwise",
     "concat",
+    "containers",
     "draw_case",
     "has_private_units",
     "heads",
     "leaves",
     "linear",
+    "memory",
     "networks",
     "plain",
     "residual",

@@ -34,7 +34,7 @@ from fpgm.plain import finite
 from fpgm.plan import Frozen
 from fpgm.randomness import seed_everything
 from fpgm.recovery import memory_at
-from fpgm.wording import shorten
+from fpgm.wording import escape_controls, json_escape, printable, shorten
 
 SEED = 0
 """Fresh weights and example inputs are the same in every run."""
@@ -209,7 +209,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int =
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(printable(cell) for cell in row))
     # A row cut at the terminal's width would no longer be Markdown: let the terminal wrap it.
     wide = Console(width=10_000, highlight=False, markup=False, emoji=False)
     with wide.capture() as captured:
@@ -241,4 +241,5 @@ def show_json(value: Any) -> None:
 
 def to_json(value: Any) -> str:
     """JSON text as strict parsers want it: what is not finite becomes null."""
-    return json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False)
+    return "\n".join(escape_controls(line, json_escape) for line in text.split("\n"))

@@ -28,7 +28,7 @@ from fpgm.report import compare as write_comparison
 from fpgm.tables import latex, markdown, mean_and_spread
 from fpgm.tensorfile import first_bytes
 from fpgm.tensors import tensors_sha256
-from fpgm.wording import reason
+from fpgm.wording import printable, reason
 
 USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")
 """Methods that need neither labels nor training."""
@@ -147,7 +147,7 @@ def compare(
         common.show_table(*shown)
         for row in rows:
             for note in [row["failed"]] if "failed" in row else row["notes"]:
-                typer.echo(f"\n{row['method']}: {note}")
+                typer.echo(f"\n{row['method']}: {printable(note)}")
         if idle:
             typer.echo(
                 f"\nLeft out, since they train: {', '.join(idle)}; give --steps {LEAST} or more."

@@ -16,6 +16,7 @@ from fpgm.budget import Residual
 from fpgm.cli import common
 from fpgm.plan import Group
 from fpgm.planning import plan
+from fpgm.tensors import modules_by_path
 
 
 def inspect(
@@ -84,7 +85,9 @@ def _policy(text: str) -> Residual:
 
 
 def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """Multiply-accumulates of each module's own operators, its children's not included.
+    """Count multiply-accumulates of each module's own operators, without its children's.
+
+    A layer that a wrapper of an earlier plan moves channels for has its path of the original model.
 
     >>> macs_by_module(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3))
     {'': 0, '0': 12, '1': 8}
@@ -98,10 +101,12 @@ def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
         key = f"{root}.{path}" if path else root
         return sum(counts[key].values()) // 2 if key in counts else 0
 
+    own_paths = {id(module): path for path, module in modules_by_path(model).items()}
     return {
-        path: whole(path)
+        own_paths[id(module)]: whole(path)
         - sum(whole(f"{path}.{name}" if path else name) for name, _ in module.named_children())
         for path, module in model.named_modules()
+        if id(module) in own_paths
     }
 
 

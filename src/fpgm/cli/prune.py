@@ -19,20 +19,19 @@ from fpgm.cli import common
 from fpgm.cli import pictures as pic
 from fpgm.cli import results as res
 from fpgm.cli import sensitivity as sensed
-from fpgm.compact import compact
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.files import file_sha256
 from fpgm.harm.result import Sensitivity
+from fpgm.latency.aim import Where
 from fpgm.models.spec import is_guess
 from fpgm.plan import Plan
-from fpgm.planning import planned
+from fpgm.planning import compact_certified, planned
 from fpgm.recovery import Method, recovery_of
 from fpgm.recovery import recover as solve
 from fpgm.sensitivity import sensitivity as measure
 from fpgm.tensors import tensors_sha256
 from fpgm.verify import Certificate
-from fpgm.verify import verify as certify
 
 CHOICE = ("criterion", "distance", "residual", "ignore", "approximate")
 """Options that say which units go and where, and not how many."""
@@ -134,7 +133,7 @@ def prune(
         if needs and data is None:
             raise RequestError(f"{wanting} looks at pictures: give --data.")
     shape = common.input_shape(input, model)
-    with common.Steps(5 + (method is not None) + (data is not None)) as steps:
+    with common.Steps(4 + (method is not None) + (data is not None)) as steps:
         with steps.step("build"):
             net = common.build(model, weights)
             x = common.example(shape)
@@ -154,14 +153,13 @@ def prune(
             )  # fmt: skip
         if not made.cuts:
             raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
+        with steps.step("compact and verify"):
+            pruned = compact_certified(planner, made, Where.of(backend, threads), steps.inside)
+            small, made, certificate = pruned.model, pruned.plan, pruned.certificate
         with steps.step("look at filters"):
             beside = {res.ANALYSIS: common.to_json(analysis_of(planner, quick=True).to_dict())}
             if isinstance(way, Sensitivity):
                 beside[res.SENSITIVITY] = way.to_json(indent=1)
-        with steps.step("compact"):
-            small = compact(net, made)
-        with steps.step("verify"):
-            certificate = certify(net, made, x, compacted=small).check()
         told: dict[str, Any] = {}
         plain = small
         if method is not None:

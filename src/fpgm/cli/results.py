@@ -16,12 +16,12 @@ from fpgm.cli.common import to_json
 from fpgm.errors import FileError
 from fpgm.files import aside, is_unfinished, write_text
 from fpgm.files import made as made_folder
-from fpgm.models.spec import load_model
-from fpgm.plan import Latency, Plan
+from fpgm.models.spec import load_model, names_code
+from fpgm.plan import MOST_DIMS, Latency, Plan
 from fpgm.reading import json_of
 from fpgm.store import load, save
 from fpgm.verify import Certificate
-from fpgm.wording import figure, reason
+from fpgm.wording import figure, printable, reason
 
 SMALL, PLAN, RESULTS = "small.safetensors", "plan.json", "results.json"
 ANALYSIS, SENSITIVITY, BENCH, REPORT = (
@@ -56,7 +56,7 @@ def achieved(made: Plan) -> dict[str, Any]:
 def latency_line(found: Latency) -> str:
     """Time before and after in one sentence."""
     return (
-        f"Time of one run in {found.backend}, threads: {found.threads}: "
+        f"Time of one run in {printable(found.backend)}, threads: {found.threads}: "
         f"{figure(1000 * found.seconds_before)} ms, then {figure(1000 * found.seconds_after)} ms: "
         f"{found.measured:.1%} less, where {found.asked:.1%} was asked. The times of its layers "
         f"had foretold {found.predicted:.1%}."
@@ -72,11 +72,13 @@ def certificate_line(certificate: Certificate) -> str:
     """A certificate in one sentence."""
     verdict = "Certified" if certificate.ok else "NOT certified"
     kind = "" if certificate.exact else " (approximate: norms over fewer channels)"
+    where = f", most at {certificate.worst}" if certificate.worst and not certificate.ok else ""
+    notes = "".join(f" {note}" for note in certificate.notes)
     return (
-        f"{verdict}: small and silenced original differ by {certificate.max_error:.1e} (at most "
-        f"{certificate.tolerance:.0e} is rounding), silenced and original by "
+        f"{verdict}: small and masked original differ by {certificate.max_error:.1e}{where} (at "
+        f"most {certificate.tolerance:.0e} is rounding), masked and original by "
         f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}"
-        f"{kind}."
+        f"{kind}.{notes}"
     )
 
 
@@ -185,7 +187,7 @@ def told_in(folder: Path) -> dict[str, Any]:
 def untrusted(folder: Path, results: dict[str, Any], allowed: Sequence[str]) -> str | None:
     """What is to be said of code that nobody has allowed to be run."""
     model: str = results["model"]
-    if ".py:" not in model or model in allowed:
+    if not names_code(model) or model in allowed:
         return None
     return (
         f"{folder} was made from {model}, which is code that would be run: if you trust it, give "
@@ -194,7 +196,8 @@ def untrusted(folder: Path, results: dict[str, Any], allowed: Sequence[str]) -> 
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(n) is int and n > 0 for n in value)
+    whole = isinstance(value, list) and all(type(n) is int and n > 0 for n in value)
+    return whole and 0 < len(value) <= MOST_DIMS
 
 
 def _is_file(value: Any) -> bool:

@@ -27,6 +27,10 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Replace a value, as train.epochs=3."),
     ] = None,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Run the Python code that a recipe of your own names."),
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes.")] = False,
     json: common.AsJson = False,
 ) -> None:
@@ -38,7 +42,7 @@ def train(
         raise RequestError("Give a recipe: a TOML file, or a name from fpgm train --list.")
     file = find_recipe(recipe)
     engine = _engine()
-    made = engine.read_recipe(file, change or [])
+    made = engine.read_recipe(file, change or [], allow_code=allow_code)
     folder = out or Path("runs") / file.stem
     try:
         with Bars() as bars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from fpgm import assets
 from fpgm.cli import common
 from fpgm.cli import results as res
 from fpgm.compact import compact
+from fpgm.copying import copy_model
 from fpgm.errors import FileError, PlanError, VerificationError
 from fpgm.files import file_sha256
 from fpgm.plan import Plan
@@ -21,7 +21,7 @@ from fpgm.reading import text_of
 from fpgm.store import load, read_plans
 from fpgm.tensors import tensors_sha256
 from fpgm.verify import verify as certify
-from fpgm.wording import reason
+from fpgm.wording import printable, reason
 
 
 def verify(
@@ -49,7 +49,7 @@ def verify(
                 )
         with steps.step("load"):
             made = _read_plan(folder)
-            small = load(folder / res.SMALL, lambda: copy.deepcopy(original))
+            small = load(folder / res.SMALL, lambda: copy_model(original))
         with steps.step("verify"):
             plain = compact(original, made)
             x = common.example(results["input"])
@@ -72,7 +72,7 @@ def verify(
         )
     else:
         typer.echo(
-            f"{results['model']}: MACs −{made.macs_removed:.1%}, "
+            f"{printable(results['model'])}: MACs −{made.macs_removed:.1%}, "
             f"parameters −{made.params_removed:.1%}"
         )
         typer.echo(res.certificate_line(certificate))

@@ -6,7 +6,7 @@ runtime reads it and run on the example, on noise and on real inputs, if there a
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import io
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fpgm._version import __version__
 from fpgm.budget import check_share
+from fpgm.copying import copy_model
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
 from fpgm.examples import (
     Example,
@@ -116,7 +117,7 @@ def export(
     if to == "onnx" and (missing := uninstalled("export", "onnx", "onnxscript", "onnxruntime")):
         raise RequestError(f"Export to ONNX needs more packages: {missing}")
     model = unwrapped(model)
-    plain = copy.deepcopy(model).eval()
+    plain = copy_model(model).eval()
     example = given = positional(plain, as_examples(beside(model, example_inputs))[0])
     if any_batch:  # of one alone the exporter would think that it is always one
         example = resized(given, max(2, batch_of(given) or 2))
@@ -132,6 +133,8 @@ def export(
     told = about(model, to)
 
     def written(net: nn.Module, answers: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
+        if any_batch:
+            _run_one_input(net, example)
         data, run = _WRITERS[to](net, example, any_batch, told)
         return data, _checked(run, tried, answers)
 
@@ -185,6 +188,16 @@ def _answers(model: nn.Module, example: Example, given: Example) -> list[Tensor]
         raise ForwardError(
             f"The model's own forward fails on {where}: {reason(error)}{hint}."
         ) from error
+
+
+def _run_one_input(model: nn.Module, example: Example) -> None:
+    """Run a batch of one, so that a shape the model keeps from its last call is not the traced one.
+
+    A head that compares its grid's shape with the next input's (YOLO's anchors) would otherwise fix
+    the batch size of the file. A batch of one always differs: exporters trace two or more.
+    """
+    with contextlib.suppress(Exception), torch.no_grad():  # of the model's own code, of any kind
+        resized(example, 1).call(model)
 
 
 def _checked(run: Run, tried: Sequence[Example], wanted: Sequence[Sequence[Tensor]]) -> float:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from fpgm.adapted import unwrap
+from fpgm.adapters import adapter_at
+from fpgm.copying import copy_model
 from fpgm.examples import Example, tensors_in
 from fpgm.export.nearness import TOLERANCE, difference
 from fpgm.export.place import place_within_
 from fpgm.recovery.sites import find_sites
-from fpgm.tensors import replace_module_
+from fpgm.tensors import module_at, replace_module_
 
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
@@ -26,7 +27,7 @@ def simplified(model: nn.Module, example: Example) -> nn.Module:
     It is not where what a layer gives is also an output of the model's own, or where its code asks
     a norm for what is no longer there.
     """
-    small, plain = folded(model, example), copy.deepcopy(model).eval()
+    small, plain = folded(model, example), copy_model(model).eval()
     wanted = tensors_in(example.call(plain))
     try:
         same = difference(tensors_in(example.call(small)), wanted) <= TOLERANCE
@@ -39,31 +40,37 @@ def simplified(model: nn.Module, example: Example) -> nn.Module:
 def folded(model: nn.Module, example: Example) -> nn.Module:
     """A copy in eval mode whose batch norms are part of the layers whose outputs they alone read.
 
-    One pass shows which those are. A norm that hands its output on through a hook (channels placed
-    in a stream) leaves that hook where it was, unless the layer can do its work.
+    One pass shows which those are. Where the norm's output is placed in a stream, it still is,
+    unless the layer can do that.
     """
-    copied = copy.deepcopy(model).eval()
+    copied = copy_model(model).eval()
     for site in find_sites(copied, example).sites:
         if site.calls != 1:
             continue
         if site.norm is None:
             place_within_(copied, site.layer, site.layer)
             continue
-        layer, norm = copied.get_submodule(site.layer), copied.get_submodule(site.norm)
-        if _can_fold(layer, norm):
+        layer, norm = module_at(copied, site.layer), module_at(copied, site.norm)
+        if _can_fold(norm) and _nothing_between(copied, site.layer, site.norm):
             replace_module_(copied, layer, _fused(layer, norm))
             replace_module_(copied, norm, _passing(norm))
             place_within_(copied, site.layer, site.norm)
     return copied
 
 
-def _can_fold(layer: nn.Module, norm: nn.Module) -> bool:
-    """Whether the norm is fixed, and nothing but it looks at what the layer gives out."""
+def _can_fold(norm: nn.Module) -> bool:
+    """Tell whether what the norm does is fixed."""
+    return isinstance(norm, _BatchNorm) and norm.running_mean is not None
+
+
+def _nothing_between(model: nn.Module, layer: str, norm: str) -> bool:
+    """Tell whether nothing but the norm sees what the layer returns."""
+    called = model.get_submodule(layer), model.get_submodule(norm)
     return (
-        isinstance(norm, _BatchNorm)
-        and norm.running_mean is not None
-        and not norm._forward_pre_hooks
-        and not layer._forward_hooks
+        adapter_at(model, layer, "output") is None
+        and adapter_at(model, norm, "input") is None
+        and not any(module._forward_hooks for module in (called[0], unwrap(called[0])))
+        and not any(module._forward_pre_hooks for module in (called[1], unwrap(called[1])))
     )
 
 
@@ -76,11 +83,8 @@ def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
 
 
 def _passing(norm: nn.Module) -> nn.Module:
-    """Nothing, in the place of a norm, with the hooks on its output and what they look up."""
+    """Return nothing, in the place of a norm, with the user's hooks on its output."""
     empty = nn.Identity().eval()
     for table in _HOOKS:
         getattr(empty, table).update(getattr(norm, table))
-    for name, buffer in norm.named_buffers(recurse=False):
-        if name.startswith("fpgm_"):
-            empty.register_buffer(name, buffer, persistent=False)
     return empty

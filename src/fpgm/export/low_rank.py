@@ -6,7 +6,6 @@ best such pair by the singular values of W. The paper names it as what could fol
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fpgm.copying import copy_model
 from fpgm.errors import RequestError
 from fpgm.examples import Example
 from fpgm.latency.layers import called_layers
@@ -55,7 +55,7 @@ def split_layers(
     >>> split.rank, split.full
     (4, 32)
     """
-    small = copy.deepcopy(model)
+    small = copy_model(model)
     modules = modules_by_path(small)
     splits = []
     for path in dict.fromkeys(call.path for call in called_layers(small, example)):

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fpgm.adapters import attach_, detach_, placing, sources
-from fpgm.tensors import replace_module_
+from fpgm.adapted import sources
+from fpgm.adapters import attach_, detach_, placing
+from fpgm.tensors import module_at, replace_module_
 
 WORTH = 20
 """Products that cost as much as placing one channel, at one place, in ONNX Runtime.
@@ -29,20 +30,19 @@ less than there are filters: its cost is a block of eight filters, a joined zero
 
 @torch.no_grad()
 def place_within_(model: nn.Module, layer: str, host: str) -> None:
-    """Let a layer do all or part of the placing that hooks the output of `host`, if that pays."""
-    conv, end = model.get_submodule(layer), model.get_submodule(host)
-    adapter = placing(end, host)
+    """Let a layer do all or part of the placing of the output of `host`, if that pays."""
+    conv, adapter = module_at(model, layer), placing(model, host)
     if adapter is None or adapter.dim != 1 or not _plain(conv):
         return
     assert isinstance(conv, _ConvNd)
     reads, kept = conv.weight[0].numel(), conv.out_channels
     if reads * (adapter.size - kept) <= WORTH * adapter.size:
-        detach_(end)
+        detach_(model, host)
         replace_module_(model, conv, _grown(conv, adapter.size, torch.tensor(adapter.index)))
     elif reads <= kept:
-        detach_(end)
+        detach_(model, host)
         replace_module_(model, conv, _grown(conv, kept + 1, torch.arange(kept)))
-        picks = tuple(sources(adapter).tolist())
+        picks = tuple(sources(torch.tensor(adapter.index), adapter.size).tolist())
         attach_(model, replace(adapter, kind="gather", index=picks, size=kept + 1))
 
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.compact import shadow
+from fpgm.copying import shadow
 from fpgm.examples import Example, tensors_in
 from fpgm.progress import Progress
 from fpgm.recovery.batches import Inputs
 from fpgm.recovery.layer import FEW, MOST_READS, layer_at, shiftable
 from fpgm.recovery.rows import Sample, matrix_of, read
 from fpgm.recovery.sites import Site, find_sites
+from fpgm.tensors import module_at
 
 ROWS_PER_WEIGHT = 16
 """So many positions are drawn for every weight of a filter."""
@@ -117,7 +118,7 @@ class _Look:
 
     def hook_(self) -> None:
         for path in self.readers:
-            layer = self.model.get_submodule(path)
+            layer = module_at(self.model, path)
             layer.register_forward_hook(self._reader(path), with_kwargs=True)
         for path, dim in self.branches:
             self.model.get_submodule(path).register_forward_hook(self._branch(path, dim))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.compact import clone
+from fpgm.copying import copy_model
 from fpgm.coupling import Structure
 from fpgm.draft import EmptiedError, UnevenError, draft
 from fpgm.examples import Example, float_outputs, squared, tensors_in
@@ -75,7 +75,7 @@ class Trials:
             plan = draft(self._model, self._structure, choice, {})
         except (EmptiedError, UnevenError):
             return None
-        net = clone(self._model, {}).eval()
+        net = copy_model(self._model).eval()
         silence_(net, plan, HELD)
         for layer, places in self._structure.readers(order):
             if layer in self._measured.readers:

@@ -7,7 +7,6 @@ promises is then held against a measurement of the whole.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from torch import nn
 
 from fpgm.budget import Budget, Rounder
 from fpgm.compact import compact
+from fpgm.copying import copy_model
 from fpgm.costs import Floats
 from fpgm.coupling import Structure
 from fpgm.errors import RequestError
@@ -74,7 +74,7 @@ class Clocked:
                 f"The model is on a CUDA device, and {where.backend.name} is timed on the "
                 "processor: move the model there, or give backend='cuda'."
             )
-        original = copy.deepcopy(model).eval()  # timing is not to be noticed
+        original = copy_model(model).eval()  # timing is not to be noticed
         with running(where.backend):
             self.loaded = where.backend.load(original, example, where.threads)
             self.seconds = side_by_side([self.loaded.run], SECONDS)[0].median

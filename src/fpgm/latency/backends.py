@@ -6,7 +6,6 @@ machine lacks is told as a reason, never as an empty column.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from fpgm.copying import copy_model
 from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.examples import Example
 from fpgm.export.fold import simplified
@@ -126,7 +126,7 @@ class Torch:
         """A copy on the device and in the order it is timed in; as it is, the model itself."""
         if not self.last and not self.cuda:
             return model
-        net = copy.deepcopy(model)
+        net = copy_model(model)
         net = net.cuda() if self.cuda else net
         if self.last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -6,7 +6,6 @@ with its spread, and what the smaller model should save by its MACs stands besid
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fpgm.copying import copy_model
 from fpgm.errors import ForwardError, ModelError, RequestError
 from fpgm.examples import Example, as_examples, batch_of, beside, resized
 from fpgm.latency.aim import Where
@@ -122,7 +122,7 @@ def bench(
     wanted = list(BACKENDS) if backends is None else _several("backends", backends)
     counts = [torch.get_num_threads()] if threads is None else _several("threads", threads)
     sizes = None if batches is None else _several("batches", batches)
-    named = {name: copy.deepcopy(model).eval() for name, model in _named(models).items()}
+    named = {name: copy_model(model).eval() for name, model in _named(models).items()}
     example = as_examples(beside(next(iter(named.values())), example_inputs))[0]
     for name in wanted:
         if name not in BACKENDS:

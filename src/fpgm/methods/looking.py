@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fpgm.compact import shadow
+from fpgm.copying import shadow
 from fpgm.examples import batch_of, resized
 from fpgm.methods.task import Task
 from fpgm.recovery.rows import read

@@ -58,6 +58,15 @@ def load_model(spec: str) -> nn.Module:
     )
 
 
+def names_code(spec: str) -> bool:
+    """Whether a spec names a file of Python that making the model would run.
+
+    >>> names_code("net.py:make"), names_code("torchvision:resnet50")
+    (True, False)
+    """
+    return ".py:" in spec
+
+
 def default_shape(spec: str) -> tuple[int, ...]:
     """Shape of one input for the model a spec names, batch dim included.
 

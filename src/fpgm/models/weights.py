@@ -110,13 +110,31 @@ def _mismatch(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> st
         for k in expected
         if k in found and isinstance(expected[k], Tensor) and found[k].shape != expected[k].shape
     ]
+    kinds = [
+        f"{k} is {found[k].dtype}, not {expected[k].dtype}"
+        for k in expected
+        if k in found
+        and isinstance(expected[k], Tensor)
+        and _kind(found[k]) != _kind(expected[k])
+        and not k.endswith("num_batches_tracked")  # averages of checkpoints have fractions of it
+    ]
     parts = [
         f"{len(names)} {what} ({shorten(names)})"
         for what, names in (
             ("missing", missing),
             ("unexpected", surplus),
             ("of another shape", shapes),
+            ("of another kind", kinds),
         )
         if names
     ]
     return ", ".join(parts)
+
+
+def _kind(tensor: Tensor) -> str:
+    """What a tensor's values are: between kinds, a copy would lose something or mean nothing."""
+    if tensor.is_complex():
+        return "complex"
+    if tensor.is_floating_point():
+        return "a byte" if tensor.dtype.itemsize < 2 else "floating"
+    return "bool" if tensor.dtype == torch.bool else "whole"

@@ -7,7 +7,6 @@ is recovered, feeds it. That is a linear problem, solved exactly; labels are not
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.compact import compact
+from fpgm.copying import copy_model
 from fpgm.errors import RequestError
 from fpgm.examples import Example, float_outputs, squared, tensors_in
 from fpgm.plan import Plan
@@ -147,7 +147,7 @@ def recover(
                 notes = [s.note for s in solved if s.note is not None]
             nets = [plain, small]
             if distil > 0:
-                nets.append(copy.deepcopy(small))
+                nets.append(copy_model(small))
                 others = endless(model, loader, inputs, judges)
                 trained = distil_(nets[-1], model, plan, others, distil, progress)
             errors = _output_errors(model, nets, judges if len(judges) else inputs)

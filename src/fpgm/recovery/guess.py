@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fpgm.compact import clone, shadow
+from fpgm.copying import copy_model, shadow
 from fpgm.coupling import Pool, Structure, Writer, couple
 from fpgm.examples import Example
 from fpgm.plan import Plan
@@ -25,6 +25,7 @@ from fpgm.recovery.rows import groups_of, matrix_of, read, set_matrix_
 from fpgm.recovery.sites import Site, find_sites
 from fpgm.slicing import by_tensor
 from fpgm.streams import watcher
+from fpgm.tensors import module_at, named_tensors
 from fpgm.watch import watch
 
 RIDGE = 1e-3
@@ -50,7 +51,7 @@ def stood_in(model: nn.Module, plan: Plan, example: Example) -> tuple[nn.Module,
     residual = plan.asked.get("residual", "coupled")
     structure = couple(watch(watcher(model, [example], residual), [example]), approximate=True)
     gone = removed_classes(structure, plan)
-    copy = clone(model, {})
+    copy = copy_model(model)
     sites = {site.layer: site for site in find_sites(model, example).sites}
     positive = _nonnegative(model, list(sites), example)
     changed: list[str] = []
@@ -105,15 +106,15 @@ def _spread(model: nn.Module, pool: Pool, sites: Mapping[str, Site], nonnegative
 
 def _written(model: nn.Module, writer: Writer, site: Site | None) -> tuple[Tensor, Tensor]:
     """Mean and covariance of what one layer's filters write, through its norm if it has one."""
-    weight = dict(model.named_parameters())[writer.slot.name].detach().cpu().double()
+    weight = named_tensors(model)[writer.slot.name].detach().cpu().double()
     filters = writer.filters(weight)
     gram = filters @ filters.T
-    norm = None if site is None or site.norm is None else model.get_submodule(site.norm)
+    norm = None if site is None or site.norm is None else module_at(model, site.norm)
     if isinstance(norm, _BatchNorm) and norm.affine:
         size = gram.diagonal().clamp(min=1e-24).sqrt()
         scale = norm.weight.detach().cpu().double() / size
         return norm.bias.detach().cpu().double(), gram * scale.outer(scale)
-    bias = getattr(model.get_submodule(writer.layer), "bias", None)
+    bias = getattr(module_at(model, writer.layer), "bias", None)
     mean = torch.zeros(len(filters), dtype=torch.float64)
     return (bias.detach().cpu().double() if isinstance(bias, Tensor) else mean), gram
 
@@ -155,6 +156,6 @@ def _nonnegative(model: nn.Module, layers: Sequence[str], example: Example) -> s
             if bool((read(args, kwargs) >= 0).all()):
                 found.add(path)
 
-        net.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
+        module_at(net, path).register_forward_pre_hook(hook, with_kwargs=True)
     example.call(net)
     return found

@@ -22,6 +22,7 @@ from fpgm.recovery.rows import Layer, Sample, groups_of, matrix_of, set_matrix_
 from fpgm.recovery.sites import Site
 from fpgm.recovery.walk import Seen, Walks
 from fpgm.slicing import by_tensor
+from fpgm.tensors import module_at
 
 RIDGES = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 """Tried in turn, in units of what the layer reads; held-out data show which serves best."""
@@ -182,13 +183,13 @@ def shift_(model: nn.Module, site: Site, constant: Tensor) -> None:
 
 def layer_at(model: nn.Module, path: str) -> Layer:
     """A layer by its path."""
-    layer: Layer = model.get_submodule(path)  # type: ignore[assignment]
+    layer: Layer = module_at(model, path)  # type: ignore[assignment]
     return layer
 
 
 def norm_at(model: nn.Module, path: str) -> _BatchNorm | None:
     """A batch norm by its path, if it has statistics of its own to work with."""
-    norm = model.get_submodule(path)
+    norm = module_at(model, path)
     return norm if isinstance(norm, _BatchNorm) and norm.running_var is not None else None
 
 

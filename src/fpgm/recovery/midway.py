@@ -22,7 +22,7 @@ from fpgm.plan import Plan
 from fpgm.recovery import rows
 from fpgm.recovery.sites import solvable
 from fpgm.rules import tensors
-from fpgm.tensors import modules_by_path
+from fpgm.tensors import module_at, modules_by_path
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def find_places(model: nn.Module, small: nn.Module, plan: Plan, example: Example
         cut = reads.get(f"{path}.weight")
         if path not in theirs.shapes or (cut is not None and cut.blocks > 1):
             continue
-        dim = -1 if isinstance(small.get_submodule(path), nn.Linear) else 1
+        dim = -1 if isinstance(module_at(small, path), nn.Linear) else 1
         wanted = list(theirs.shapes[path])
         keep = None
         if cut is not None and wanted[dim] == cut.size:
@@ -73,7 +73,7 @@ def reading(net: nn.Module, places: list[Place], cut: bool) -> Iterator[dict[str
             x = rows.read(args, kwargs)
             read[place.layer] = x if keep is None else x.index_select(place.dim, keep.to(x.device))
 
-        layer = net.get_submodule(place.layer)
+        layer = module_at(net, place.layer)
         handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
     try:
         yield read

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fpgm.examples import tensors_in
 from fpgm.recovery.batches import Inputs
+from fpgm.tensors import modules_by_path
 
 
 @torch.no_grad()
@@ -15,7 +16,7 @@ def reestimate_(model: nn.Module, inputs: Inputs) -> list[str]:
     """Replace running statistics by the mean of those of the batches; names the norms."""
     norms = {
         path: module
-        for path, module in model.named_modules()
+        for path, module in modules_by_path(model).items()
         if isinstance(module, _BatchNorm) and module.running_mean is not None
     }
     modes = {module: module.training for module in model.modules()}

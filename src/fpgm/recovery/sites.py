@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fpgm.examples import Example
 from fpgm.rules import tensors
 from fpgm.streams import PLAIN as PLAIN_CONVOLUTIONS
-from fpgm.tensors import modules_by_path
+from fpgm.tensors import module_at, modules_by_path
 
 PLAIN = {nn.Linear.forward, *PLAIN_CONVOLUTIONS}
 """Layers that do what their weights say, and nothing else."""
@@ -192,7 +192,7 @@ class _Follow(TorchDispatchMode):
 
     def _linear(self, path: str) -> bool:
         """Whether a layer's channels are its output's last dim, where no batch norm looks."""
-        return isinstance(self.model.get_submodule(path), nn.Linear)
+        return isinstance(module_at(self.model, path), nn.Linear)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm.compact import shadow
+from fpgm.copying import shadow
 from fpgm.examples import Example
 from fpgm.recovery.batches import Inputs
 from fpgm.recovery.rows import read
 from fpgm.recovery.sites import Site, is_sum
+from fpgm.tensors import module_at
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Walk:
         self._sums: dict[int, list[int]] = {}
         for number, site in list(enumerate(sites))[first:]:
             # Before any adapter has placed or picked channels of the output.
-            layer = self._model.get_submodule(site.layer)
+            layer = module_at(self._model, site.layer)
             layer.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
             if site.sum is not None:
                 self._sums.setdefault(site.sum.number, []).append(number)
@@ -155,9 +156,9 @@ class Walk:
     def _branch(self, site: Site, seen: Seen, before: Tensor) -> Tensor:
         """What a layer now sends to its sum."""
         args, kwargs = seen.others[0]
-        out: Tensor = self._model.get_submodule(site.layer).forward(seen.inputs[0], *args, **kwargs)
+        out: Tensor = module_at(self._model, site.layer).forward(seen.inputs[0], *args, **kwargs)
         if site.norm is not None:
-            out = self._model.get_submodule(site.norm).forward(out)
+            out = module_at(self._model, site.norm).forward(out)
         assert site.sum is not None
         if site.sum.places is None:
             return out

@@ -119,7 +119,7 @@ def _certificate(run: Run) -> Iterator[Card]:
         yield Card(
             "Certificate",
             "certified" if told.ok else "NOT certified",
-            f"{of}the compact model and the original with the same units silenced{differ}{most}",
+            f"{of}the compact model and the original with the same units masked{differ}{most}",
             "good" if told.ok else "bad",
         )
     elif run.plan is not None and run.results.max_error is not None:
@@ -127,7 +127,7 @@ def _certificate(run: Run) -> Iterator[Card]:
         yield Card(
             "Certificate",
             "certified",
-            "the compact model and the trained one with the same units silenced differ by "
+            "the compact model and the trained one with the same units masked differ by "
             f"{run.results.max_error:.1e}",
             "good",
         )

@@ -13,8 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
-from fpgm.rules import contract, create, move, normalise, pieces, pointwise, reduce, space, zeros
+from fpgm import labels as lb
+from fpgm.rules import (
+    contract,
+    create,
+    embedding,
+    fake_quant,
+    fft,
+    fixed_kernel,
+    move,
+    normalise,
+    patches,
+    pieces,
+    pointwise,
+    recurrent,
+    reduce,
+    sorting,
+    space,
+    zeros,
+)
+from fpgm.rules.normalise import weight_norm as weight_norm
 from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
@@ -29,10 +49,22 @@ TABLE: dict[str, Rule] = {
     **normalise.RULES,
     **reduce.RULES,
     **space.RULES,
+    **sorting.RULES,
+    **patches.RULES,
+    **fft.RULES,
+    **embedding.RULES,
+    **recurrent.RULES,
+    **fake_quant.RULES,
+    **fixed_kernel.RULES,
 }
 
 RISKY = move.RISKY | pieces.RISKY | create.RISKY
 """Operators whose sizes may be constants of the user's code; the tracer is told what they made."""
+
+_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", *create.RULES} - {"equal"}
+"""Operators at which labels rightly end: a weight reads them, or nothing but shapes is read."""
+
+_OFFSETS = {"add", "clamp", "clamp_min", "maximum", "exp", "sigmoid", "softplus"}
 
 _found: dict[Any, tuple[str, Rule]] = {}
 
@@ -49,7 +81,12 @@ def apply(
     if func not in _found:
         _found[func] = _look_up(func)
     name, rule = _found[func]
-    rule(tracer, name, args, kwargs, out)
+    if name in _ENDS:
+        rule(tracer, name, args, kwargs, out)
+    else:
+        carried = tracer.carried(inputs)
+        rule(tracer, name, args, kwargs, out)
+        tracer.check_passed(name, carried, out)
     if name in RISKY:
         source = args[0] if args and isinstance(args[0], Tensor) else None
         for result in tensors((out,)):
@@ -67,16 +104,45 @@ def tensors(values: Any) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
+def name_of(func: Any) -> str:
+    """Name of an operator, without torch's own namespace.
+
+    >>> name_of(torch.ops.aten.relu_.default)
+    'relu_'
+    """
+    if isinstance(func, HigherOrderOperator):
+        return f"torch.{func.name()}"
+    name: str = func._schema.name
+    return name.removeprefix("aten::")
+
+
+def adds_offset(func: Any) -> bool:
+    """Whether an operator's result may not be zero where its first operand is."""
+    return name_of(func).removesuffix("_") in _OFFSETS
+
+
 def _look_up(func: Any) -> tuple[str, Rule]:
-    name = func._schema.name.removeprefix("aten::")
-    for candidate in (name, name.removesuffix("_")):
+    name = name_of(func)
+    if isinstance(func, HigherOrderOperator):
+        return name, _unknown
+    for candidate in (f"{name}.{func._overloadname}", name, name.removesuffix("_")):
         if candidate in TABLE:
             return name, TABLE[candidate]
-    if torch.Tag.pointwise in func.tags:
+    if torch.Tag.pointwise in func.tags or _is_pointwise(name.removesuffix("_")):
         return name, pointwise.combine
     return name, _unknown
+
+
+def _is_pointwise(name: str) -> bool:
+    """Whether torch marks an operator of this name so; of `gelu_` and others it forgot to."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads()]
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)
 
 
 def _unknown(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     for tensor in tensors((*args, *kwargs.values())):
         tracer.freeze(tracer.fields(tensor), f"'{name}' has no pruning rule")
+    for result in tensors((out,)):  # an input that was resized in place has no labels that fit
+        fits = [f for f in tracer.fields(result) if lb.fits(f, tuple(result.shape))]
+        tracer.set(result, fits)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fpgm import labels as lb
 from fpgm.labels import Fields
 from fpgm.rules.normalise import adopt, channel_row
+from fpgm.rules.pointwise import meet, note_sum
 from fpgm.rules.rule import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ def _relate_weight(
             tracer.freeze([f], "a weight's labels do not lie along its axes")
     writes = next((f.reshape(-1) for f in flat if lb.axes(f) == [write_dim]), None)
     read = next((f.reshape(-1) for f in flat if lb.axes(f) == [read_dim]), None)
+    if writes is None:
+        _name_lost_filters(tracer, weight, write_dim)
     _use_again(tracer, weight, {write_dim: "filter", read_dim: "reads"})
     if reads is not None and read is None:
         if groups == 1:
@@ -147,6 +150,16 @@ def _relate_weight(
     return writes
 
 
+def _name_lost_filters(tracer: Tracer, weight: Tensor, write_dim: int) -> None:
+    """A weight whose labels were lost on the way (matrix_exp): its parameters' filters stay."""
+    slots = sorted((tracer.slots[key] for key in tracer.made_of(weight)), key=lambda s: s.name)
+    for slot in slots:
+        for f in slot.fields:
+            if lb.axes(f) == [write_dim] and f.numel() == weight.shape[write_dim]:
+                tracer.freeze([f], "a computed weight holds them")
+                tracer.role(f, "filter", weight)
+
+
 def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, Role]) -> None:
     """Note what this use makes of each axis; a tied weight may write and read along the same."""
     slot = tracer.slots.get(id(weight))
@@ -155,7 +168,7 @@ def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, Role]) -> None:
         if use is None:
             continue
         if slot is None:
-            tracer.role(f.reshape(-1), use)
+            tracer.role(f.reshape(-1), use, weight)
         elif slot.roles[i] == "scale":
             slot.roles[i] = use
         elif slot.roles[i] != use and (slot.roles[i], use) != ("depthwise", "filter"):
@@ -203,24 +216,29 @@ def _addmm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -
     if bias.ndim == 1:
         adopt(tracer, bias, row[0].reshape(-1) if row else None, "shift")
     else:
-        tracer.freeze(tracer.fields(bias), "a matrix is added to a product")
+        terms = [tracer.fields(out), tracer.fields(bias)]
+        tracer.set(out, meet(tracer, [out, bias], tuple(out.shape)))
+        note_sum(tracer, [bias, a, b], terms, out)
 
 
 def _product(tracer: Tracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     """[…, m, k] @ […, k, n]: rows and columns pass through, k is read."""
     last, inner = a.ndim - 1, b.ndim - 2
-    fa, fb = tracer.fields(a), tracer.fields(b)
+    fa = _one_axis(tracer, tracer.fields(a), last, last - 1, tracer.is_constant(b))
+    fb = _one_axis(tracer, tracer.fields(b), inner, inner + 1, tracer.is_constant(a))
     read_a = [f for f in fa if f.shape[last] > 1]
     read_b = [f for f in fb if f.shape[inner] > 1]
     rows = [f for f in fa if f.shape[last] == 1]
     columns = [f for f in fb if f.shape[inner] == 1]
     _contract(tracer, a, b, read_a, read_b)
-    for own, other, its in ((fa, b, fb), (fb, a, fa)):
-        _meet_along_batches(tracer, own, other, its, {id(f) for f in (*read_a, *read_b)})
-    for weight, written in ((a, rows), (b, columns)):
-        if tracer.is_constant(weight):
-            for f in written:
-                tracer.role(f, "filter")
+    read = {id(f) for f in (*read_a, *read_b)}
+    alone = _meet_along_batches(tracer, fa, b, fb, read)
+    alone |= _meet_along_batches(tracer, fb, a, fa, read)
+    rows, columns = ([f for f in own if id(f) not in alone] for own in (rows, columns))
+    if tracer.is_constant(a) != tracer.is_constant(b):  # of two weights, the product's use tells
+        weight, written = (a, rows) if tracer.is_constant(a) else (b, columns)
+        for f in written:
+            tracer.role(f, "filter", weight)
     batches = range(b.ndim - 2)
     per_matrix = tuple(f for f in fb if not lb.varies(f, batches))
     per_batch = [f for f in fb if set(lb.axes(f)) <= set(batches)]
@@ -228,17 +246,43 @@ def _product(tracer: Tracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     tracer.set(out, _meeting_batches(tracer, rows, columns))
 
 
+def _one_axis(tracer: Tracer, fields: Fields, read: int, passed: int, by_weight: bool) -> Fields:
+    """Leave no channels both on the axis that is read and on another.
+
+    Where they also lie on the axis that passes through, a sum over branches makes the k-th channels
+    of the branches one unit (a graph convolution). Where they lie along a batch of matrices, a
+    weight that is one matrix a group reads the same channels of every group.
+    """
+    found = []
+    for f in fields:
+        others = [d for d in lb.axes(f) if d != read]
+        tied = [read] if passed in others else others if by_weight else []
+        if f.shape[read] > 1 and tied:
+            tracer.tie(f, tied)
+            for d in tied:
+                f = f.narrow(d, 0, 1)
+        found.append(f)
+    return tuple(found)
+
+
 def _meet_along_batches(
     tracer: Tracer, own: Fields, other: Tensor, its: Fields, read: set[int]
-) -> None:
-    """Channels laid along the batch axis need partners there that pass through like they do."""
+) -> set[int]:
+    """Channels laid along the batch axis need partners there that pass through like they do.
+
+    Returns the ids of the fields that have none, and tell no channels apart behind the product.
+    """
+    alone = set()
     for f in own:
         batches = [d for d in lb.axes(f) if d < other.ndim - 2]
         partners = [g for g in its if lb.varies(g, batches)]
         if not partners and any(other.shape[d] > 1 for d in batches):
             tracer.freeze([f], "they meet a tensor of fixed size")
+            if lb.axes(f) == batches:
+                alone.add(id(f))
         if id(f) in read or any(id(g) in read for g in partners):
             tracer.freeze([f, *partners] if batches else [], "a product of activations reads them")
+    return alone
 
 
 def _meeting_batches(tracer: Tracer, rows: list[Tensor], columns: list[Tensor]) -> list[Tensor]:
@@ -263,25 +307,45 @@ def _contract(
     one_weight = tracer.is_constant(a) != tracer.is_constant(b)
     if flat and one_weight and len(read_a) == len(read_b) == 1:
         tracer.relate(read_a[0].reshape(-1), read_b[0].reshape(-1))
-        tracer.role((read_b if tracer.is_constant(b) else read_a)[0], "reads")
+        weight, read = (b, read_b) if tracer.is_constant(b) else (a, read_a)
+        tracer.role(read[0], "reads", weight)
     elif one_weight and not (read_b if tracer.is_constant(a) else read_a):
         tracer.freeze([*read_a, *read_b], _READS_FIXED)
     else:
-        tracer.freeze([*read_a, *read_b], "a product of activations reads them")
+        kind = "weights" if tracer.is_constant(a) and tracer.is_constant(b) else "activations"
+        tracer.freeze([*read_a, *read_b], f"a product of {kind} reads them")
+
+
+def _vector(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    for tensor in args[:2]:
+        tracer.freeze(tracer.fields(tensor), f"'{name}' sums over them (as spectral norm does)")
 
 
 def _attention(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    for tensor in args[:3]:
+    query, key, value = args[:3]
+    for tensor in (query, key, value):
         tracer.freeze(tracer.fields(tensor), "attention reads them")
+    result = out[0] if isinstance(out, tuple | list) else out
     # Values pass through by channel; along the tokens the output is the queries'.
-    values = [f for f in tracer.fields(args[2]) if f.shape[-2] == 1]
-    tracer.set(out[0] if isinstance(out, tuple | list) else out, values)
+    values = [f for f in tracer.fields(value) if f.shape[-2] == 1 and _fits(f, result)]
+    tracer.set(result, values)
+    # Every query meets every key, and so every row of the output every row of the values.
+    tracer.work(key.shape[-2], [(tracer.fields(query), query.shape)])
+    tracer.work(key.shape[-2], [(tuple(values), (*query.shape[:-1], value.shape[-1]))])
+
+
+def _fits(field: Tensor, out: Tensor) -> bool:
+    """Whether a field can lie on a tensor: fewer heads of values serve several of queries."""
+    return field.ndim == out.ndim and all(
+        n in (1, size) for n, size in zip(field.shape, out.shape, strict=True)
+    )
 
 
 RULES: dict[str, Rule] = {
     "convolution": _convolution,
     **{name: _mm for name in ("mm", "bmm")},
     **{name: _addmm for name in ("addmm", "baddbmm")},
+    **{name: _vector for name in ("mv", "dot", "vdot")},
     **{
         name: _attention
         for name in ("_scaled_dot_product_flash_attention_for_cpu",
@@ -289,6 +353,7 @@ RULES: dict[str, Rule] = {
                      "_scaled_dot_product_flash_attention", "_scaled_dot_product_math",
                      "_scaled_dot_product_efficient_attention",
                      "_scaled_dot_product_attention_math",
+                     "_scaled_dot_product_fused_attention_overrideable",
                      "_scaled_dot_product_cudnn_attention")
     },
 }  # fmt: skip

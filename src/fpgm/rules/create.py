@@ -26,6 +26,13 @@ def _factory(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor)
         )
 
 
+def _leaves(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """The result is a plain number or truth value, which labels cannot follow."""
+    for tensor in args:
+        if isinstance(tensor, Tensor):
+            tracer.leaves(tensor, name)
+
+
 def _nothing(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Sizes, random numbers, index arithmetic: no labels come out and none are harmed."""
 
@@ -34,13 +41,14 @@ _CONSTANT = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_ful
 
 _NO_DATA = (
     "arange", "linspace", "scalar_tensor", "rand", "randn", "randint", "randperm", "eye",
-    "_local_scalar_dense", "as_strided_", "is_same_size", "sym_size", "equal", "tril_indices",
-    "triu_indices", "empty_strided", "_assert_async", "_assert_tensor_metadata",
+    "is_same_size", "sym_size", "tril_indices", "triu_indices", "empty_strided", "_assert_async",
+    "_assert_tensor_metadata",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
     **{name: _factory for name in _CONSTANT},
     **{name: _nothing for name in _NO_DATA},
+    **{name: _leaves for name in ("_local_scalar_dense", "equal")},
 }
 
 RISKY = set(_CONSTANT)

@@ -31,6 +31,7 @@ def _view(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) ->
     x = args[0]
     fields = []
     for field in tracer.fields(x):
+        _tie_interleaved(tracer, field, tuple(x.shape), tuple(out.shape))
         moved = lb.shrink(lb.reshape(field, tuple(x.shape), tuple(out.shape)))
         split = lb.axes(moved)
         if len(split) > len(lb.axes(field)):
@@ -39,8 +40,27 @@ def _view(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) ->
     tracer.set(out, fields)
 
 
+def _tie_interleaved(
+    tracer: Tracer, field: Tensor, before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    """Stacked branches whose channels alternate once their dims are one: the k-th go together.
+
+    Branches that lie end to end need only keep equally many, which stacking them has asked for.
+    """
+    if len(lb.axes(field)) < 2 or not tracer.assumes:
+        return
+    for ins, outs in lb.dim_groups(before, after):
+        varying = [d for d in ins if field.shape[d] > 1]
+        for dim in varying[1:] if len(outs) < len(ins) else ():
+            corner = field.movedim(dim, 0).reshape(field.shape[dim], -1)[:2, 0]
+            if tracer.stacks(corner[0], corner[1]):
+                tracer.tie(field, [dim])
+
+
 def _split_axis(tracer: Tracer, field: Tensor, dims: list[int]) -> None:
     """One axis became several: inner rows go together, outer blocks keep equal shares."""
+    if not tracer.assumes:
+        return
     main = lb.varying_dim(field, dims)
     tracer.tie(field, [d for d in dims if d > main])
     outer = math.prod(field.shape[d] for d in dims if d < main)
@@ -67,6 +87,16 @@ def _unsqueeze(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tenso
 def _squeeze(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x = args[0]
     tracer.set(out, [lb.reshape(f, tuple(x.shape), tuple(out.shape)) for f in tracer.fields(x)])
+
+
+def _lay_out(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Sizes and strides by number: fine where they are what they were, as pooling sets them."""
+    x, fields = args[0], tracer.fields(args[0])
+    steps = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (x, out)]
+    if x.shape != out.shape or steps[0] != steps[1] or x.storage_offset() != out.storage_offset():
+        tracer.freeze(fields, f"'{name}' lays a tensor out by fixed numbers")
+        fields = ()
+    tracer.set(out, fields)
 
 
 def _expand(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -153,9 +183,11 @@ def _pixel_shuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: T
         if lb.varies(f, (x.ndim - 2, x.ndim - 1)):
             tracer.freeze([f], "labels along space are shuffled")
             continue
-        rows = f.movedim(channel, 0).reshape(f.shape[channel] // factor**2, factor**2, -1)
-        tracer.tie(rows, [1])
-        fields.append(f[every(channel, factor**2)])
+        if f.shape[channel] > 1:
+            rows = f.movedim(channel, 0).reshape(f.shape[channel] // factor**2, factor**2, -1)
+            tracer.tie(rows, [1])
+            f = f[every(channel, factor**2)]
+        fields.append(f)
     tracer.set(out, fields)
 
 
@@ -165,7 +197,11 @@ def _pixel_unshuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out:
     if any(lb.varies(f, (x.ndim - 2, x.ndim - 1)) for f in fields):
         tracer.freeze(fields, "labels along space are shuffled")
         return
-    tracer.set(out, [f.repeat_interleave(factor**2, x.ndim - 3) for f in fields])
+    channel = x.ndim - 3
+    tracer.set(
+        out,
+        [f.repeat_interleave(factor**2, channel) if f.shape[channel] > 1 else f for f in fields],
+    )
 
 
 def _channel_shuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -199,6 +235,7 @@ RULES: dict[str, Rule] = {
     **{name: _transpose for name in ("t", "transpose")},
     "unsqueeze": _unsqueeze,
     "squeeze": _squeeze,
+    **{name: _lay_out for name in ("resize_", "as_strided", "as_strided_")},
     "expand": _expand,
     "repeat": _repeat,
     "flip": _flip,
@@ -214,5 +251,5 @@ RULES: dict[str, Rule] = {
 
 RISKY = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "channel_shuffle",
-    "native_channel_shuffle",
+    "native_channel_shuffle", "resize_", "as_strided", "as_strided_",
 }  # fmt: skip

@@ -39,7 +39,7 @@ def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role)
         for field in tracer.fields(tensor):
             tracer.relate(field, row.reshape(-1))
             if not tracer.has_role(tensor):
-                tracer.role(field, role)
+                tracer.role(field, role, tensor)
 
 
 def channel_row(tracer: Tracer, x: Tensor, dim: int) -> Tensor | None:
@@ -117,26 +117,34 @@ def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
         tracer.set(out[0], tracer.fields(x))
 
 
-def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """W = g · v / ‖v‖: a zeroed input slice leaves the norm to the rest, masked or removed."""
-    v, g = args[:2]
-    dim = args[2] if len(args) > 2 else 0
+def weight_norm(tracer: Tracer, v: Tensor, g: Tensor, dim: int, out: Tensor) -> None:
+    """Label W = g · v / ‖v‖, with a norm of each slice along `dim` (-1: of the whole).
+
+    Slices along another axis change the norm, which the gains make up for (`weight_norms`).
+    """
     fields = tracer.fields(v)
+    axis = None if dim == -1 else dim % v.ndim
+    if not tracer.scales_gain(v, g):
+        across = [f for f in fields if axis is None or f.shape[axis] == 1]
+        tracer.freeze(across, "a weight norm that torch did not register would change")
     for f in tracer.fields(g):
         for own in fields:
-            if own.shape[dim] > 1 and f.shape[dim] > 1:
+            if axis is not None and own.shape[axis] > 1 and f.shape[axis] > 1:
                 tracer.relate(own, f)
-    result = out[0] if isinstance(out, tuple) else out
-    tracer.set(result, fields)
-    # Zeroing v would divide by its zero norm, so it is g that silences a filter.
-    uses: tuple[tuple[Tensor, Role], ...] = ((v, "direction"), (g, "gain"))
-    for tensor, role in uses:
+                tracer.added(own, f, [v, g])
+    tracer.set(out, fields)
+    for tensor, is_gain in ((v, False), (g, True)):
         slot = tracer.slots.get(id(tensor))
-        if slot is not None:
-            slot.roles = [
-                role if f.shape[dim] > 1 else own
-                for f, own in zip(slot.fields, slot.roles, strict=True)
-            ]
+        if slot is not None and is_gain:
+            slot.gain = True
+        elif slot is not None:
+            slot.norm_axis = axis
+
+
+def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """The fused operator, which a direct call of it reaches; others are seen before it."""
+    dim = args[2] if len(args) > 2 else 0
+    weight_norm(tracer, args[0], args[1], dim, out[0] if isinstance(out, tuple) else out)
 
 
 RULES: dict[str, Rule] = {

@@ -87,10 +87,15 @@ def _cat(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> 
 def _stack(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
     own = [[f.unsqueeze(dim) for f in tracer.fields(x)] for x in args[0]]
-    if all(len(fields) == 1 for fields in own):
-        shape = torch.broadcast_shapes(*(fields[0].shape for fields in own))
-        tracer.set(out, [torch.cat([fields[0].expand(shape) for fields in own], dim)])
-        return
+    axes = [[lb.axes(f) for f in fields] for fields in own]
+    if axes[0] and len(axes[0]) == len(axes[0][0]) == 1 and all(a == axes[0] for a in axes):
+        rows = [fields[0] for fields in own]
+        if len({row.shape for row in rows}) == 1:
+            tracer.set(out, [torch.cat(rows, dim)])
+            labels = torch.stack([row.reshape(-1) for row in rows])
+            tracer.balance(labels, whole=False)
+            tracer.stacked(labels)
+            return
     parts = [x.unsqueeze(dim) for x in args[0]]
     _join(tracer, parts, own, dim, out)
 
@@ -142,6 +147,8 @@ def _bound(value: int | None, size: int, default: int) -> int:
 
 def _tie_steps(tracer: Tracer, field: Tensor, dim: int, step: int) -> None:
     size = field.shape[dim]
+    if not tracer.assumes:
+        return
     if size % step:
         tracer.freeze([field], f"every {step}nd channel is taken of a number it does not divide")
         return
@@ -182,12 +189,15 @@ def _join(tracer: Tracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
                 across.append(f)
             else:
                 tracer.relate(match, f)
+                tracer.added(match, f, parts)
+    fixed = set()
     for part, fields in zip(parts, own, strict=True):
         labelled = {d for f in fields for d in lb.axes(f)}
         for g in across:
             if any(part.shape[d] > 1 and d not in labelled for d in lb.axes(g)):
                 tracer.freeze([g], "they are concatenated with a tensor of fixed size")
-    result = list(across)
+                fixed.add(id(g))
+    result = [g for g in across if id(g) not in fixed]
     if any(piece is not None for piece in pieces):
         result.append(_end_to_end(tracer, parts, pieces, dim))
     tracer.set(out, result)
@@ -235,4 +245,4 @@ RULES: dict[str, Rule] = {
     "glu": _glu,
 }
 
-RISKY = {"slice", "constant_pad_nd", *_SPLITS}
+RISKY = {"slice", "stack", "constant_pad_nd", *_SPLITS}

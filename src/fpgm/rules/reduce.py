@@ -41,12 +41,17 @@ def _dims(value: Any, ndim: int) -> list[int]:
     return [d % ndim for d in (value if isinstance(value, list | tuple) else [value])]
 
 
-def _reduce(position: int) -> Any:
+def reduce(position: int, default: int | None = None) -> Any:
+    """A rule for reductions whose dims are the argument at a position."""
+
     def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
-        given = args[position] if len(args) > position else kwargs.get("dim")
+        given = args[position] if len(args) > position else kwargs.get("dim", default)
         dims = _dims(given if not isinstance(given, bool) else None, x.ndim)
         fields = [mix(tracer, f, dims, name) for f in tracer.fields(x)]
+        if tracer.is_constant(x):  # weights that were stacked, and are now one
+            for mixed, f in zip(fields, tracer.fields(x), strict=True):
+                tracer.added(mixed, f, [x])
         for result in out if isinstance(out, tuple | list) else (out,):
             if result.ndim != x.ndim:
                 kept = [d for d in range(x.ndim) if d not in dims]
@@ -63,33 +68,34 @@ def _reduce(position: int) -> Any:
     return rule
 
 
-def _along(position: int) -> Any:
-    """Same shape out, but every value depends on all along the axis (softmax, cumsum, sort)."""
+def along(position: int) -> Any:
+    """A rule for results in which every value depends on all along an axis (softmax, sort, topk).
+
+    The axis may come out shorter, the others never.
+    """
 
     def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         dims = _dims(args[position] if len(args) > position else kwargs.get("dim", -1), x.ndim)
         fields = tracer.fields(x)
-        for f in fields:
-            mix(tracer, f, dims, name)
+        mixed = [mix(tracer, f, dims, name) for f in fields]
         for result in out if isinstance(out, tuple | list) else (out,):
-            tracer.set(result, fields if result.shape == x.shape else [])
+            tracer.set(result, fields if result.shape == x.shape else mixed)
 
     return rule
 
 
 RULES: dict[str, Rule] = {
     **{
-        name: _reduce(1)
+        name: reduce(1)
         for name in ("sum", "mean", "amax", "amin", "var", "std", "var_mean", "std_mean", "max",
                      "min", "prod", "argmax", "argmin", "logsumexp", "any", "all", "nansum",
-                     "median", "aminmax")
+                     "median", "nanmedian", "aminmax", "count_nonzero")
     },
-    **{name: _reduce(2) for name in ("norm", "linalg_vector_norm")},
+    **{name: reduce(2) for name in ("norm", "linalg_vector_norm")},
     **{
-        name: _along(1)
-        for name in ("_softmax", "_log_softmax", "softmax", "log_softmax", "cumsum", "cumprod",
-                     "sort", "argsort")
+        name: along(1)
+        for name in ("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax",
+                     "cumsum", "cumprod")
     },
-    "topk": _along(2),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -160,11 +160,12 @@ class RunFolder:
     def results(self) -> dict[str, Any] | None:
         """The results of a run that is done; None if any of its files is gone."""
         try:
-            found: dict[str, Any] = json_of(self.path / RESULTS)
-            whole = all((self.path / name).is_file() for name in found["files"])
-        except (OSError, ValueError, KeyError, TypeError):
+            found = json_of(self.path / RESULTS)
+        except (OSError, ValueError):
             return None
-        return found if whole else None
+        if not _is_result(found):
+            return None
+        return found if all((self.path / name).is_file() for name in found["files"]) else None
 
     def _tensorboard(self, epoch: int) -> Any:
         """TensorBoard's writer where it is installed; entries of a resumed run replace older."""
@@ -176,6 +177,22 @@ class RunFolder:
             with suppress(UnicodeEncodeError):  # it knows no path that is not text
                 self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
         return self._board
+
+
+def _is_result(found: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether this is what `finish` wrote: the files of a run, and numbers about them."""
+    if not isinstance(found, dict) or not isinstance(found.get("files"), list):
+        return False
+    numbers = ["epochs", "accuracy", "parameters"]
+    if "macs_after" in found:
+        numbers += ["masked_accuracy", "max_error", "macs_before", "macs_after", "params_before",
+                    "params_after"]  # fmt: skip
+    files = found["files"]
+    return (
+        files[:1] in ([WEIGHTS], [SMALL])
+        and files[1:] in ([], [PLAN])
+        and all(type(found.get(name)) in (int, float) for name in numbers)
+    )
 
 
 def _flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from fpgm.budget import ALIGN
 from fpgm.data.sources import Wanted
 from fpgm.errors import FileError, RequestError
+from fpgm.models.spec import names_code
 from fpgm.reading import parsed, text_of
 from fpgm.recipes import SHIPPED
 from fpgm.wording import reason
@@ -134,9 +135,19 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file; `changes` such as "train.epochs=3" replace single values."""
-    return make_recipe(_changed(_read(Path(path)), changes), str(path))
+def read_recipe(
+    path: str | Path, changes: Sequence[str] = (), *, allow_code: bool = False
+) -> Recipe:
+    """Read a recipe file; `changes` such as "train.epochs=3" replace single values.
+
+    A file that names Python code (`net.py:make`) is refused unless `allow_code` says that its
+    author is trusted; `changes` may name code, because the caller wrote them.
+    """
+    own = _read(Path(path))
+    table = _changed(own, changes)
+    if not allow_code:
+        _refuse_code(own, changes, str(path))
+    return make_recipe(table, str(path))
 
 
 def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
@@ -208,6 +219,23 @@ def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
             nested = {part: nested}
         table = _merged(table, nested)
     return table
+
+
+_SPECS = (("model", "name"), ("distill", "model"))
+"""Settings that name a network."""
+
+
+def _refuse_code(own: Mapping[str, Any], changes: Sequence[str], where: str) -> None:
+    """Refuse a file that names code, where no change names another network instead."""
+    changed = {change.partition("=")[0].strip() for change in changes}
+    for part, name in _SPECS:
+        table = own.get(part)
+        spec = table.get(name) if isinstance(table, dict) else None
+        if isinstance(spec, str) and names_code(spec) and f"{part}.{name}" not in changed:
+            raise RequestError(
+                f"{where}: {part}.{name} is {spec!r}, which is code that would be run: if you "
+                "trust it, give --allow-code (in Python: allow_code=True)."
+            )
 
 
 def _fill(kind: type[T], table: Any, name: str, where: str) -> T:

@@ -1,0 +1,162 @@
+"""Copies of models that `copy.deepcopy` fails on, or whose copies would refer to the original."""
+
+import logging
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fpgm
+from fpgm.copying import copy_model
+from fpgm.tensors import named_tensors
+
+X = torch.randn(2, 3, 8, 8)
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3)
+        self.b: Any = nn.Conv2d(8, 8, 3)
+        self.c = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(x).relu()).relu())
+        return out
+
+
+class Locked(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.ready = threading.Event()
+        self.log = logging.getLogger("net")
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return super().forward(x)
+
+
+class CopiesItself(Chain):
+    def __deepcopy__(self, memo: object) -> "CopiesItself":
+        new = type(self)()
+        new.load_state_dict(self.state_dict())
+        return new
+
+
+class Uncopyable(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = (n for n in range(3))
+        self.parts = deque([threading.RLock(), self.numbers], maxlen=4)
+
+
+class RefersWeakly(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = weakref.ref(self.a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first()
+        assert first is not None
+        out: Tensor = self.c(self.b(first(x)))
+        return out
+
+
+class HoldsLambda(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = lambda x, layer=self.a: self.b(layer(x).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.step(x))
+        return out
+
+
+class Remembers(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.a(x))
+        return super().forward(x)
+
+
+class Wraps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.fx.symbolic_trace(Chain())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Chain, Locked, CopiesItself, Uncopyable, RefersWeakly, HoldsLambda, Remembers, Wraps],
+)
+def test_odd_modules_are_pruned_and_certified(kind: type[nn.Module]) -> None:
+    net = kind()
+    net(X)  # a cached result with a graph is one more thing deepcopy refuses
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    small = fpgm.compact(net, plan)
+    assert fpgm.verify(net, plan, X, compacted=small).ok
+    kept = {tuple(p.shape) for p in small.parameters() if p.ndim == 4}
+    assert kept == {(4, 3, 3, 3), (4, 4, 3, 3), (4, 4, 1, 1)}
+
+
+def test_a_copy_refers_to_itself_after_any_model_was_compiled() -> None:
+    torch.compile(nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))  # changes nn.Module itself
+    net = RefersWeakly()
+    new = copy_model(net)
+    assert new.first() is new.a
+    assert new.a is not net.a
+
+
+@pytest.mark.parametrize("kind", [Locked, CopiesItself, Uncopyable, RefersWeakly, HoldsLambda])
+def test_a_copy_shares_no_weights(kind: type[nn.Module]) -> None:
+    net = kind()
+    copied = copy_model(net)
+    before = copied(X)
+    for tensor in named_tensors(net).values():
+        tensor.data.add_(1)
+    assert torch.equal(copied(X), before)
+    assert not torch.equal(net(X), before)
+
+
+def test_locks_are_new_and_what_cannot_be_copied_is_shared() -> None:
+    net = Uncopyable()
+    copied = copy_model(net)
+    assert isinstance(copied, Uncopyable)
+    assert copied.numbers is net.numbers
+    assert copied.parts[0] is not net.parts[0]
+    assert copied.parts.maxlen == 4
+    locked = Locked()
+    with locked.lock:
+        assert copy_model(locked)(X).shape == (2, 4, 4, 4)  # a shared lock would wait for ever
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_part_stays_whole_and_the_rest_shrinks() -> None:
+    class Scripted(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))  # type: ignore[assignment]
+            self.b = torch.jit.script(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()))
+
+    net = Scripted()
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    small = fpgm.compact(net, plan)
+    assert fpgm.verify(net, plan, X, compacted=small).ok
+    assert small.a[0].out_channels == 4  # type: ignore[union-attr,index]
+    assert any("scripted" in row.reason for row in plan.frozen)
+    with torch.no_grad():
+        before = small(X)
+        next(net.b.parameters()).add_(1)
+        assert torch.equal(small(X), before)

@@ -1,0 +1,85 @@
+"""How much work planning does, and models whose own code refuses a part of it."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fpgm
+from fpgm import replay
+from fpgm.models import build
+
+X = torch.randn(2, 3, 8, 8)
+
+
+class Summed(nn.Module):
+    """A layer whose weight is a sum of two, as low-rank updates make it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.randn(8, 8, 1, 1))
+        self.delta = nn.Parameter(torch.randn(8, 8, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.base + self.delta).relu()
+
+
+def _count_isin(monkeypatch: pytest.MonkeyPatch, layers: int) -> int:
+    calls = []
+    isin = torch.isin
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "isin", lambda *args: (calls.append(1), isin(*args))[1])
+        parts = [Summed() for _ in range(layers)]
+        net = nn.Sequential(nn.Conv2d(3, 8, 1), *parts, nn.Conv2d(8, 4, 1))
+        assert fpgm.plan(net, X, rate=0.5, align=1).cuts
+    return len(calls)
+
+
+def test_roles_of_summed_weights_take_time_in_proportion_to_the_depth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _count_isin(monkeypatch, 20) < 3 * _count_isin(monkeypatch, 10)
+
+
+class Frozen(nn.Module):
+    """A model whose `train` raises, with code that could tell the modes apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3)
+        self.b = nn.Conv2d(8, 4, 1)
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x).relu())
+        return out
+
+    def train(self, mode: bool = True) -> "Frozen":
+        if mode:
+            raise RuntimeError("frozen for inference")
+        super().train(mode)
+        return self
+
+
+def test_a_model_that_refuses_train_mode_is_planned_with_a_note() -> None:
+    plan = fpgm.plan(Frozen(), X, rate=0.5, align=1)
+    assert plan.cuts
+    assert any("frozen for inference" in note for note in plan.notes)
+
+
+def test_a_dry_run_runs_with_values_only_where_values_may_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[bool] = []
+    original = replay._replay
+
+    def count(*args: Any, values: bool) -> Any:
+        runs.append(values)
+        return original(*args, values=values)
+
+    monkeypatch.setattr(replay, "_replay", count)
+    assert fpgm.plan(build("resnet20"), torch.zeros(1, 3, 32, 32), rate=0.4).cuts
+    assert runs
+    assert not any(runs)
