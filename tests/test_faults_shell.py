@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -162,10 +163,20 @@ def test_ctrl_c_ends_workers_too(tmp_path: Path) -> None:
         before=SLOWLY.format(mark=str(mark), place="fpgm.data.folder", name="_next"),
     )  # fmt: skip
     until(mark.exists)
+    workers = [pid for pid in group(running.pid) if pid != str(running.pid)]
+    assert workers
+    # One that is interrupted while it imports would print a traceback.
+    assert [pid for pid in workers if not blocks_interrupts(pid)] == []
     running.send(signal.SIGINT)
     ended = running.end()
     assert (ended.code, ended.line()) == (130, "stopped.")
     until(lambda: not group(running.pid), 30)
+
+
+def blocks_interrupts(pid: str) -> bool:
+    """Whether SIGINT never reaches a process."""
+    (mask,) = re.findall(r"SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
 
 
 def group(leader: int) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,8 @@ class FolderBatches:
             range(start, min(start + self.batch, count)) for start in range(0, count, self.batch)
         ]
         own = [order[self.share.of(part)].tolist() for part in parts]
-        with quietly():  # more workers than processors are no fault, and decide what is drawn
+        # More workers than processors are no fault, and decide what is drawn.
+        with quietly(), _interrupt_blocked():
             loader: Any = DataLoader(
                 self.data,
                 batch_sampler=[part for part in own if part],
@@ -77,6 +80,23 @@ class FolderBatches:
 
     def _count(self) -> int:
         return len(self.data)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _interrupt_blocked() -> Iterator[None]:
+    """Keep Ctrl-C for this process: workers that start meanwhile never receive it.
+
+    A worker that is interrupted while it imports prints a traceback. This process ends its workers
+    when it ends; an interrupt that arrives meanwhile is delivered afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _next(loaded: Iterator[Any]) -> Any:
