@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 import fpgm
-from fpgm import figures
-from fpgm.analysis import analyze
-from fpgm.analysis.alike import layer_output, most_alike, removed_filters
-from fpgm.data.sample import read_sample
+from fpgm.data.cifar10_sample import read_sample
 from fpgm.models import resnet
-from fpgm.models.weights import load_weights
+from fpgm.models.checkpoint import load_weights
+from fpgm.report import charts as figures
+from fpgm.report.analysis.api import analyze
+from fpgm.report.analysis.similar_channels import layer_output, most_alike, removed_filters
 from recovery import shown
 from trained import add_weights
 

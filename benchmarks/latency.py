@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.data import cifar10
-from fpgm.examples import Example
-from fpgm.export.onnx import OnnxModule, session_of
-from fpgm.files import write_text
+from fpgm.exporters.onnx import OnnxModule, session_of
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.timing import ratio, side_by_side
 from fpgm.models import resnet
-from fpgm.models.spec import load_model
-from fpgm.models.weights import load_weights
+from fpgm.models.checkpoint import load_weights
+from fpgm.models.registry import load_model
+from fpgm.utils.atomic_io import write_text
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.timing import ratio, side_by_side
 from peer import macs_of, peer_pruned
 from recovery import accuracy, shown
 from trained import add_weights

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from fpgm.data import cifar10
 from fpgm.data.cifar10_fetch import fetch
-from fpgm.data.images import Augment, Images, MemoryBatches
-from fpgm.data.sources import CIFAR10
-from fpgm.models._torchvision import import_torchvision
+from fpgm.data.in_memory import Augment, Images, MemoryBatches
+from fpgm.data.registry import CIFAR10
+from fpgm.models.torchvision_import import import_torchvision
 
 HERE = Path(__file__).resolve().parent
 BATCH = 128

@@ -27,21 +27,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from fpgm.data.batches import ALONE
-from fpgm.data.readings import Epochs, Once
-from fpgm.data.sources import Sets, Wanted, open_sets
+from fpgm.data.base import ALONE
+from fpgm.data.loaders import Epochs, Once
+from fpgm.data.registry import Sets, Wanted, open_sets
 from fpgm.errors import FpgmError
-from fpgm.files import write_text
-from fpgm.methods import METHODS, Schedule, Task
-from fpgm.methods.comparison import compare
 from fpgm.models import resnet
-from fpgm.models.weights import load_weights
-from fpgm.paper import cifar_resnet, fractional, saving, whole
-from fpgm.reproduce import TABLES, Results
-from fpgm.reproduce.full import Full
-from fpgm.reproduce.page import shown
-from fpgm.reproduce.printed import BASELINES, baseline_of
-from fpgm.reproduce.quick import Data, Effort, Quick
+from fpgm.models.checkpoint import load_weights
+from fpgm.paper.baselines.comparison import compare
+from fpgm.paper.baselines.registry import METHODS, Schedule, Task
+from fpgm.paper.flops import cifar_resnet, fractional, saving, whole
+from fpgm.paper.tables import TABLES, Results
+from fpgm.paper.tables.full_scale import Full
+from fpgm.paper.tables.paper_tables import BASELINES, baseline_of
+from fpgm.paper.tables.quick_scale import Data, Effort, Quick
+from fpgm.paper.tables.render import shown
+from fpgm.utils.atomic_io import write_text
 from paper_page import page
 from trained import add_weights
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fpgm.paper import Row, as_printed, fractional, macs, rows, whole
+from fpgm.paper.flops import Row, as_printed, fractional, macs, rows, whole
 
 HEADER = (
     "table",

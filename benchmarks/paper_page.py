@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import paper_flops
-from fpgm.methods import METHODS
-from fpgm.paper import rows as flops_rows
-from fpgm.reproduce import TABLES
-from fpgm.reproduce.full import LEAST, SPEED, command, hours
-from fpgm.reproduce.quick import LONG
-from fpgm.tables import markdown, mean_and_spread
+from fpgm.paper.baselines.registry import METHODS
+from fpgm.paper.flops import rows as flops_rows
+from fpgm.paper.tables import TABLES
+from fpgm.paper.tables.full_scale import LEAST, SPEED, command, hours
+from fpgm.paper.tables.quick_scale import LONG
+from fpgm.utils.tables import markdown, mean_and_spread
 
 LEVEL = 0.005
 """Accuracies this near are called level: of 10,000 pictures, two standard errors of one network's

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.data import cifar10
-from fpgm.files import write_text
 from fpgm.models import resnet
-from fpgm.models.weights import load_weights
+from fpgm.models.checkpoint import load_weights
+from fpgm.utils.atomic_io import write_text
 from peer import peer_pruned
 from trained import add_weights
 
@@ -234,8 +234,8 @@ class Bench:
         Of these networks it makes models that do not run: it does not follow the shortcuts that pad
         with zeros. So it is only given what no shortcut reads, the first convolution of each block.
         """
-        from fpgm.recovery.batches import read_inputs
-        from fpgm.recovery.norms import reestimate_
+        from fpgm.recovery.bn_reestimation import reestimate_
+        from fpgm.utils.calibration_data import read_inputs
 
         model = self.model(row.depth)
         x = shown(self.data.train_images[:1])

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.models.spec import load_model
-from fpgm.recovery.batches import read_inputs
-from fpgm.recovery.norms import reestimate_
+from fpgm.models.registry import load_model
+from fpgm.recovery.bn_reestimation import reestimate_
+from fpgm.utils.calibration_data import read_inputs
 
 HERE = Path(__file__).resolve().parent
 

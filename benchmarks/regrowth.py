@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.data import cifar10
 from fpgm.models import resnet
-from fpgm.models.weights import load_weights
+from fpgm.models.checkpoint import load_weights
 from trained import add_weights
 
 HERE = Path(__file__).resolve().parent

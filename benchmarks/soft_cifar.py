@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from fpgm.cli.train import Bars
-from fpgm.recipes import SHIPPED
-from fpgm.train import read_recipe, train
+from fpgm.training import read_recipe, train
+from fpgm.training.recipes import SHIPPED
 from trained import add_weights
 
 HERE = Path(__file__).resolve().parent

@@ -27,9 +27,9 @@ import matplotlib.pyplot as plt
 import torch
 from rich.progress import track
 
-from fpgm.recipes import SHIPPED
-from fpgm.train import read_recipe, train
-from fpgm.train.recipe import PrunePart
+from fpgm.training import read_recipe, train
+from fpgm.training.recipe import PrunePart
+from fpgm.training.recipes import SHIPPED
 
 HERE = Path(__file__).resolve().parent
 EPOCHS = 30

@@ -236,7 +236,7 @@ def randomise_(model: Any, shape: tuple[int, ...]) -> None:
 
 def import_torchvision() -> Any:
     """torchvision, with what its detectors need where its compiled operators do not load."""
-    from fpgm.models._torchvision import import_torchvision as load
+    from fpgm.models.torchvision_import import import_torchvision as load
 
     torchvision: Any = load()
     if not torchvision.extension._has_ops():

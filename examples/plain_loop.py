@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fpgm
-from fpgm.data.sample import read_sample
-from fpgm.data.sources import CIFAR10
+from fpgm.data.cifar10_sample import read_sample
+from fpgm.data.registry import CIFAR10
 from fpgm.models import resnet, trained_resnet20
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -19,8 +19,8 @@ from ray import tune
 from rich.table import Table
 
 import fpgm
-from fpgm.data.sample import read_sample
-from fpgm.data.sources import CIFAR10
+from fpgm.data.cifar10_sample import read_sample
+from fpgm.data.registry import CIFAR10
 from fpgm.models import trained_resnet20
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fpgm.models.spec import load_model
+from fpgm.models.registry import load_model
 
 PICTURES, EPOCHS, SIZE = 1_281_167, 100, 224
 """ImageNet's training pictures, and the paper's schedule."""

@@ -22,10 +22,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fpgm
-from fpgm.data.sample import read_sample
-from fpgm.data.sources import CIFAR10
+from fpgm.data.cifar10_sample import read_sample
+from fpgm.data.registry import CIFAR10
 from fpgm.models import trained_resnet20
-from fpgm.tensors import tensors_sha256
+from fpgm.utils.modules import tensors_sha256
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rate", type=float, default=0.3, help="share of filters that go")

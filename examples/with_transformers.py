@@ -16,9 +16,9 @@ import transformers
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.data.sample import read_sample
-from fpgm.data.sources import CIFAR10
-from fpgm.integrations.huggingface import PruneCallback
+from fpgm.data.cifar10_sample import read_sample
+from fpgm.data.registry import CIFAR10
+from fpgm.training.callbacks.huggingface import PruneCallback
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rate", type=float, default=0.4, help="share of filters that go")

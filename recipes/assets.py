@@ -1,4 +1,4 @@
-"""Make what ships in src/fpgm/assets: a trained ResNet-20 and the first pictures of CIFAR-10.
+"""Make the assets of `fpgm.models`: a trained ResNet-20 and the first pictures of CIFAR-10.
 
     fpgm data cifar10
     fpgm train cifar10-resnet20-baseline --out runs/resnet20
@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fpgm.assets import FOLDER, PICTURES, WEIGHTS
 from fpgm.data import cifar10
-from fpgm.data.images import Images
-from fpgm.data.sample import write_sample
-from fpgm.data.sources import CIFAR10
-from fpgm.files import write_whole
+from fpgm.data.cifar10_sample import write_sample
+from fpgm.data.in_memory import Images
+from fpgm.data.registry import CIFAR10
 from fpgm.models import build
+from fpgm.models.assets import FOLDER, PICTURES, WEIGHTS
+from fpgm.utils.atomic_io import write_whole
 
 # -----------------------------------------------------------------------------
 train_pictures = 900

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fpgm.examples import Example
 from fpgm.latency.backends import Loaded
-from fpgm.latency.layers import Layer
+from fpgm.tracing.layer_calls import Layer
+from fpgm.utils.example_inputs import Example
 
 CONV = Layer("conv", 1, (8, 8), 64, 64, (3, 3), (1, 1), (1, 1), (1, 1))
 NET_SECONDS = 0.004

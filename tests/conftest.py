@@ -16,10 +16,11 @@ from tests.small_cifar10 import COUNT, Small
 
 from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import RequestError
-from fpgm.latency import aim, neighbours
+from fpgm.latency import budget_search as aim
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.timing import side_by_side
-from fpgm.models._torchvision import import_torchvision
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.utils import machine_load as neighbours
+from fpgm.utils.timing import side_by_side
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fpgm.export.onnx import OnnxModule
+from fpgm.exporters.onnx import OnnxModule
 
 
 class Mixed(nn.Module):

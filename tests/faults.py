@@ -28,8 +28,8 @@ import contextlib, importlib, json, os, signal, sys, traceback
 import torch
 torch.set_num_threads(1)
 from fpgm.cli import app
-for late in ("torch._dynamo", "sklearn.datasets", "fpgm.figures.save", "altair", "jinja2",
-             "fpgm.train"):
+for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.save", "altair", "jinja2",
+             "fpgm.training"):
     with contextlib.suppress(ImportError):
         importlib.import_module(late)
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from tests.mutations import header_of, packed
 
-from fpgm.store import DIGEST, content_sha256
+from fpgm.pruning.serialization import DIGEST, content_sha256
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\n\u202e"
 NUMBERS: list[Any] = [

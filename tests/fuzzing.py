@@ -20,7 +20,7 @@ from torch import nn
 
 import fpgm
 from fpgm.models import digits
-from fpgm.plan import Latency
+from fpgm.pruning.plan import Latency
 
 Outcome = Literal["refused", "loaded"]
 

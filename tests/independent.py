@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import fpgm
-from fpgm.plan import Cut, layer_of
-from fpgm.tensors import named_tensors
+from fpgm.pruning.plan import Cut, layer_of
+from fpgm.utils.modules import named_tensors
 
 
 class Layers(nn.Module):

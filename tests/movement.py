@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.errors import ModelError
-from fpgm.plan import Cut, Plan
+from fpgm.pruning.plan import Cut, Plan
 
 Move = Callable[[list[Tensor]], list[Tensor]]
 BATCH, WIDTH, SIZE = 2, 3, 6

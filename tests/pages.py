@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import fpgm
-from fpgm.plan import Group
+from fpgm.pruning.plan import Group
 
 
 class Parts(HTMLParser):

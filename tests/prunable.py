@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fpgm.methods import Schedule, Task
+from fpgm.paper.baselines.registry import Schedule, Task
 
 
 def data(count: int = 4, classes: int = 6) -> list[tuple[Tensor, Tensor]]:

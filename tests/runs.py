@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fpgm.models.weights import read_weights
-from fpgm.train import Recipe
-from fpgm.train.recipe import make_recipe
+from fpgm.models.checkpoint import read_weights
+from fpgm.training import Recipe
+from fpgm.training.recipe import make_recipe
 
 TINY = """
 from torch import nn

@@ -15,13 +15,13 @@ from torch.ao.quantization import fuse_modules
 from torch.nn import functional as F
 
 import fpgm
-from fpgm.adapted import Adapted, AdaptedSequential, Gather, Scatter, unwrap, wrap
-from fpgm.adapters import adapter_at, attach_, join
-from fpgm.compact import fingerprint
 from fpgm.errors import PlanError
 from fpgm.models import resnet
-from fpgm.plan import Adapter
-from fpgm.tensors import modules_by_path
+from fpgm.pruning.adapter_placement import adapter_at, attach_, join
+from fpgm.pruning.compaction import fingerprint
+from fpgm.pruning.plan import Adapter
+from fpgm.utils.channel_adapters import Adapted, AdaptedSequential, Gather, Scatter, unwrap, wrap
+from fpgm.utils.modules import modules_by_path
 
 
 class BasicBlock(nn.Module):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.allocation import Allocation, Floats, Item
-from fpgm.budget import Budget
-from fpgm.costs import Costs
 from fpgm.models import resnet
-from fpgm.planner import Planner
+from fpgm.planning.allocation import Allocation, Floats, Item
+from fpgm.planning.budget import Budget
+from fpgm.planning.planner import Planner
+from fpgm.tracing.cost_model import Costs
 
 
 def planner_of(model: nn.Module, x: Tensor, **options: Any) -> Planner:

@@ -16,12 +16,12 @@ from tests.shell import refused, run
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.analysis import analysis_of, analyze
-from fpgm.analysis.alike import layer_output, most_alike, removed_filters
-from fpgm.analysis.redundancy import Gram
-from fpgm.analysis.result import LARGE_MINIMUM, SMALL_DEVIATION, LayerAnalysis, verdict
 from fpgm.models import resnet
-from fpgm.planning import planned
+from fpgm.report.analysis.api import analysis_of, analyze
+from fpgm.report.analysis.redundancy import Gram
+from fpgm.report.analysis.result import LARGE_MINIMUM, SMALL_DEVIATION, LayerAnalysis, verdict
+from fpgm.report.analysis.similar_channels import layer_output, most_alike, removed_filters
+from fpgm.workflow.api import planned
 
 X = torch.zeros(1, 1, 1, 1)
 
@@ -140,7 +140,7 @@ class TestLayer:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Comparing takes as many products as filters × weights: 8 · 24 and 4 · 32 here."""
-        monkeypatch.setattr("fpgm.analysis.QUICK", 8 * 24 - 1)
+        monkeypatch.setattr("fpgm.report.analysis.api.QUICK", 8 * 24 - 1)
         net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1))
         _, planner = planned(net, torch.zeros(1, 3, 4, 4), rate=0.5)
         first, second = analysis_of(planner, quick=True).layers

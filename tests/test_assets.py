@@ -8,16 +8,15 @@ import torch
 from tests.shell import run
 
 import fpgm
-from fpgm import assets
 from fpgm.data import cifar10
-from fpgm.data.images import Images
-from fpgm.data.sample import read_sample, write_sample
-from fpgm.data.sources import CIFAR10
+from fpgm.data.cifar10_sample import read_sample, write_sample
+from fpgm.data.in_memory import Images
+from fpgm.data.registry import CIFAR10
 from fpgm.errors import FileError
-from fpgm.models import build, trained_resnet20
-from fpgm.models.weights import load_weights, read_weights, weights_file
-from fpgm.recipes import SHIPPED
-from fpgm.train.recipe import read_recipe
+from fpgm.models import assets, build, trained_resnet20
+from fpgm.models.checkpoint import load_weights, read_weights, weights_file
+from fpgm.training.recipe import read_recipe
+from fpgm.training.recipes import SHIPPED
 
 TOLD = json.loads((assets.FOLDER / "resnet20.json").read_text())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fpgm.balance import Component, components
-from fpgm.coupling import Pool
+from fpgm.planning.equal_split import Component, components
+from fpgm.tracing.grouping import Pool
 
 
 def pool(*units: int) -> Pool:

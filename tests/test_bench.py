@@ -18,14 +18,14 @@ from torch import nn
 
 import fpgm
 from fpgm.cli.bench import _show, _times, _together
-from fpgm.examples import Example
 from fpgm.latency.backends import BACKENDS, Loaded, Piece, Torch, backend_of
-from fpgm.latency.bench import bench
-from fpgm.latency.breakdown import BETWEEN, Spent, _between, _Round, breakdown
+from fpgm.latency.benchmark import bench
+from fpgm.latency.layer_breakdown import BETWEEN, Spent, _between, _Round, breakdown
 from fpgm.latency.memory import process_bytes, torch_bytes
-from fpgm.latency.timing import Timing
-from fpgm.latency.verdict import contradiction, reasons, verdict
+from fpgm.latency.speedup_summary import contradiction, reasons, verdict
 from fpgm.report.records import BenchTold, decode
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.timing import Timing
 
 X = torch.randn(1, 3, 32, 32)
 
@@ -367,7 +367,7 @@ class TestVerdict:
     ) -> None:
         """Every second turn is held up, and then the other model is the slow one."""
         times = [Timing((8.0, 8.0, 28.0, 8.0, 28.0)), Timing((8.0, 28.0, 28.0, 28.0, 8.0))]
-        monkeypatch.setattr("fpgm.latency.bench.side_by_side", lambda *_: times)
+        monkeypatch.setattr("fpgm.latency.benchmark.side_by_side", lambda *_: times)
         found = bench([wide(16), wide(8)], X, backends=["eager"], threads=[1])
         why = "turn by turn it is 1.0× as fast, by the medians 0.3×"
         assert found.rows[0].crowd == why

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.budget import Rounder
-from fpgm.coupling import Structure, couple
-from fpgm.examples import as_examples
 from fpgm.models import digits, resnet, vgg16
-from fpgm.models._torchvision import import_torchvision
-from fpgm.watch import Watch, watch
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.planning.budget import Rounder
+from fpgm.tracing.grouping import Structure, couple
+from fpgm.tracing.recorder import Watch, watch
+from fpgm.utils.example_inputs import as_examples
 
 
 @pytest.mark.parametrize(

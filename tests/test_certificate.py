@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.errors import ForwardError
-from fpgm.plan import Plan
+from fpgm.pruning.plan import Plan
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -18,7 +18,7 @@ from tests.small_cifar10 import COUNT, Small, refused, same
 
 from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import FileError, RequestError
-from fpgm.models._torchvision import import_torchvision
+from fpgm.models.torchvision_import import import_torchvision
 
 
 def test_official_files_are_read(small: Small, root: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from tests.shell import refused, run, without_numbers
 
 import fpgm
-from fpgm import store
 from fpgm.models import digits
-from fpgm.models.spec import load_model
+from fpgm.models.registry import load_model
+from fpgm.pruning import serialization as store
 
 INSPECT = """\
 digits on 1x1x8x8: 4,475,520 MACs, 169,834 parameters
@@ -320,7 +320,7 @@ def test_a_failed_certificate_ends_with_1_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = fpgm.Certificate(0.25, 0.5, 2, 1e-4, "float32")
-    monkeypatch.setattr("fpgm.planning.certify", lambda *_, **__: bad)
+    monkeypatch.setattr("fpgm.workflow.api.certify", lambda *_, **__: bad)
     assert refused("prune", "digits", "--rate", 0.4, "--out", tmp_path / "out", code=1) == (
         "The compact model differs from the masked original by 2.5e-01 (tolerance 1e-04). Do not "
         "use it: plan again with ignore= for the layers in front of that output."
@@ -351,7 +351,7 @@ def test_an_approximate_model_is_certified_as_approximate(tmp_path: Path) -> Non
 
 
 def test_json_has_no_number_that_json_does_not_know() -> None:
-    from fpgm.cli.common import to_json
+    from fpgm.cli._common import to_json
 
     assert json.loads(to_json({"a": [float("inf"), 1.5], "b": float("nan")})) == {
         "a": [None, 1.5], "b": None,

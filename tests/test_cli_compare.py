@@ -11,10 +11,10 @@ import torch
 from tests.shell import refused, run
 
 from fpgm.cli.compare import table
-from fpgm.methods import METHODS
-from fpgm.models.spec import load_model
+from fpgm.models.registry import load_model
+from fpgm.paper.baselines.registry import METHODS
+from fpgm.pruning.serialization import load, save
 from fpgm.report.run import read_run
-from fpgm.store import load, save
 
 LOOK = ("--data", "synthetic", "--images", 64, "--test", 64, "--input", "1x3x16x16")
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.shell import refused, run
 
-from fpgm.store import DIGEST, content_sha256
+from fpgm.pruning.serialization import DIGEST, content_sha256
 
 LOOK = ("--data", "synthetic", "--images", 128)
 NET = """

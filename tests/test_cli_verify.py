@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from tests.shell import refused, run, without_numbers
 
 import fpgm
-from fpgm.cli import results
-from fpgm.files import file_sha256
+from fpgm.cli import _run_dir as results
 from fpgm.models import digits
+from fpgm.utils.atomic_io import file_sha256
 
 
 def test_verify(folder: Path) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fpgm
-from fpgm.compact import PLANS
 from fpgm.models import digits
-from fpgm.tensors import modules_by_path
+from fpgm.pruning.compaction import PLANS
+from fpgm.utils.modules import modules_by_path
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 

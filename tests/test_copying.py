@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.copying import copy_model
-from fpgm.tensors import named_tensors
+from fpgm.utils.copying import copy_model
+from fpgm.utils.modules import named_tensors
 
 X = torch.randn(2, 3, 8, 8)
 

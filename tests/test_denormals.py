@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import fpgm
-from fpgm.denormals import count_denormals, flush_denormals_
+from fpgm.utils.denormals import count_denormals, flush_denormals_
 
 X = torch.randn(1, 3, 8, 8)
 

@@ -15,11 +15,11 @@ from tests.recoverable import Streams, batches, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm import recovery
-from fpgm.examples import Example
-from fpgm.recovery import batches as batches_module
-from fpgm.recovery import distil
-from fpgm.recovery.batches import Inputs, read_apart, read_inputs
+from fpgm.recovery import distillation as distil
+from fpgm.recovery import recover as recovery
+from fpgm.utils import calibration_data as batches_module
+from fpgm.utils.calibration_data import Inputs, read_apart, read_inputs
+from fpgm.utils.example_inputs import Example
 
 
 def firsts(inputs: Inputs) -> list[float]:

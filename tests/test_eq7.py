@@ -8,8 +8,9 @@ from tests.filters import brute, normal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm import criteria, distances
-from fpgm.precision import full_precision
+from fpgm import criteria
+from fpgm.utils import distances
+from fpgm.utils.precision import full_precision
 
 
 def assert_close(scores: Tensor, expected: Tensor, relative: float = 1e-5) -> None:

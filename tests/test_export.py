@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fpgm
-from fpgm.examples import Example
-from fpgm.export import comparison
-from fpgm.export.fold import folded
-from fpgm.export.nearness import difference
-from fpgm.export.onnx import to_onnx
+from fpgm.exporters import comparison
+from fpgm.exporters.bn_folding import folded
+from fpgm.exporters.onnx import to_onnx
+from fpgm.exporters.output_error import difference
 from fpgm.models import resnet
-from fpgm.store import read_plans
+from fpgm.pruning.serialization import read_plans
+from fpgm.utils.example_inputs import Example
 
 X = torch.randn(2, 3, 16, 16)
 
@@ -74,7 +74,7 @@ class TestFormats:
 
 def written_instead(monkeypatch: pytest.MonkeyPatch, other: nn.Module, to: str = "onnx") -> None:
     """Let the file hold another model than the one that was given."""
-    exporting = importlib.import_module("fpgm.export")
+    exporting = importlib.import_module("fpgm.exporters.api")
     right = exporting._WRITERS[to]
     monkeypatch.setitem(exporting._WRITERS, to, lambda _, *rest: right(other, *rest))
 

@@ -15,12 +15,12 @@ from tests.recoverable import stir
 from torch import nn
 
 import fpgm
-from fpgm.examples import Example, batch_of
-from fpgm.export import comparison
-from fpgm.export.low_rank import split_layers
-from fpgm.export.onnx import OnnxModule
-from fpgm.latency.timing import side_by_side
+from fpgm.exporters import comparison
+from fpgm.exporters.low_rank import split_layers
+from fpgm.exporters.onnx import OnnxModule
 from fpgm.models import resnet
+from fpgm.utils.example_inputs import Example, batch_of
+from fpgm.utils.timing import side_by_side
 
 X = torch.randn(2, 3, 16, 16)
 
@@ -63,7 +63,7 @@ class TestEightBits:
     def test_every_input_is_looked_at_whatever_the_size(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, pieces: int
     ) -> None:
-        exporting = importlib.import_module("fpgm.export")
+        exporting = importlib.import_module("fpgm.exporters.api")
         right, looked = exporting.to_int8, list[Example]()
 
         def spied(data: bytes, examples: list[Example], *rest: Any) -> bytes:

@@ -92,7 +92,7 @@ def test_a_command_says_what_it_needs(extra: str, words: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("extra", "module"), [("lightning", "lightning"), ("hf", "huggingface")])
 def test_an_integration_says_what_it_needs(extra: str, module: str, tmp_path: Path) -> None:
-    done = without((extra,), f"import fpgm.integrations.{module}", tmp_path)
+    done = without((extra,), f"import fpgm.training.callbacks.{module}", tmp_path)
     assert done.stderr.splitlines()[-1].endswith(f'pip install "fpgm[{extra}]"')
 
 

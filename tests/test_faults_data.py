@@ -13,7 +13,7 @@ from tests.small_cifar10 import COUNT, FILES, Small
 from fpgm.data import cifar10
 from fpgm.data.cifar10_fetch import fetch
 from fpgm.errors import FileError
-from fpgm.files import is_unfinished
+from fpgm.utils.atomic_io import is_unfinished
 
 
 def check_files(small: Small, root: Path) -> list[str]:

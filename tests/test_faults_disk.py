@@ -13,7 +13,7 @@ from tests.faults import Command, Ended, command, inside, mostly_swept, mount, u
 from tests.runs import write_net, write_recipe
 from tests.shell import refused, run
 
-from fpgm.files import made
+from fpgm.utils.atomic_io import made
 
 LOOK = ("--data", "digits", "--images", 64)
 Args = tuple[object, ...]
@@ -173,7 +173,7 @@ def test_no_room_for_inputs_that_are_kept_aside() -> None:
         "prune", "digits", "--rate", 0.4, "--recover", "norms", "--data", "digits", "--out", "/x",
         before="import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-        "import fpgm.recovery.batches as b; b.IN_MEMORY = 0",
+        "import fpgm.utils.calibration_data as b; b.IN_MEMORY = 0",
     )  # fmt: skip
     line = ended.line()
     assert line.startswith("Inputs cannot be kept in ")
@@ -191,7 +191,7 @@ def test_inputs_that_are_kept_aside_go_with_a_process_that_is_killed(tmp_path: P
         before=f"""
 import time
 from pathlib import Path
-import fpgm.recovery as recovery, fpgm.recovery.batches as batches
+import fpgm.recovery.recover as recovery, fpgm.recovery.batches as batches
 batches.IN_MEMORY = 0
 def slow(*args, **options):
     Path({str(mark)!r}).touch()

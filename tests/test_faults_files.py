@@ -18,11 +18,11 @@ from tests.faults import mostly_swept
 from tests.shell import refused, run
 from typer.testing import CliRunner
 
-from fpgm import reading
 from fpgm.cli import app
 from fpgm.errors import FileError
-from fpgm.reading import bytes_of, json_of, text_of
-from fpgm.train.recipe import read_recipe
+from fpgm.training.recipe import read_recipe
+from fpgm.utils import safe_read as reading
+from fpgm.utils.safe_read import bytes_of, json_of, text_of
 
 LOOK = ("--data", "digits", "--images", 32)
 

@@ -16,10 +16,10 @@ from tests.faults import command, forked, inside, kills_at, mostly_swept
 from tests.shell import run
 
 import fpgm
-from fpgm import together
-from fpgm.cli import results as res
-from fpgm.files import KEPT, aside, is_unfinished, sweep, write_text
+from fpgm.cli import _run_dir as res
 from fpgm.models import digits
+from fpgm.utils import replace_files as together
+from fpgm.utils.atomic_io import KEPT, aside, is_unfinished, sweep, write_text
 
 X = torch.zeros(1, 1, 8, 8)
 

@@ -20,7 +20,7 @@ import fpgm
 from fpgm.cli import _warnings_in_one_line
 from fpgm.data import cifar10
 from fpgm.errors import FileError
-from fpgm.latency.table import Table, default_cache
+from fpgm.latency.lookup_table import Table, default_cache
 
 LOOK = ("--data", "digits", "--images", 32)
 NAMES = {

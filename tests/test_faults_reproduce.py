@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.faults import Command, Ended, inside, kills_at, until
 
-from fpgm.files import is_unfinished
+from fpgm.utils.atomic_io import is_unfinished
 
 ROW = """
 import time
 from pathlib import Path
-from fpgm.reproduce import TABLES, Made
-from fpgm.reproduce.quick import Quick
+from fpgm.paper.tables import TABLES, Made
+from fpgm.paper.tables.quick_scale import Quick
 def make(self, table, row, seed):
     with Path({log!r}).open("a") as log:
         log.write(row.key + "\\n")

@@ -47,15 +47,15 @@ told({place!r}, {name!r})
 
 LONG: dict[str, tuple[str, str]] = {
     "prune": ("fpgm.cli.prune", "compact_certified"),
-    "recover": ("fpgm.recovery", "_solve_"),
+    "recover": ("fpgm.recovery.recover", "_solve_"),
     "write": ("os", "fsync"),
-    "sensitivity": ("fpgm.harm.sense", "harm"),
-    "bench": ("fpgm.latency.bench", "side_by_side"),
+    "sensitivity": ("fpgm.recovery.sensitivity.runner", "harm"),
+    "bench": ("fpgm.latency.benchmark", "side_by_side"),
     "report": ("fpgm.cli.report", "write_report"),
-    "export": ("fpgm.export", "simplified"),
-    "analyze": ("fpgm.figures.save", "_drawn"),
+    "export": ("fpgm.exporters.api", "simplified"),
+    "analyze": ("fpgm.report.charts.save", "_drawn"),
     "compare": ("fpgm.cli.compare", "run_one"),
-    "train": ("fpgm.train.engine", "accuracy"),
+    "train": ("fpgm.training.trainer", "accuracy"),
 }
 
 
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_workers_too(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     running = Command(
         "sensitivity", "resnet20", "--data", tmp_path,
-        before=SLOWLY.format(mark=str(mark), place="fpgm.data.folder", name="_next"),
+        before=SLOWLY.format(mark=str(mark), place="fpgm.data.image_folder", name="_next"),
     )  # fmt: skip
     until(mark.exists)
     workers = [pid for pid in group(running.pid) if pid != str(running.pid)]

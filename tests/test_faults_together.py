@@ -11,16 +11,16 @@ import pytest
 from tests.faults import Command, Ended, command, until
 from tests.shell import run
 
-from fpgm import together
-from fpgm.files import KEPT, alone
-from fpgm.harm.result import Sensitivity
-from fpgm.latency.table import FORMAT
+from fpgm.latency.lookup_table import FORMAT
+from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.utils import replace_files as together
+from fpgm.utils.atomic_io import KEPT, alone
 
 LOOK = ("--data", "digits", "--images", 32)
 PRUNE = ("prune", "digits", "--out")
 
 MEET = """
-import fpgm.cli.results as res, os, time
+import fpgm.cli._run_dir as res, os, time
 from pathlib import Path
 real = res.save
 def slow(*args):
@@ -117,7 +117,7 @@ def test_a_folder_that_is_being_replaced_waits(tmp_path: Path) -> None:
     first = Command(
         *PRUNE, place, "--rate", 0.25, "--force",
         before=f"""
-import fpgm.together as together, time
+import fpgm.utils.replace_files as together, time
 from pathlib import Path
 real = together._move
 def slow(*args):

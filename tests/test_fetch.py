@@ -16,10 +16,10 @@ import pytest
 from tests.small_cifar10 import BATCHES, FILES, Small, archive, refused
 from typer.testing import CliRunner
 
-from fpgm import files
 from fpgm.cli import app
 from fpgm.data import cifar10, cifar10_fetch, fetch
 from fpgm.errors import RequestError
+from fpgm.utils import atomic_io as files
 
 # From archives that are there
 

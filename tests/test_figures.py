@@ -13,8 +13,8 @@ from tests.shell import run
 from torch import nn
 
 import fpgm
-from fpgm import figures
-from fpgm.analysis import analyze
+from fpgm.report import charts as figures
+from fpgm.report.analysis.api import analyze
 
 NET = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
 LAYER = analyze(NET, torch.zeros(1, 3, 8, 8)).layers[0]

@@ -240,7 +240,7 @@ def test_a_pruned_network_of_transformers_comes_back_by_our_file_only(tmp_path: 
 def test_accelerate_saves_and_loads_the_pruner(tmp_path: Path) -> None:
     """What was zero when the state was saved is zero after it was loaded and trained on."""
     pytest.importorskip("accelerate")
-    from fpgm.train.processes import make_accelerator
+    from fpgm.training.distributed import make_accelerator
 
     x = torch.randn(4, 1, 8, 8)
 

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fpgm.data.batches import Share
-from fpgm.data.folder import IMAGENET, FolderBatches
-from fpgm.data.images import Augment, Images, Look, MemoryBatches, statistics
-from fpgm.data.sources import CIFAR10, Wanted, open_sets
+from fpgm.data.base import Share
+from fpgm.data.image_folder import IMAGENET, FolderBatches
+from fpgm.data.in_memory import Augment, Images, Look, MemoryBatches, statistics
+from fpgm.data.registry import CIFAR10, Wanted, open_sets
 from fpgm.errors import FileError, RequestError
 
 PLAIN = Look((0.0,), (1 / 255,))

@@ -34,7 +34,7 @@ def accuracy(model: nn.Module) -> float:
 @pytest.mark.filterwarnings("ignore")
 def test_lightning(mode: str, tmp_path: Path) -> None:
     pl = pytest.importorskip("lightning.pytorch")
-    from fpgm.integrations.lightning import PruneCallback
+    from fpgm.training.callbacks.lightning import PruneCallback
 
     class Digits(pl.LightningModule):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -82,7 +82,7 @@ def test_lightning(mode: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face(mode: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from fpgm.integrations.huggingface import PruneCallback
+    from fpgm.training.callbacks.huggingface import PruneCallback
 
     class Digits(nn.Module):
         def __init__(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fpgm import labels as lb
+from fpgm.tracing import labels as lb
 
 
 def channels(count: int, ndim: int = 4, first: int = 1) -> Tensor:

@@ -14,15 +14,15 @@ from tests.clocks import CONV, NET_SECONDS, Ideal, X, net
 from torch import nn
 
 import fpgm
-from fpgm.budget import Budget, Rounder
-from fpgm.examples import Example
-from fpgm.export.onnx import layer_to_onnx
+from fpgm.exporters.onnx import layer_to_onnx
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.layers import Layer, called_layers
-from fpgm.latency.predict import Predictor
-from fpgm.latency.table import Table
-from fpgm.latency.timing import Timing, ratio, side_by_side
-from fpgm.planner import Planner
+from fpgm.latency.lookup_table import Table
+from fpgm.latency.predictor import Predictor
+from fpgm.planning.budget import Budget, Rounder
+from fpgm.planning.planner import Planner
+from fpgm.tracing.layer_calls import Layer, called_layers
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.timing import Timing, ratio, side_by_side
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -15,14 +15,15 @@ from tests.shell import run
 from torch import nn
 
 import fpgm
-from fpgm.budget import ALIGN, Budget, Rounder
-from fpgm.examples import Example
-from fpgm.latency import aim, backends
-from fpgm.latency.alignment import best_step
+from fpgm.latency import backends
+from fpgm.latency import budget_search as aim
 from fpgm.latency.backends import BACKENDS, Loaded, backend_of
-from fpgm.latency.layers import Called, Layer, called_layers
-from fpgm.latency.table import Table
-from fpgm.planner import Planner
+from fpgm.latency.best_alignment import best_step
+from fpgm.latency.lookup_table import Table
+from fpgm.planning.budget import ALIGN, Budget, Rounder
+from fpgm.planning.planner import Planner
+from fpgm.tracing.layer_calls import Called, Layer, called_layers
+from fpgm.utils.example_inputs import Example
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fpgm.data.batches import Share
-from fpgm.data.sources import Wanted, open_sets
-from fpgm.examples import Example
-from fpgm.methods.mil import (
+from fpgm.data.base import Share
+from fpgm.data.registry import Wanted, open_sets
+from fpgm.models import resnet
+from fpgm.paper.baselines.base import Schedule, Task
+from fpgm.paper.baselines.mil import (
     METHOD,
     Collaborative,
     attach_,
@@ -21,9 +22,8 @@ from fpgm.methods.mil import (
     saving,
     zero_ratios,
 )
-from fpgm.methods.task import Schedule, Task
-from fpgm.models import resnet
-from fpgm.recovery.batches import read_inputs
+from fpgm.utils.calibration_data import read_inputs
+from fpgm.utils.example_inputs import Example
 
 
 def call(x: Tensor) -> Example:

@@ -12,20 +12,21 @@ from tests.recoverable import Streams, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.methods import METHODS, Schedule, Task, pfec, rethinking
-from fpgm.methods.contributions import look, products
-from fpgm.methods.cp import path
-from fpgm.methods.everywhere import cut_everywhere
-from fpgm.methods.group_norm import _Groups
-from fpgm.methods.hrank import ranks
-from fpgm.methods.nisp import _spearman, handed_back, inf_fs, responses
-from fpgm.methods.pfec import sensitivities, spare_
-from fpgm.methods.rethinking import _passes, penalties_of, rescale_, soften_
-from fpgm.methods.scales import norms_of
-from fpgm.methods.task import classes_of, cut
-from fpgm.methods.taylor import losses
-from fpgm.methods.thinet import greedy, scaling
-from fpgm.planner import Planner
+from fpgm.paper.baselines import pfec, rethinking
+from fpgm.paper.baselines.base import classes_of, cut
+from fpgm.paper.baselines.bn_scales import norms_of
+from fpgm.paper.baselines.cp import path
+from fpgm.paper.baselines.global_threshold import cut_everywhere
+from fpgm.paper.baselines.group_norm import _Groups
+from fpgm.paper.baselines.hrank import ranks
+from fpgm.paper.baselines.nisp import _spearman, handed_back, inf_fs, responses
+from fpgm.paper.baselines.pfec import sensitivities, spare_
+from fpgm.paper.baselines.registry import METHODS, Schedule, Task
+from fpgm.paper.baselines.rethinking import _passes, penalties_of, rescale_, soften_
+from fpgm.paper.baselines.taylor import losses
+from fpgm.paper.baselines.thinet import greedy, scaling
+from fpgm.paper.baselines.unit_contributions import look, products
+from fpgm.planning.planner import Planner
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from tests.recoverable import Streams, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.methods import METHODS, Schedule, Task, find
-from fpgm.methods import comparison as cmp
-from fpgm.methods.training import train_
+from fpgm.paper.baselines import comparison as cmp
+from fpgm.paper.baselines.registry import METHODS, Schedule, Task, find
+from fpgm.paper.baselines.short_training import train_
 
 PRUNING = [name for name in METHODS if name != "mil"]
 
@@ -174,7 +174,7 @@ class TestComparison:
 
 
 def test_scores_that_a_layer_lacks() -> None:
-    from fpgm.scored import Scored
+    from fpgm.planning.precomputed_scores import Scored
 
     model = Two().eval()
     with pytest.raises(fpgm.RequestError, match="criterion 'mine': layer 'a' has no scores"):

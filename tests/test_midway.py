@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.examples import Example
-from fpgm.recovery.midway import find_places, reading
+from fpgm.recovery.feature_matching import find_places, reading
+from fpgm.utils.example_inputs import Example
 
 X = torch.randn(2, 3, 8, 8)
 

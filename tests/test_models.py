@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fpgm.errors import RequestError
 from fpgm.models import BUILTIN, build, digits, resnet, vgg16
+from fpgm.models.checkpoint import load_weights
 from fpgm.models.resnet_cifar import PadShortcut
-from fpgm.models.weights import load_weights
 
 
 def parameters(model: nn.Module) -> int:

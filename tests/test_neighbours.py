@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 import fpgm
-from fpgm import planner
-from fpgm.latency import neighbours
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.layers import Layer
-from fpgm.latency.neighbours import Neighbours
-from fpgm.latency.table import Table
-from fpgm.latency.verdict import verdict
+from fpgm.latency.lookup_table import Table
+from fpgm.latency.speedup_summary import verdict
+from fpgm.planning import planner
+from fpgm.tracing.layer_calls import Layer
+from fpgm.utils import machine_load as neighbours
+from fpgm.utils.machine_load import Neighbours
 
 REAL = neighbours._worked
 CONV = Layer("conv", 1, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1), (1, 1))
@@ -101,7 +101,7 @@ def test_times_are_not_kept(crowd: None, tmp_path: Path, monkeypatch: pytest.Mon
 class TestPlan:
     @pytest.fixture(autouse=True)
     def short(self, crowd: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fpgm.latency.aim.SECONDS", 0.05)
+        monkeypatch.setattr("fpgm.latency.budget_search.SECONDS", 0.05)
 
     def planned(self) -> fpgm.Plan:
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()

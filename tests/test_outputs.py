@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fpgm
 from fpgm.errors import ModelError
-from fpgm.examples import tensors_in
-from fpgm.outputs import read_outputs
+from fpgm.utils.example_inputs import tensors_in
+from fpgm.utils.outputs import read_outputs
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 

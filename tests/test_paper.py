@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fpgm
 from fpgm.models import resnet, vgg16
-from fpgm.models._torchvision import import_torchvision
-from fpgm.paper import (
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.paper.flops import (
     Layer,
     Row,
     as_printed,

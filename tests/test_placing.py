@@ -11,12 +11,12 @@ from tests.recoverable import stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.adapted import gather, scatter
-from fpgm.adapters import attach_, placing
-from fpgm.examples import Example
-from fpgm.export.fold import folded, simplified
-from fpgm.export.onnx import to_onnx
-from fpgm.plan import Adapter
+from fpgm.exporters.bn_folding import folded, simplified
+from fpgm.exporters.onnx import to_onnx
+from fpgm.pruning.adapter_placement import attach_, placing
+from fpgm.pruning.plan import Adapter
+from fpgm.utils.channel_adapters import gather, scatter
+from fpgm.utils.example_inputs import Example
 
 
 @given(

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fpgm
-from fpgm import replay
 from fpgm.models import build
+from fpgm.planning import dry_run as replay
 
 X = torch.randn(2, 3, 8, 8)
 

@@ -41,8 +41,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fpgm
 from fpgm.errors import ModelError
-from fpgm.plan import Plan
-from fpgm.tensors import modules_by_path
+from fpgm.pruning.plan import Plan
+from fpgm.utils.modules import modules_by_path
 
 EXAMPLES = int(os.environ.get("FPGM_EXAMPLES", "150"))
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}

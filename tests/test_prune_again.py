@@ -18,12 +18,12 @@ from tests.test_adapted import NETWORKS, Shuffle, X, pruned
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.adapted import Adapted
-from fpgm.adapters import adapter_at
 from fpgm.cli.inspect import macs_by_module
-from fpgm.examples import Example
-from fpgm.latency.layers import called_layers
-from fpgm.tensors import modules_by_path, named_tensors
+from fpgm.pruning.adapter_placement import adapter_at
+from fpgm.tracing.layer_calls import called_layers
+from fpgm.utils.channel_adapters import Adapted
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.modules import modules_by_path, named_tensors
 
 
 def reference(model: nn.Module, plan: fpgm.Plan) -> nn.Module:

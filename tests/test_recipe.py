@@ -11,11 +11,11 @@ from tests.shell import refused
 
 from fpgm.cli.train import SHIPPED, find_recipe
 from fpgm.errors import FileError, RequestError
-from fpgm.models.spec import load_model
-from fpgm.soft import SoftPruner
-from fpgm.train import read_recipe
-from fpgm.train.rate import learning_rate
-from fpgm.train.recipe import TrainPart, make_recipe
+from fpgm.models.registry import load_model
+from fpgm.training import read_recipe
+from fpgm.training.lr_schedule import learning_rate
+from fpgm.training.recipe import TrainPart, make_recipe
+from fpgm.workflow.soft_pruner import SoftPruner
 
 FILES = sorted(SHIPPED.glob("[!_]*.toml"))
 GIVEN = ["model.weights=w.safetensors"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fpgm
 from fpgm.errors import RequestError
-from fpgm.recovery import RECOVERY, recover
+from fpgm.recovery.recover import RECOVERY, recover
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -208,7 +208,7 @@ def test_what_is_no_fault_of_the_inputs_is_not_blamed_on_them(
     def fail(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("fpgm.recovery._solve_", fail)
+    monkeypatch.setattr("fpgm.recovery.recover._solve_", fail)
     model, x = stir(chain(norm=True)), torch.randn(8, 3, 6, 6)
     with pytest.raises(RuntimeError, match=r"^a fault of ours$"):
         recover(model, fpgm.plan(model, x, rate=0.3, align=1), [x])

@@ -12,7 +12,7 @@ from tests.recoverable import Streams, batches, chain, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import RECOVERY, recover
+from fpgm.recovery.recover import RECOVERY, recover
 
 
 @pytest.mark.parametrize("sizes", [[64, 64, 64], [128], [16] * 8 + [1]])
@@ -128,8 +128,8 @@ def test_what_else_a_layer_is_given_is_given_again() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr("fpgm.recovery.MEMORY_SHARE", share)
-    monkeypatch.setattr("fpgm.recovery.layer.Sample", _interrupt)
+    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_SHARE", share)
+    monkeypatch.setattr("fpgm.recovery.layer_solver.Sample", _interrupt)
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     before = threading.active_count()
@@ -151,8 +151,8 @@ def test_passes_that_are_run_again_find_the_same(monkeypatch: pytest.MonkeyPatch
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1, residual="independent")
     data, x = batches(3, 6, 6), torch.randn(4, 3, 6, 6)
     waited = recover(model, plan, data)
-    monkeypatch.setattr("fpgm.recovery.MEMORY_SHARE", 0.0)
-    monkeypatch.setattr("fpgm.recovery.batches.IN_MEMORY", 0)
+    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_SHARE", 0.0)
+    monkeypatch.setattr("fpgm.utils.calibration_data.IN_MEMORY", 0)
     again = recover(model, plan, data)
     torch.testing.assert_close(again(x), waited(x))
 
@@ -188,7 +188,7 @@ def test_reduced_precision_for_training_does_not_reach_it() -> None:
 def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fpgm.recovery.layer.MOST_READS", 20)
+    monkeypatch.setattr("fpgm.recovery.layer_solver.MOST_READS", 20)
     torch.manual_seed(0)
     net = stir(chain(norm=True))
     data = batches(3, 6, 6, count=16)
@@ -204,7 +204,7 @@ def test_batches_in_files_may_hold_a_tensor_twice(monkeypatch: pytest.MonkeyPatc
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return super().forward((x + y) / 2)
 
-    monkeypatch.setattr("fpgm.recovery.batches.IN_MEMORY", 0)
+    monkeypatch.setattr("fpgm.utils.calibration_data.IN_MEMORY", 0)
     model = stir(Two())
     x = torch.randn(1, 3, 6, 6)
     plan = fpgm.plan(model, {"x": x, "y": x}, rate=0.3, align=1)

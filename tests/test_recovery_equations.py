@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fpgm.recovery.normal import Equations, Few, Normal, best_change
-from fpgm.recovery.rows import Sample, groups_of, matrix_of, set_matrix_
+from fpgm.recovery.least_squares import Equations, Few, Normal, best_change
+from fpgm.recovery.unfold import Sample, groups_of, matrix_of, set_matrix_
 
 LAYERS = [
     (nn.Conv2d(4, 6, 3, 2, 1, groups=2), (2, 4, 9, 7)),

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.latency.aim import Where
-from fpgm.planner import Planner
-from fpgm.planning import compact_certified, planned
-from fpgm.repair import find_failing
+from fpgm.latency.budget_search import Where
+from fpgm.planning.planner import Planner
+from fpgm.planning.repair import find_failing
+from fpgm.workflow.api import compact_certified, planned
 
 
 class CountsItsWeights(nn.Module):

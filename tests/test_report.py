@@ -16,11 +16,11 @@ from tests.test_analysis import BUILT
 from torch import nn
 
 import fpgm
-from fpgm.plan import Cut, Frozen, Group, Latency
-from fpgm.report import LARGEST, compare_page, page, report
-from fpgm.report.charts import charts
+from fpgm.pruning.plan import Cut, Frozen, Group, Latency
+from fpgm.report.chart_data import charts
 from fpgm.report.headline import Card, cards
 from fpgm.report.layers import LayerRow, layer_rows, streams
+from fpgm.report.page import LARGEST, compare_page, page, report
 from fpgm.report.records import (
     AnalysisTold,
     BenchTold,
@@ -327,7 +327,7 @@ class TestLarge:
         told = read_run(folder)
         whole = page(told)
         assert "Left out" not in whole
-        monkeypatch.setattr("fpgm.report.LARGEST", len(whole.encode()) - 1)
+        monkeypatch.setattr("fpgm.report.page.LARGEST", len(whole.encode()) - 1)
         smaller = page(told)
         assert "Left out, to keep this page small: the maps of filters." in smaller
         layer = embedded(smaller)["layers"][0]

@@ -17,8 +17,8 @@ from tests.shell import run
 from tests.test_report import TestEscapes as Escapes
 
 import fpgm
-from fpgm.plan import Cut, Group
-from fpgm.report import compare, page, report
+from fpgm.pruning.plan import Cut, Group
+from fpgm.report.page import compare, page, report
 from fpgm.report.records import AnalysisTold, decode
 from fpgm.report.run import Run
 from fpgm.report.serve import server

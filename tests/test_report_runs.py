@@ -22,14 +22,11 @@ from tests.shell import refused, run
 
 import fpgm
 from fpgm.models import resnet
-from fpgm.plan import Latency
-from fpgm.report import compare, compare_page, page
+from fpgm.pruning.plan import Latency
 from fpgm.report.headline import cards
 from fpgm.report.layers import layer_rows
-from fpgm.report.records import (
-    Results,
-    decode,
-)
+from fpgm.report.page import compare, compare_page, page
+from fpgm.report.records import Results, decode
 from fpgm.report.run import Run, read_run
 from fpgm.report.serve import WATCHED, server, version
 
@@ -178,7 +175,7 @@ class TestChanged:
     def test_one_line_or_a_page(
         self, files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fpgm.report._vega", str)
+        monkeypatch.setattr("fpgm.report.page._vega", str)
         for name, value in files.items():
             (tmp_path / name).write_text(json.dumps(value))
         whole = read_run(tmp_path)

@@ -16,15 +16,25 @@ from tests.shell import refused, run
 from torch import nn
 
 import fpgm
-from fpgm import paper
-from fpgm import train as recipes
+from fpgm import training as recipes
 from fpgm.models import resnet, vgg16
-from fpgm.recipes import SHIPPED
-from fpgm.reproduce import TABLES, Made, Results, page, quick
-from fpgm.reproduce.printed import BASELINES, baseline_of
-from fpgm.reproduce.quick import VGG_WEIGHTS, WIDTH, Data, Effort, Quick, pfec_rates, vgg_options
-from fpgm.store import save
-from fpgm.train import read_recipe
+from fpgm.paper import flops as paper
+from fpgm.paper.tables import TABLES, Made, Results
+from fpgm.paper.tables import quick_scale as quick
+from fpgm.paper.tables import render as page
+from fpgm.paper.tables.paper_tables import BASELINES, baseline_of
+from fpgm.paper.tables.quick_scale import (
+    VGG_WEIGHTS,
+    WIDTH,
+    Data,
+    Effort,
+    Quick,
+    pfec_rates,
+    vgg_options,
+)
+from fpgm.pruning.serialization import save
+from fpgm.training import read_recipe
+from fpgm.training.recipes import SHIPPED
 
 TABLE1, TABLE3, TABLE4 = TABLES["table1"], TABLES["table3"], TABLES["table4"]
 
@@ -237,7 +247,7 @@ class TestResults:
     ) -> None:
         """A third process would make another file of that name, and hold its lock too."""
         results, row = Results(tmp_path, TABLE1, "quick"), TABLE1.rows[0]
-        kept = importlib.import_module("fpgm.reproduce.results")
+        kept = importlib.import_module("fpgm.paper.tables.row_files")
         lock = results.folder / f".{row.key}.0.lock"
         really, calls = kept.locked, []
 

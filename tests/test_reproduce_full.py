@@ -16,15 +16,16 @@ from tests.shell import run
 from torch import nn
 
 import fpgm
-from fpgm import paper
-from fpgm.data.sources import Wanted
+from fpgm.data.registry import Wanted
 from fpgm.models import resnet
-from fpgm.models.spec import load_model
-from fpgm.models.weights import load_weights
-from fpgm.reproduce import TABLES, Results, full
-from fpgm.reproduce.printed import BASELINES, baseline_of
-from fpgm.reproduce.processes import tops
-from fpgm.store import save
+from fpgm.models.checkpoint import load_weights
+from fpgm.models.registry import load_model
+from fpgm.paper import flops as paper
+from fpgm.paper.tables import TABLES, Results
+from fpgm.paper.tables import full_scale as full
+from fpgm.paper.tables.paper_tables import BASELINES, baseline_of
+from fpgm.paper.tables.processes import tops
+from fpgm.pruning.serialization import save
 
 TABLE1, TABLE2, TABLE3, TABLE4 = (TABLES[f"table{number}"] for number in (1, 2, 3, 4))
 ABLATIONS = TABLES["ablations"]
@@ -90,8 +91,8 @@ class TestTops:
                 scores = torch.tensor([6.0, 7, 8, 9, 5, 4, 3, 2, 1, 0])
                 return scores.expand(len(x), 10)
 
-        from fpgm.data.batches import ALONE
-        from fpgm.data.sources import open_sets
+        from fpgm.data.base import ALONE
+        from fpgm.data.registry import open_sets
 
         batches = open_sets(SYNTHETIC, 0, ALONE, "cpu").test.epoch(0)
         labels = torch.cat([batch.labels for batch in batches])
@@ -351,7 +352,7 @@ def test_a_row_that_fails_ends_many_processes(
 
 HOLD = """
 import os, sys
-from fpgm.files import locked
+from fpgm.utils.atomic_io import locked
 handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 assert locked(handle)
 print("held", flush=True)

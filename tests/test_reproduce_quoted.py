@@ -17,16 +17,18 @@ from tests.test_reproduce_full import Killed, changes, options, trained
 from torch import nn
 
 import fpgm
-from fpgm import paper
-from fpgm.data.sources import Wanted
+from fpgm.data.registry import Wanted
 from fpgm.errors import ModelError
-from fpgm.methods.mil import Collaborative, layers_of
-from fpgm.models.spec import load_model
-from fpgm.reproduce import TABLES, Results, full, quoted
-from fpgm.reproduce.printed import BASELINES
-from fpgm.reproduce.rows import Row
-from fpgm.store import load
-from fpgm.train.rate import learning_rate
+from fpgm.models.registry import load_model
+from fpgm.paper import flops as paper
+from fpgm.paper.baselines.mil import Collaborative, layers_of
+from fpgm.paper.tables import TABLES, Results
+from fpgm.paper.tables import cited_rows as quoted
+from fpgm.paper.tables import full_scale as full
+from fpgm.paper.tables.paper_tables import BASELINES
+from fpgm.paper.tables.table_schema import Row
+from fpgm.pruning.serialization import load
+from fpgm.training.lr_schedule import learning_rate
 
 TABLE1, TABLE2 = TABLES["table1"], TABLES["table2"]
 QUOTED = [(table, row) for table in (TABLE1, TABLE2) for row in table.rows if row.quoted]
@@ -323,8 +325,8 @@ def test_two_processes_agree_on_a_choice(tmp_path: Path, tiny: str) -> None:
 FAR = """
 import sys
 from pathlib import Path
-from fpgm.launch import is_first
-from fpgm.reproduce import processes
+from fpgm.utils.distributed import is_first
+from fpgm.paper.tables import processes
 
 place = Path(sys.argv[1]) / f"disk{processes.join() and is_first()}"
 file = place / "weights"

@@ -28,9 +28,10 @@ from torch import nn
 
 import fpgm
 from fpgm.errors import FileError
-from fpgm.models.spec import load_model
-from fpgm.train import engine, train
-from fpgm.train.checkpoints import Checkpoints
+from fpgm.models.registry import load_model
+from fpgm.training import train
+from fpgm.training import trainer as engine
+from fpgm.training.checkpoints import Checkpoints
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from tests.runs import (
 
 import fpgm
 from fpgm.errors import FileError, ModelError, RequestError
-from fpgm.models.spec import load_model
-from fpgm.train import read_recipe, train
+from fpgm.models.registry import load_model
+from fpgm.training import read_recipe, train
 
 
 def test_a_run_folder_holds_everything(tiny: str, tmp_path: Path) -> None:

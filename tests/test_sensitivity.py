@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.harm.result import GroupHarm, Sensitivity
-from fpgm.harm.sense import corrected
-from fpgm.harm.trials import Trials
-from fpgm.recovery.batches import read_inputs
+from fpgm.recovery.sensitivity.result import GroupHarm, Sensitivity
+from fpgm.recovery.sensitivity.runner import corrected
+from fpgm.recovery.sensitivity.trials import Trials
+from fpgm.utils.calibration_data import read_inputs
 
 SHAPE = (3, 7, 7)
 
@@ -216,7 +216,9 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: Any) ->
     assert found == whole
     assert len(tried) == 7 + 4  # the first group's four were not counted again
     assert Sensitivity.read(file) == whole
-    monkeypatch.setattr("fpgm.harm.sense.measure", None)  # nothing is left to measure
+    monkeypatch.setattr(
+        "fpgm.recovery.sensitivity.runner.measure", None
+    )  # nothing is left to measure
     assert fpgm.sensitivity(net, data[0][0], data, cache=file) == whole
 
 
@@ -244,7 +246,7 @@ def test_a_reader_too_wide_for_equations_is_measured_as_if_independent(monkeypat
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
     data = batches()
     exact = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
-    monkeypatch.setattr("fpgm.harm.measure.MOST_READS", 100)
+    monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MOST_READS", 100)
     rough = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
     assert rough.harm[0] == 0
     assert list(rough.harm) == sorted(rough.harm)
@@ -303,7 +305,7 @@ def test_outputs_that_are_not_finite_are_left_out() -> None:
 
 def test_a_wide_reader_s_mean_is_that_of_all_batches(monkeypatch: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
-    monkeypatch.setattr("fpgm.harm.measure.MOST_READS", 100)
+    monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MOST_READS", 100)
     x = torch.cat(batches())
     one, all_ = (fpgm.sensitivity(net, x, list(x.split(n)), align=1) for n in (1, 48))
     assert one.groups[0].harm == pytest.approx(all_.groups[0].harm, rel=0.5)
@@ -400,7 +402,7 @@ def test_labels_that_are_of_no_use_are_remembered(tmp_path: Path, monkeypatch: A
     file = tmp_path / "sensed.json"
     found = fpgm.sensitivity(deep, data[0][0], data, cache=file)
     assert found.accuracy is None
-    monkeypatch.setattr("fpgm.harm.sense.measure", None)
+    monkeypatch.setattr("fpgm.recovery.sensitivity.runner.measure", None)
     assert fpgm.sensitivity(deep, data[0][0], data, cache=file) == found
 
 

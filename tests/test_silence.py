@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.shell import run
 
-from fpgm.cli import common
+from fpgm.cli import _common as common
 
 INSPECT = ("inspect", "resnet20", "--json")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fpgm
-from fpgm import sketch
+from fpgm.tracing import shape_inference as sketch
 
 X = torch.randn(2, 3, 9, 8)
 CONVOLUTION = torch.ops.aten.convolution.default

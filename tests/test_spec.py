@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fpgm.errors import RequestError
+from fpgm.models.registry import default_shape, load_model
 from fpgm.models.resnet_cifar import ResNet
-from fpgm.models.spec import default_shape, load_model
 
 
 def refused(spec: str) -> str:

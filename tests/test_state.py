@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.copying import copy_model
 from fpgm.errors import ModelError
-from fpgm.undisturbed import State, undisturbed
+from fpgm.utils.copying import copy_model
+from fpgm.utils.preserve_state import State, undisturbed
 
 X = torch.randn(2, 3, 8, 8)
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fpgm
-from fpgm import store
-from fpgm.compact import PLANS
 from fpgm.models import digits
+from fpgm.pruning import serialization as store
+from fpgm.pruning.compaction import PLANS
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -270,7 +270,7 @@ def test_files_that_are_not_ours(tmp_path: Path, file: Path) -> None:
     save_file({"x": torch.zeros(2)}, path)
     assert refused(path) == (
         "FILE was not written by fpgm.save: read plain weights with "
-        "fpgm.models.weights.load_weights."
+        "fpgm.models.checkpoint.load_weights."
     )
 
 

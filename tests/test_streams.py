@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.adapted import scatter, spread
 from fpgm.models import resnet
-from fpgm.models._torchvision import import_torchvision
-from fpgm.tensors import modules_by_path
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.utils.channel_adapters import scatter, spread
+from fpgm.utils.modules import modules_by_path
 
 
 def paper_plan(model: nn.Module, size: int, rate: float = 0.4) -> fpgm.Plan:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fpgm
-from fpgm.models._torchvision import import_torchvision
-from fpgm.plan import Plan
-from fpgm.tensors import modules_by_path
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.pruning.plan import Plan
+from fpgm.utils.modules import modules_by_path
 
 pytestmark = [
     pytest.mark.skipif(

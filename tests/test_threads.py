@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.models import digits, resnet
-from fpgm.tensors import tensors_sha256
+from fpgm.utils.modules import tensors_sha256
 
 THREADS = 4
 GREY = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -17,11 +17,11 @@ from tests.runs import (
     write_net,
 )
 
-from fpgm.data.batches import Share
+from fpgm.data.base import Share
 from fpgm.errors import RequestError
-from fpgm.train import train
-from fpgm.train.engine import _open_data
-from fpgm.train.recipe import make_recipe
+from fpgm.training import train
+from fpgm.training.recipe import make_recipe
+from fpgm.training.trainer import _open_data
 
 
 def test_going_on_with_a_compact_model(tiny: str, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from tests.test_guides import plain_nms
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.export.onnx import OnnxModule
-from fpgm.models._torchvision import import_torchvision
+from fpgm.exporters.onnx import OnnxModule
+from fpgm.models.torchvision_import import import_torchvision
 
 NEEDED = ("ultralytics", "cv2", "polars", "torchvision", "onnx", "onnxruntime", "onnxscript", "PIL")
 INSTALL = (

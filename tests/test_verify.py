@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.verify import Certificate
+from fpgm.pruning.verification import Certificate
 
 X = torch.linspace(-1, 1, 4 * 6).reshape(4, 6)
 

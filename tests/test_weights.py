@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.errors import FileError
-from fpgm.models.weights import load_weights, read_weights, weights_file
+from fpgm.models.checkpoint import load_weights, read_weights, weights_file
 
 
 def small() -> nn.Sequential:

@@ -23,7 +23,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "src/fpgm/assets/README.md": "assets.md",
+    "src/fpgm/models/assets/README.md": "assets.md",
     **{f"benchmarks/{p.name}": f"benchmarks/{p.name}" for p in ROOT.glob("benchmarks/*.md")},
 }
 """Pages by where they are in the repository, and where on the site."""

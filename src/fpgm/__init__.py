@@ -9,27 +9,20 @@ The names below are all there is to rely on; modules behind them may change.
 """
 
 from fpgm._version import __version__
-from fpgm.analysis import analyze
-from fpgm.compact import compact
-from fpgm.errors import (
-    FileError,
-    FpgmError,
-    ModelError,
-    PlanError,
-    RequestError,
-    VerificationError,
-)
-from fpgm.export import export
-from fpgm.harm.result import Sensitivity
-from fpgm.latency.bench import bench
-from fpgm.masking import mask_
-from fpgm.plan import Plan
-from fpgm.planning import plan, prune
-from fpgm.recovery import recover
-from fpgm.sensitivity import sensitivity
-from fpgm.soft import SoftPruner
-from fpgm.store import load, save
-from fpgm.verify import Certificate, verify
+from fpgm.errors import FileError, FpgmError, ModelError, PlanError, RequestError, VerificationError
+from fpgm.exporters.api import export
+from fpgm.latency.benchmark import bench
+from fpgm.pruning.compaction import compact
+from fpgm.pruning.masking import mask_
+from fpgm.pruning.plan import Plan
+from fpgm.pruning.serialization import load, save
+from fpgm.pruning.verification import Certificate, verify
+from fpgm.recovery.recover import recover
+from fpgm.recovery.sensitivity.api import sensitivity
+from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.report.analysis.api import analyze
+from fpgm.workflow.api import plan, prune
+from fpgm.workflow.soft_pruner import SoftPruner
 
 __all__ = [
     "Certificate",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fpgm.distances import row_norms, sum_cosine, sum_l1, sum_l2, widen
 from fpgm.errors import ModelError, RequestError
-from fpgm.wording import meant
+from fpgm.utils.distances import row_norms, sum_cosine, sum_l1, sum_l2, widen
+from fpgm.utils.text import meant
 
 Scorer = Callable[[Tensor, float], Tensor]
 """Filters [n, d] and the rate at which they will be pruned, to n scores."""

@@ -13,7 +13,7 @@ Messages are one line: what is wrong, where, and what to do. They may quote name
 control characters in them are shown as escapes.
 """
 
-from fpgm.wording import printable
+from fpgm.utils.text import printable
 
 
 class FpgmError(Exception):

@@ -35,8 +35,8 @@ from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
-from fpgm.launch import met
-from fpgm.wording import reason
+from fpgm.utils.distributed import met
+from fpgm.utils.text import reason
 
 __all__ = ["app"]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fpgm.analysis import analyze as look
-from fpgm.analysis.result import Analysis
-from fpgm.cli import common
+from fpgm.cli import _common as common
+from fpgm.report.analysis.api import analyze as look
+from fpgm.report.analysis.result import Analysis
 
 
 def analyze(
@@ -31,7 +31,7 @@ def analyze(
     """Show every layer's norms, redundancy and share of the cost, and how far criteria agree."""
     shape = common.input_shape(input, model)
     if figures is not None:
-        from fpgm.figures.save import check_format
+        from fpgm.report.charts.save import check_format
 
         check_format(format)
     with common.Steps(2 + (figures is not None)) as steps:
@@ -41,7 +41,7 @@ def analyze(
             found = look(net, common.example(shape), rate=rate)
         if figures is not None:
             with steps.step("draw"):
-                from fpgm.figures.save import save_analysis
+                from fpgm.report.charts.save import save_analysis
 
                 save_analysis(found, figures, format, steps.inside)
     if json:

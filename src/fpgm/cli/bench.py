@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 from torch import nn
 
-from fpgm.cli import common
-from fpgm.cli import results as res
+from fpgm.cli import _common as common
+from fpgm.cli import _run_dir as res
 from fpgm.errors import FileError, RequestError
-from fpgm.files import write_text, writing
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.bench import SECONDS, Bench
-from fpgm.latency.bench import bench as measure
-from fpgm.latency.breakdown import Spent
-from fpgm.wording import figure
+from fpgm.latency.benchmark import SECONDS, Bench
+from fpgm.latency.benchmark import bench as measure
+from fpgm.latency.layer_breakdown import Spent
+from fpgm.utils.atomic_io import write_text, writing
+from fpgm.utils.text import figure
 
 _SHOWN = 12
 """Layers in the table of where the time goes."""

@@ -13,22 +13,22 @@ import torch
 import typer
 
 from fpgm._version import __version__
-from fpgm.budget import Budget, Residual
-from fpgm.cli import common
-from fpgm.cli import pictures as pic
-from fpgm.cli import results as res
-from fpgm.data.readings import Epochs
+from fpgm.cli import _common as common
+from fpgm.cli import _data_options as pic
+from fpgm.cli import _run_dir as res
+from fpgm.data.loaders import Epochs
 from fpgm.errors import FileError, FpgmError, RequestError
-from fpgm.files import file_sha256, is_unfinished, write_text, writing
-from fpgm.methods import METHODS, Schedule, Task, find
-from fpgm.methods.comparison import Compared
-from fpgm.methods.comparison import compare as run_one
-from fpgm.reading import json_of
-from fpgm.report import compare as write_comparison
-from fpgm.tables import latex, markdown, mean_and_spread
-from fpgm.tensorfile import first_bytes
-from fpgm.tensors import tensors_sha256
-from fpgm.wording import printable, reason
+from fpgm.paper.baselines.comparison import Compared
+from fpgm.paper.baselines.comparison import compare as run_one
+from fpgm.paper.baselines.registry import METHODS, Schedule, Task, find
+from fpgm.planning.budget import Budget, Residual
+from fpgm.report.page import compare as write_comparison
+from fpgm.utils.atomic_io import file_sha256, is_unfinished, write_text, writing
+from fpgm.utils.modules import tensors_sha256
+from fpgm.utils.safe_read import json_of
+from fpgm.utils.safetensors_io import first_bytes
+from fpgm.utils.tables import latex, markdown, mean_and_spread
+from fpgm.utils.text import printable, reason
 
 USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")
 """Methods that need neither labels nor training."""

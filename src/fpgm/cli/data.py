@@ -11,7 +11,7 @@ import typer
 from rich.progress import TaskID, TaskProgressColumn, TimeElapsedColumn
 from torch import Tensor
 
-from fpgm.cli import common
+from fpgm.cli import _common as common
 from fpgm.data import cifar10 as images
 from fpgm.data.cifar10_fetch import Source, fetch
 

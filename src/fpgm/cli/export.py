@@ -9,17 +9,17 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from fpgm.cli import common
-from fpgm.cli import pictures as pic
-from fpgm.cli import results as res
+from fpgm.cli import _common as common
+from fpgm.cli import _data_options as pic
+from fpgm.cli import _run_dir as res
 from fpgm.errors import RequestError
-from fpgm.examples import Example
-from fpgm.export import ENDINGS as KNOWN
-from fpgm.export import Exported, Format, format_of
-from fpgm.export import export as write
-from fpgm.export.inputs import pieces
-from fpgm.export.onnx import OnnxModule
-from fpgm.wording import figure
+from fpgm.exporters.api import ENDINGS as KNOWN
+from fpgm.exporters.api import Exported, Format, format_of
+from fpgm.exporters.api import export as write
+from fpgm.exporters.check_inputs import pieces
+from fpgm.exporters.onnx import OnnxModule
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.text import figure
 
 ENDINGS = {to: ending for ending, to in KNOWN.items()}
 

@@ -12,11 +12,11 @@ import typer
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fpgm.budget import Residual
-from fpgm.cli import common
-from fpgm.plan import Group
-from fpgm.planning import plan
-from fpgm.tensors import modules_by_path
+from fpgm.cli import _common as common
+from fpgm.planning.budget import Residual
+from fpgm.pruning.plan import Group
+from fpgm.utils.modules import modules_by_path
+from fpgm.workflow.api import plan
 
 
 def inspect(

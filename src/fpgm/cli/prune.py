@@ -13,25 +13,25 @@ import typer
 from torch import nn
 
 from fpgm._version import __version__
-from fpgm.analysis import analysis_of
-from fpgm.budget import ALIGN
-from fpgm.cli import common
-from fpgm.cli import pictures as pic
-from fpgm.cli import results as res
+from fpgm.cli import _common as common
+from fpgm.cli import _data_options as pic
+from fpgm.cli import _run_dir as res
 from fpgm.cli import sensitivity as sensed
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
-from fpgm.files import file_sha256
-from fpgm.harm.result import Sensitivity
-from fpgm.latency.aim import Where
-from fpgm.models.spec import is_guess
-from fpgm.plan import Plan
-from fpgm.planning import compact_certified, planned
-from fpgm.recovery import Method, recovery_of
-from fpgm.recovery import recover as solve
-from fpgm.sensitivity import sensitivity as measure
-from fpgm.tensors import tensors_sha256
-from fpgm.verify import Certificate
+from fpgm.latency.budget_search import Where
+from fpgm.models.registry import is_guess
+from fpgm.planning.budget import ALIGN
+from fpgm.pruning.plan import Plan
+from fpgm.pruning.verification import Certificate
+from fpgm.recovery.recover import Method, recovery_of
+from fpgm.recovery.recover import recover as solve
+from fpgm.recovery.sensitivity.api import sensitivity as measure
+from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.report.analysis.api import analysis_of
+from fpgm.utils.atomic_io import file_sha256
+from fpgm.utils.modules import tensors_sha256
+from fpgm.workflow.api import compact_certified, planned
 
 CHOICE = ("criterion", "distance", "residual", "ignore", "approximate")
 """Options that say which units go and where, and not how many."""

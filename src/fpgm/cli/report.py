@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fpgm.cli import common
-from fpgm.cli import results as res
+from fpgm.cli import _common as common
+from fpgm.cli import _run_dir as res
 from fpgm.errors import FileError, RequestError
-from fpgm.report import compare as write_comparison
-from fpgm.report import report as write_report
+from fpgm.report.page import compare as write_comparison
+from fpgm.report.page import report as write_report
 
 
 def report(

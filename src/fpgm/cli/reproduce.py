@@ -16,19 +16,21 @@ import torch
 import typer
 from torch import nn
 
-from fpgm import launch
-from fpgm.cli import common
-from fpgm.cli import pictures as pic
+from fpgm.cli import _common as common
+from fpgm.cli import _data_options as pic
 from fpgm.cli.train import Bars
-from fpgm.data.readings import Epochs
+from fpgm.data.loaders import Epochs
 from fpgm.errors import BusyError, FpgmError, RequestError
-from fpgm.models.spec import default_shape
-from fpgm.reproduce import TABLES, Made, Results, Row, Table, full, page, processes
-from fpgm.reproduce.printed import BASELINES, TABLE5, baseline_of
-from fpgm.reproduce.quick import PICTURES, VGG_WEIGHTS, Data, Effort, Quick
-from fpgm.reproduce.results import WEIGHTS
-from fpgm.reproduce.weights import ENDINGS, digest, find_weights, weights_name
-from fpgm.wording import shorten, size
+from fpgm.models.registry import default_shape
+from fpgm.paper.tables import TABLES, Made, Results, Row, Table, processes
+from fpgm.paper.tables import full_scale as full
+from fpgm.paper.tables import render as page
+from fpgm.paper.tables.paper_tables import BASELINES, TABLE5, baseline_of
+from fpgm.paper.tables.quick_scale import PICTURES, VGG_WEIGHTS, Data, Effort, Quick
+from fpgm.paper.tables.row_files import WEIGHTS
+from fpgm.paper.tables.trained_weights import ENDINGS, digest, find_weights, weights_name
+from fpgm.utils import distributed as launch
+from fpgm.utils.text import shorten, size
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")
@@ -387,7 +389,7 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
 
 def _draw(name: str, asked: Asked, json: bool) -> None:
     with common.extra("report"):
-        from fpgm.reproduce import drawn
+        from fpgm.paper.tables import figures as drawn
 
         missing: list[str] = []
         files: list[Path] = []

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fpgm.cli import common
-from fpgm.cli import pictures as pic
+from fpgm.cli import _common as common
+from fpgm.cli import _data_options as pic
 from fpgm.criteria import NAMES
 from fpgm.errors import FileError, RequestError
-from fpgm.harm.result import Sensitivity
-from fpgm.sensitivity import RATES as TRIED
-from fpgm.sensitivity import sensitivity as measure
+from fpgm.recovery.sensitivity.api import RATES as TRIED
+from fpgm.recovery.sensitivity.api import sensitivity as measure
+from fpgm.recovery.sensitivity.result import Sensitivity
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from fpgm.cli import common
+from fpgm.cli import _common as common
 from fpgm.errors import RequestError
-from fpgm.launch import is_first
-from fpgm.recipes import SHIPPED
+from fpgm.training.recipes import SHIPPED
+from fpgm.utils.distributed import is_first
 
 
 def train(
@@ -139,8 +139,8 @@ def epoch_line(metrics: dict[str, Any]) -> str:
 def _engine() -> Any:
     """The engine, which needs more than the rest of the package does."""
     with common.extra("train"):
-        import fpgm.train
-    return fpgm.train
+        import fpgm.training
+    return fpgm.training
 
 
 def _show(folder: Path, results: dict[str, Any]) -> None:

@@ -9,19 +9,19 @@ import torch
 import typer
 from torch import nn
 
-from fpgm import assets
-from fpgm.cli import common
-from fpgm.cli import results as res
-from fpgm.compact import compact
-from fpgm.copying import copy_model
+from fpgm.cli import _common as common
+from fpgm.cli import _run_dir as res
 from fpgm.errors import FileError, PlanError, VerificationError
-from fpgm.files import file_sha256
-from fpgm.plan import Plan
-from fpgm.reading import text_of
-from fpgm.store import load, read_plans
-from fpgm.tensors import tensors_sha256
-from fpgm.verify import verify as certify
-from fpgm.wording import printable, reason
+from fpgm.models import assets
+from fpgm.pruning.compaction import compact
+from fpgm.pruning.plan import Plan
+from fpgm.pruning.serialization import load, read_plans
+from fpgm.pruning.verification import verify as certify
+from fpgm.utils.atomic_io import file_sha256
+from fpgm.utils.copying import copy_model
+from fpgm.utils.modules import tensors_sha256
+from fpgm.utils.safe_read import text_of
+from fpgm.utils.text import printable, reason
 
 
 def verify(

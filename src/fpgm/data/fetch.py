@@ -17,9 +17,9 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 
-from fpgm.files import writing
-from fpgm.progress import Progress
-from fpgm.wording import reason
+from fpgm.utils.atomic_io import writing
+from fpgm.utils.progress import Progress
+from fpgm.utils.text import reason
 
 TIMEOUT_SECONDS = 6.0
 """For connecting, and for silence in between: what came so far is kept, so waiting gains little."""

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.copying import copy_model
 from fpgm.errors import FpgmError, ModelError, RequestError
-from fpgm.examples import Example
-from fpgm.export.fold import simplified
-from fpgm.export.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
-from fpgm.latency.layers import Layer
+from fpgm.exporters.bn_folding import simplified
+from fpgm.exporters.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
 from fpgm.latency.memory import process_bytes, torch_bytes
-from fpgm.latency.timing import side_by_side
-from fpgm.wording import reason
+from fpgm.tracing.layer_calls import Layer
+from fpgm.utils.copying import copy_model
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.text import reason
+from fpgm.utils.timing import side_by_side
 
 LAYER_SECONDS = 0.02
 """Time given to one layer of one size."""

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fpgm.tensors import named_tensors
+from fpgm.utils.modules import named_tensors
 
-_CHILD = Path(__file__).with_name("_held.py")
+_CHILD = Path(__file__).with_name("_memory_probe.py")
 _LOG = "KINETO_LOG_LEVEL"
 _PATIENCE = 120
 """Seconds for a process to load a model and run it."""

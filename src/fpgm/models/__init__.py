@@ -10,10 +10,10 @@ from functools import partial
 from torch import nn
 
 from fpgm.errors import RequestError
+from fpgm.models.checkpoint import SHIPPED, load_weights
 from fpgm.models.digits import digits
 from fpgm.models.resnet_cifar import resnet
 from fpgm.models.vgg_cifar import vgg16
-from fpgm.models.weights import SHIPPED, load_weights
 
 __all__ = ["BUILTIN", "Builtin", "build", "digits", "resnet", "trained_resnet20", "vgg16"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fpgm import figures
-from fpgm.report.charts import MOST_GROUPS, Chart, spec_of
+from fpgm.report import charts as figures
+from fpgm.report.chart_data import MOST_GROUPS, Chart, spec_of
 from fpgm.report.headline import cards, last_accuracy
 from fpgm.report.layers import clip, numbered
 from fpgm.report.run import Run

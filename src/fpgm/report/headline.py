@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fpgm.report.run import Run
-from fpgm.wording import figure
+from fpgm.utils.text import figure
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fpgm.plan import Group, Plan, layer_of
+from fpgm.pruning.plan import Group, Plan, layer_of
 from fpgm.report.records import LayerTold, Number
 from fpgm.report.run import Run
 

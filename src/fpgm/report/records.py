@@ -14,7 +14,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fpgm.wording import shorten
+from fpgm.utils.text import shorten
 
 Number = float | None
 Texts = Mapping[str, str]

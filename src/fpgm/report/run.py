@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fpgm.errors import FileError, PlanError
-from fpgm.plan import Plan
-from fpgm.reading import parsed, text_of
+from fpgm.pruning.plan import Plan
 from fpgm.report.records import (
     AnalysisTold,
     BenchTold,
@@ -26,7 +25,8 @@ from fpgm.report.records import (
     decode,
     texts,
 )
-from fpgm.wording import reason
+from fpgm.utils.safe_read import parsed, text_of
+from fpgm.utils.text import reason
 
 LARGEST = 64 * 2**20
 """Bytes of a file that are still read."""

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fpgm.errors import FpgmError
-from fpgm.report import page
+from fpgm.report.page import page
 from fpgm.report.run import read_run
 
 HOST = "127.0.0.1"

@@ -1,0 +1,63 @@
+"""The first pictures of CIFAR-10, packed small enough to travel with the package.
+
+Neighbouring pixels and the three colours of one pixel are much alike, so differences are stored:
+they compress by a third where the pictures themselves do not.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fpgm.data.in_memory import Images
+from fpgm.models.assets import PICTURES
+from fpgm.utils.atomic_io import write_whole
+
+Bytes = NDArray[np.uint8]
+
+
+def read_sample(file: Path = PICTURES) -> tuple[Images, Images]:
+    """Pictures to train and to test on."""
+    with np.load(file, allow_pickle=False) as packed:
+        train, test = (
+            Images(
+                torch.from_numpy(unpack(packed[f"{part}_images"])),
+                torch.from_numpy(packed[f"{part}_labels"]).long(),
+            )
+            for part in ("train", "test")
+        )
+    return train, test
+
+
+def write_sample(file: Path, train: Images, test: Images) -> None:
+    """Pack pictures into one file."""
+    arrays: dict[str, Any] = {}
+    for part, data in (("train", train), ("test", test)):
+        arrays[f"{part}_images"] = pack(data.images.numpy())
+        arrays[f"{part}_labels"] = data.labels.numpy().astype(np.uint8)
+    write_whole(file, partial(np.savez_compressed, **arrays))
+
+
+def pack(images: Bytes) -> Bytes:
+    """RGB pictures [N, 3, H, W] as differences, modulo 256: from green, then from the left.
+
+    >>> images = np.arange(96, dtype=np.uint8).reshape(2, 3, 4, 4) * 7
+    >>> bool((unpack(pack(images)) == images).all())
+    True
+    """
+    packed: Bytes = images.copy()
+    packed[:, ::2] -= images[:, 1:2]
+    packed[..., 1:] -= packed[..., :-1].copy()
+    return packed
+
+
+def unpack(packed: Bytes) -> Bytes:
+    """What `pack` was given."""
+    images: Bytes = np.cumsum(packed, axis=-1, dtype=np.uint8)
+    images[:, ::2] += images[:, 1:2]
+    return images

@@ -1,0 +1,201 @@
+"""A model by a short text, as the command line takes it.
+
+    resnet56                    a built-in network
+    torchvision:resnet50        from torchvision, weights fresh
+    timm:convnext_tiny          from timm, weights fresh
+    path/to/net.py:make         what `make()` in that file returns
+
+Nothing is ever downloaded; trained weights come from a file, through `load_weights`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from fpgm.errors import RequestError
+from fpgm.models import BUILTIN, build
+from fpgm.models.torchvision_import import import_torchvision
+from fpgm.utils.locking import TURN
+from fpgm.utils.text import reason
+
+IMAGENET_SHAPE = (1, 3, 224, 224)
+
+
+def load_model(spec: str) -> nn.Module:
+    """Make the model a spec names, with fresh weights.
+
+    >>> type(load_model("resnet20")).__name__
+    'ResNet'
+    """
+    source, colon, name = spec.rpartition(":")
+    if not colon:
+        if spec.endswith(".py"):
+            raise RequestError(f"{spec!r} names no factory: write '{spec}:make_model'.")
+        return build(spec)
+    if source == "torchvision":
+        return _from_torchvision(name)
+    if source == "timm":
+        return _from_timm(name)
+    if source.endswith(".py"):
+        return _from_file(Path(source), name)
+    raise RequestError(
+        f"{spec!r} is no model: use a built-in name, 'torchvision:NAME', 'timm:NAME' "
+        "or 'path/to/file.py:factory'."
+    )
+
+
+def names_code(spec: str) -> bool:
+    """Whether a spec names a file of Python that making the model would run.
+
+    >>> names_code("net.py:make"), names_code("torchvision:resnet50")
+    (True, False)
+    """
+    return ".py:" in spec
+
+
+def default_shape(spec: str) -> tuple[int, ...]:
+    """Shape of one input for the model a spec names, batch dim included.
+
+    >>> default_shape("resnet56"), default_shape("net.py:make")
+    ((1, 3, 32, 32), (1, 3, 224, 224))
+    """
+    if spec in BUILTIN:
+        return BUILTIN[spec].input_shape
+    if spec.startswith("timm:"):
+        name = spec.removeprefix("timm:")
+        config = _timm_with(name).models.get_pretrained_cfg(name)
+        if config is not None:
+            return (1, *config.input_size)
+    return IMAGENET_SHAPE
+
+
+def is_guess(spec: str) -> bool:
+    """Whether nothing is known of a model's input, and its default shape only the commonest.
+
+    >>> is_guess("net.py:make"), is_guess("resnet56")
+    (True, False)
+    """
+    return spec not in BUILTIN and not spec.startswith("timm:")
+
+
+def _from_torchvision(name: str) -> nn.Module:
+    import_torchvision()
+    models = importlib.import_module("torchvision.models")
+    _check_name("torchvision", name, models.list_models())
+    builder = models.get_model_builder(name)
+    options: dict[str, Any] = {"weights": None}
+    # Detection and segmentation models fetch a trained backbone unless told not to.
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        options["weights_backbone"] = None
+    with TURN, warnings.catch_warnings():
+        # GoogLeNet and Inception announce a change of their initialisation.
+        warnings.filterwarnings("ignore", "The default weight initialization", FutureWarning)
+        model: nn.Module = builder(**options)
+    return model
+
+
+def _from_timm(name: str) -> nn.Module:
+    model: nn.Module = _timm_with(name).create_model(name, pretrained=False)
+    return model
+
+
+def _timm_with(name: str) -> ModuleType:
+    """Import timm, once it is sure to have the model."""
+    import_torchvision()  # timm imports it, and only this way does that always succeed
+    try:
+        timm = importlib.import_module("timm")
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise
+        raise RequestError('timm is not installed: pip install "fpgm[zoo]"') from None
+    base, dot, _ = name.partition(".")
+    _check_name("timm", base, timm.list_models())
+    if dot:  # a name with the tag of its trained weights
+        _check_name("timm", name, timm.list_models(f"{base}.*", pretrained=True))
+    return timm
+
+
+def _from_file(path: Path, name: str) -> nn.Module:
+    if not path.is_file():
+        raise RequestError(f"There is no file {str(path)!r} to take {name!r} from.")
+    with _importable(path.parent):
+        module = _run(path)
+        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        target = getattr(module, name, None)
+        if target is None:
+            _check_name(str(path), name, public)
+        if isinstance(target, nn.Module):
+            return target
+        if not callable(target):
+            raise RequestError(f"{name!r} in {path} is no factory but {type(target).__name__}.")
+        try:
+            model = target()
+        except Exception as error:
+            raise RequestError(f"{name}() in {path} failed: {_describe(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise RequestError(
+            f"{name}() in {path} returned {type(model).__name__}, not a torch.nn.Module."
+        )
+    return model
+
+
+def _run(path: Path) -> ModuleType:
+    # A name of its own, so a user's `utils.py` never stands in for another; registered, because
+    # dataclasses and pickling look a class's module up by name.
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
+    found = importlib.util.spec_from_file_location(f"_fpgm_user_{digest}", path)
+    if found is None or found.loader is None:
+        raise RequestError(f"{path} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    try:
+        try:
+            found.loader.exec_module(module)
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            import_torchvision()  # the file imports it, and only this way does that succeed
+            found.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[found.name]
+        raise RequestError(f"{path} failed to import: {_describe(error)}.") from error
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let a file import its neighbours, as it could when run by itself."""
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def _check_name(source: str, name: str, known: Iterable[str]) -> None:
+    known = list(known)
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=3)
+    hint = f": did you mean {', '.join(repr(n) for n in near)}?" if near else "."
+    raise RequestError(f"{source} has no {name!r}{hint}")
+
+
+def _describe(error: Exception) -> str:
+    kind, why = type(error).__name__, reason(error)
+    return kind if why == kind else f"{kind}: {why}"

@@ -1,0 +1,55 @@
+"""Importing torchvision where its compiled part does not load.
+
+torchvision registers shape rules for two of its compiled operators while it is being imported. When
+the compiled part was built for another torch (a CUDA wheel beside a CPU torch, say), the operators
+do not exist and the import itself fails, though none of the models needs them before detection's
+last step. Declaring the two signatures is enough for everything but running `nms`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from types import ModuleType
+
+import torch
+
+from fpgm.errors import RequestError
+from fpgm.utils.locking import TURN
+
+SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+# A declaration lives as long as its Library object.
+_declared: list[torch.library.Library] = []
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, declaring the operators its compiled part failed to bring."""
+    try:
+        return _import()
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        raise RequestError('torchvision is not installed: pip install "fpgm[zoo]"') from None
+    except RuntimeError as error:
+        if "torchvision::" not in str(error) or _declared:
+            raise
+    # The failed attempt leaves half-imported submodules, which a second one would trust.
+    for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in SCHEMAS:
+        library.define(schema)
+    _declared.append(library)
+    return _import()
+
+
+def _import() -> ModuleType:
+    with TURN, warnings.catch_warnings():
+        # Reading and writing image files is the other half of the compiled part; no model uses it.
+        warnings.filterwarnings("ignore", "Failed to load image Python extension")
+        return importlib.import_module("torchvision")

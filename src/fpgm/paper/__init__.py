@@ -1,0 +1,1 @@
+"""The paper: its FLOPs, the methods it compares, and its tables."""

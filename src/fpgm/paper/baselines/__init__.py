@@ -1,0 +1,1 @@
+"""The methods the paper compares itself with, one file each."""

@@ -1,0 +1,173 @@
+"""Sizes that modules keep as plain numbers: those that follow a plan, and those that do not.
+
+Code that no forward pass has run may read them: an exporter's other forward, `switch_to_deploy`.
+A number is compared with the widths of the module's own tensors, the nearest first. It follows if
+its name is that of a size and all widths of that value keep equally many channels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fpgm.pruning.plan import WRITES, Attribute, StaleSize
+from fpgm.pruning.plan_checks import holds_size
+from fpgm.tracing.grouping import Structure, rows_of
+from fpgm.tracing.labels import axes
+from fpgm.utils.modules import modules_by_path
+
+Side = Literal["in", "out", ""]
+
+_SIZES = frozenset(
+    ("c", "ch", "chs", "chan", "chans", "channel", "channels", "cin", "cout", "dim", "dims",
+     "width", "widths", "plane", "planes", "inplanes", "outplanes", "feature", "features", "feat",
+     "feats", "filter", "filters", "hidden", "embed", "inp", "oup", "inc", "outc", "nf", "ngf",
+     "ndf", "in", "out", "nin", "nout", "inner", "expand", "squeeze", "mid")
+)  # fmt: skip
+_NO_SIZES = frozenset(
+    ("kernel", "k", "stride", "strides", "pad", "padding", "dilation", "heads", "class",
+     "classes", "nc", "group", "groups", "patch", "window", "img", "image", "resolution", "res",
+     "layer", "layers", "depth", "block", "blocks", "seq", "len", "length", "ratio", "reduction",
+     "scale", "step", "steps", "count", "seed", "rate", "index", "id", "pos")
+)  # fmt: skip
+_IN = frozenset(("in", "inp", "inc", "cin", "nin", "inplanes", "input"))
+_OUT = frozenset(("out", "oup", "outc", "cout", "nout", "outplanes", "output"))
+
+
+@dataclass(frozen=True)
+class Width:
+    """A row of channels some levels below a module, and on which side of a layer it lies.
+
+    Level −1: an operator that the module itself calls has taken or made it (a split, a view).
+    """
+
+    level: int
+    side: Side
+    row: Tensor
+
+
+class Widths:
+    """The widths of every module's own tensors, by the module's path."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._own: dict[int, list[tuple[str, Side, Tensor]]] = {}
+        """By their length: rows along modules' tensors and what they return, with the path."""
+        self._taken: dict[str, list[Tensor]] = {}
+        """Rows that operators of the module itself have taken apart or put together."""
+        seen = structure.seen
+        for ((_, path, _), _), risk in seen.risks.items():
+            self._taken.setdefault(path, []).extend(risk.rows())
+        for slot in seen.slots.values():
+            owner = slot.name.rpartition(".")[0]
+            for field, role in zip(slot.fields, slot.roles, strict=True):
+                side: Side = "in" if role == "reads" else "out" if role in WRITES else ""
+                self._add(owner, side, rows_of(field))
+        for (_, path, _), out in seen.returns.items():
+            for field in out.fields:
+                if len(axes(field)) == 1:
+                    self._add(path, "out", field.reshape(-1))
+
+    def _add(self, path: str, side: Side, row: Tensor) -> None:
+        self._own.setdefault(len(row), []).append((path, side, row))
+
+    def _below(self, path: str, value: int) -> Iterator[Width]:
+        """Yield the widths of this value that a module has, and all modules in it."""
+        for row in self._taken.get(path, ()):
+            if len(row) == value:
+                yield Width(-1, "", row)
+        inside = f"{path}." if path else ""
+        for owner, side, row in self._own.get(value, ()):
+            if owner == path or owner.startswith(inside):
+                yield Width(_depth(owner) - _depth(path), side, row)
+
+    def changed(self, kept: Tensor) -> set[int]:
+        """Old widths that are not what they were."""
+        rows = [row for own in self._own.values() for _, _, row in own]
+        rows += self._taken.get("", [])
+        once = {(row.data_ptr(), len(row)): row for row in rows}
+        return {len(row) for row in once.values() if not bool(kept[row].all())}
+
+    def after(self, path: str, value: int, side: Side, kept: Tensor, most: int) -> set[int]:
+        """New widths that a module's number may stand for, from the nearest level with any."""
+        found = [w for w in self._below(path, value) if w.level <= most]
+        found = [w for w in found if side and w.side == side] or found
+        nearest = min((w.level for w in found), default=0)
+        return {int(kept[w.row].sum()) for w in found if w.level == nearest}
+
+
+def _depth(path: str) -> int:
+    """How many levels below the model a module lies.
+
+    >>> [_depth(path) for path in ("", "stem", "blocks.0.conv")]
+    [0, 1, 3]
+    """
+    return path.count(".") + 1 if path else 0
+
+
+def follow_sizes(
+    model: nn.Module, widths: Widths, kept: Tensor, known: Collection[tuple[str, str]]
+) -> tuple[list[Attribute], list[StaleSize]]:
+    """Find numbers of modules that follow the plan, and those that still say an old width.
+
+    Args:
+        model: The model as it is.
+        widths: Of its modules.
+        kept: Which labels stay.
+        known: Attributes that the plan changes already, by module and name.
+    """
+    followed: list[Attribute] = []
+    stale: list[StaleSize] = []
+    changed = widths.changed(kept)
+    for path, module, name, value in _numbers(model, changed):
+        if (path, name) in known:
+            continue
+        numbers = value if isinstance(value, tuple) else (value,)
+        named = is_size_name(name) and holds_size(module, name)
+        options = [
+            widths.after(path, n, _side(name), kept, 99 if named else 1) if n in changed else {n}
+            for n in numbers
+        ]
+        if all(found <= {n} for found, n in zip(options, numbers, strict=True)):
+            continue
+        if named and all(len(found) <= 1 for found in options):
+            new = tuple(next(iter(found), n) for found, n in zip(options, numbers, strict=True))
+            followed.append(Attribute(path, name, value, new if value is numbers else new[0]))
+        else:
+            stale.append(StaleSize(path, name, value))
+    return followed, stale
+
+
+def _numbers(model: nn.Module, changed: set[int]) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Whole numbers, and tuples of them, that modules of the user's classes hold."""
+    for path, module in modules_by_path(model).items():
+        if type(module).__module__.startswith("torch."):
+            continue
+        for name, value in vars(module).items():
+            listed = type(value) in (list, tuple) and all(type(n) is int for n in value)
+            if listed and not changed.isdisjoint(value):
+                yield path, module, name, tuple(value)
+            elif type(value) is int and value in changed:
+                yield path, module, name, value
+
+
+def is_size_name(name: str) -> bool:
+    """Whether an attribute's name is that of a number of channels.
+
+    >>> [is_size_name(n) for n in ("in_channels", "c1", "self_dim", "kernel_size", "num_classes")]
+    [True, True, True, False, False]
+    """
+    words = _words(name)
+    return not words & _NO_SIZES and bool(words & _SIZES)
+
+
+def _side(name: str) -> Side:
+    words = _words(name)
+    return "in" if words & _IN else "out" if words & _OUT else ""
+
+
+def _words(name: str) -> set[str]:
+    return set(re.sub(r"[0-9]+", "", name).lower().split("_")) - {""}

@@ -1,0 +1,1 @@
+"""Apply a plan: mask, compact, verify, save and load."""

@@ -1,0 +1,81 @@
+"""Training goes on with the compact model: the optimizer's state is cut along with the weights.
+
+The optimizer itself stays the same object, so schedulers that hold on to it keep working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.errors import RequestError
+from fpgm.pruning.plan import Cut, Plan
+from fpgm.pruning.slicing import by_tensor, cut
+from fpgm.utils.modules import named_tensors
+
+
+def move_optimizer_(
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, plan: Plan
+) -> None:
+    """Hand an optimizer of the model over to the compact model, momentum and all.
+
+    Nothing changes unless everything fits.
+    """
+    check_optimizer(optimizer, model)
+    optimizer = inner_optimizer(optimizer)
+    old, new = named_tensors(model), named_tensors(small)
+    names = {id(tensor): name for name, tensor in old.items()}
+    cuts = by_tensor(plan.cuts)
+    groups = [[new[names[id(p)]] for p in group["params"]] for group in optimizer.param_groups]
+    states = {}
+    for parameter, state in optimizer.state.items():
+        name = names[id(parameter)]
+        states[new[name]] = {
+            key: _cut_state(name, key, value, parameter, new[name], cuts)
+            for key, value in state.items()
+        }
+    for group, params in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = params
+    optimizer.state.clear()
+    optimizer.state.update(states)
+
+
+def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that really steps, inside a wrapper such as Accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer that holds anything but this model's parameters."""
+    own = {id(tensor) for tensor in named_tensors(model).values()}
+    optimizer = inner_optimizer(optimizer)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in (*held, *optimizer.state):
+        if id(parameter) not in own:
+            raise RequestError(
+                f"The optimizer holds a parameter of shape {list(parameter.shape)} that is not the "
+                "model's: give the optimizer of this model."
+            )
+
+
+def _cut_state(
+    name: str,
+    key: str,
+    value: Any,
+    parameter: Tensor,
+    successor: Tensor,
+    cuts: Mapping[str, Sequence[Cut]],
+) -> Any:
+    if not isinstance(value, Tensor) or value.ndim == 0 or name not in cuts:
+        return value.clone() if isinstance(value, Tensor) else value
+    if value.shape != parameter.shape:
+        raise RequestError(
+            f"The optimizer's '{key}' for '{name}' has shape {list(value.shape)}, the parameter "
+            f"{list(parameter.shape)}: state in another layout cannot be cut; make a new optimizer."
+        )
+    # In the new parameter's own layout: fused optimizers pair the two by their place in memory.
+    return torch.empty_like(successor, dtype=value.dtype).copy_(cut(value, cuts[name]))

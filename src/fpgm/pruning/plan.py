@@ -1,0 +1,394 @@
+"""The plan: an immutable value that says which tensor keeps which indices, and why the rest stays.
+
+A plan is made once, by looking at the model, and applies without looking again. It prints as a
+table, goes to JSON and back unchanged, and knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fpgm.errors import PlanError
+from fpgm.pruning.plan_text import plan_text, safe_text
+from fpgm.utils.typed_json import Part, build, build_all, check_kinds, check_names, list_in
+
+FORMAT = 1
+"""Version of the JSON layout; raised when an old file would be misread."""
+
+Role = Literal["filter", "depthwise", "both", "direction", "gain", "shift", "scale", "reads"]
+WRITES: tuple[Role, ...] = ("filter", "depthwise", "both", "direction")
+"""Roles of an axis whose rows are filters."""
+Side = Literal["input", "output"]
+Kind = Literal["gather", "scatter"]
+MOST_DIMS = 8
+"""Dims of an activation: a video has 5, windows of attention up to 7."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one parameter or buffer keeps along one dim, in the order the compact model wants it.
+
+    `role` tells masking what the slice means: a `filter` writes a unit, a `shift` adds to it
+    (bias, beta, running mean), a `scale` multiplies it, and `reads` is a later layer's view of it.
+    Under weight norm the filter is a `direction` times a `gain`; a tied weight may do `both`, write
+    and read.
+    With `blocks` > 1 the tensor is a grouped weight: dim 0 falls into that many equal blocks, and
+    block b keeps its own share, the b-th equal part of `keep`.
+    """
+
+    tensor: str
+    dim: int
+    size: int
+    keep: tuple[int, ...]
+    role: Role
+    blocks: int = 1
+
+    @property
+    def kept(self) -> int:
+        """New size of the dim."""
+        return len(self.keep) // self.blocks
+
+    def removed(self, block: int = 0) -> list[int]:
+        """Indices that go (in one block of a grouped weight)."""
+        share = self.keep[block * self.kept : (block + 1) * self.kept]
+        return sorted(set(range(self.size)) - set(share))
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if self.dim < 0 or self.blocks < 1 or (self.blocks > 1 and self.dim == 0):
+            return f"it cuts dim {self.dim} in {self.blocks} blocks"
+        if not self.keep or len(self.keep) % self.blocks:
+            return f"it keeps {len(self.keep)} channels in {self.blocks} blocks"
+        starts = range(0, len(self.keep), self.kept)
+        return next(
+            (p for b in starts if (p := _unfit(self.keep[b : b + self.kept], self.size))), None
+        )
+
+
+@dataclass(frozen=True)
+class Filters:
+    """How many filters a layer has, and which of them stay: by number, or by block of equals."""
+
+    total: int
+    keep: tuple[int, ...]
+    block: int = 1
+    """So many filters in a row go or stay together; `keep` counts blocks."""
+
+    @property
+    def kept(self) -> int:
+        """How many stay."""
+        return len(self.keep) * self.block
+
+    def removed(self) -> list[int]:
+        """Numbers of those that go.
+
+        >>> Filters(6, (0, 2), block=2).removed()
+        [2, 3]
+        """
+        stay = set(self.keep)
+        return [n for n in range(self.total) if n // self.block not in stay]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A size a module remembers (`out_channels`, `groups`, `split_width`) and its new value."""
+
+    module: str
+    name: str
+    before: int | tuple[int, ...]
+    after: int | tuple[int, ...]
+
+    def problem(self) -> str | None:
+        """Say what is wrong, or None: sizes only shrink (a padding may shrink to nothing)."""
+        before, after = (v if isinstance(v, tuple) else (v,) for v in (self.before, self.after))
+        if (
+            isinstance(self.before, int) != isinstance(self.after, int)
+            or len(before) != len(after)
+            or not all(0 <= new <= old for new, old in zip(after, before, strict=True))
+        ):
+            return f"its '{safe_text(self.name)}' of {before} becomes {after}"
+        return None
+
+
+@dataclass(frozen=True)
+class StaleSize:
+    """A number of a module that equals an old width of its layers and was left as it is.
+
+    Nothing that was watched depends on it; code that runs elsewhere (an exporter) may.
+    """
+
+    module: str
+    name: str
+    value: int | tuple[int, ...]
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        return None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A plain attribute in which a forward pass leaves activations that lose channels.
+
+    What an earlier pass has left there is cut along `dim`; what does not fit that, or anything if
+    `keep` is empty, is dropped.
+    """
+
+    module: str
+    name: str
+    dim: int
+    size: int
+    keep: tuple[int, ...]
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if not 0 <= self.dim < MOST_DIMS:
+            return f"no activation has a dim {self.dim}"
+        return _unfit(self.keep, self.size) if self.keep else None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A gather or scatter of channels at a module's input or output.
+
+    `gather` picks `index` along `dim`; `scatter` writes into zeros of `size` at `index`. They stand
+    where the user's own code fixes a width (zero-padded shortcuts, shuffles, full-width streams).
+    """
+
+    module: str
+    side: Side
+    kind: Kind
+    dim: int
+    index: tuple[int, ...]
+    size: int
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if not 0 <= self.dim < MOST_DIMS:
+            return f"no activation has a dim {self.dim}"
+        return _unfit(self.index, self.size)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units of one or several layers that are chosen together, before and after."""
+
+    name: str
+    layers: tuple[str, ...]
+    units: int
+    kept: int
+    exact: bool = True
+
+    @property
+    def rate(self) -> float:
+        """Share of units removed."""
+        return 1 - self.kept / self.units
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        if self.units < 1 or not 0 <= self.kept <= self.units:
+            return f"it keeps {self.kept} of {self.units} units"
+        return None
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Channels that are left alone, and a reason a person understands."""
+
+    layers: tuple[str, ...]
+    channels: int
+    reason: str
+
+    def problem(self) -> str | None:
+        """What cannot be meant, or None."""
+        return f"it freezes {self.channels} channels" if self.channels < 0 else None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Time of one inference in a runtime, where a share of it was asked to go."""
+
+    backend: str
+    threads: int
+    asked: float
+    predicted: float
+    """Share of the time that goes according to a table of layers' times."""
+    measured: float
+    """Share of the time that goes, original and compact model measured in turns."""
+    seconds_before: float
+    """Of the original, in the median."""
+    seconds_after: float
+    """Of the compact model: that, less the share measured turn by turn."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything needed to mask, compact, verify and explain; see the module docstring."""
+
+    fingerprint: str
+    asked: Mapping[str, Any]
+    cuts: tuple[Cut, ...]
+    attributes: tuple[Attribute, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+    outputs: tuple[Cut, ...] = ()
+    """What is left of the model's outputs, by their number, where the user lets them shrink."""
+    groups: tuple[Group, ...] = ()
+    frozen: tuple[Frozen, ...] = ()
+    macs_before: int = 0
+    macs_after: int = 0
+    params_before: int = 0
+    params_after: int = 0
+    notes: tuple[str, ...] = field(default=())
+    stale: tuple[StaleSize, ...] = ()
+    """Numbers that still say an old width."""
+    cached: tuple[Cached, ...] = ()
+    """Where modules keep activations."""
+    latency: Latency | None = None
+    """If a share of the time was asked for: what was predicted and what was measured."""
+
+    @property
+    def macs_removed(self) -> float:
+        """Share of multiply-accumulates removed."""
+        return 1 - self.macs_after / self.macs_before if self.macs_before else 0.0
+
+    @property
+    def params_removed(self) -> float:
+        """Share of parameters removed."""
+        return 1 - self.params_after / self.params_before if self.params_before else 0.0
+
+    @property
+    def exact(self) -> bool:
+        """False when a removed unit took part in a norm over channels (asked for, approximate)."""
+        return all(group.exact for group in self.groups if group.kept < group.units)
+
+    def filters(self) -> dict[str, Filters]:
+        """Filters of every layer that loses some, by the layer's path and the tensor's name.
+
+        Under either there is one answer; the path is that of the first of a module's tensors.
+
+        >>> cut = Cut("up.weight", 1, 3, (0, 2, 1, 2), "filter", blocks=2)  # two groups of three
+        >>> Plan("", {}, (cut,)).filters()["up"].removed()
+        [1, 3]
+        """
+        found: dict[str, Filters] = {}
+        for cut in self.cuts:
+            if cut.role in WRITES:
+                keep = (
+                    place + number // cut.kept * cut.size for number, place in enumerate(cut.keep)
+                )
+                own = Filters(cut.blocks * cut.size, tuple(keep))
+                found.setdefault(layer_of(cut.tensor), own)
+                found.setdefault(cut.tensor, own)
+        return self._whole_groups() | found
+
+    def _whole_groups(self) -> dict[str, Filters]:
+        """Filters of transposed convolutions that lose whole groups.
+
+        Their rows are what they read, and all filters of a group go with its rows.
+        """
+        sizes = {
+            (a.module, a.name): (a.before, a.after)
+            for a in self.attributes
+            if isinstance(a.before, int) and isinstance(a.after, int)
+        }
+        found = {}
+        for cut in self.cuts:
+            layer = layer_of(cut.tensor)
+            groups, _ = sizes.get((layer, "groups"), (0, 0))
+            before, after = sizes.get((layer, "out_channels"), (0, 0))
+            if cut.role != "reads" or cut.dim != 0 or not 0 < groups <= min(cut.size, before):
+                continue
+            rows, wide = cut.size // groups, before // groups
+            alive = sorted({place // rows for place in cut.keep})
+            if len(alive) * wide == after:
+                found[layer] = found[cut.tensor] = Filters(before, tuple(alive), wide)
+        return found
+
+    def __deepcopy__(self, memo: object) -> Plan:
+        return self  # nothing in it can change, and every compact model carries one
+
+    def to_json(self, indent: int | None = None) -> str:
+        """JSON text from which `from_json` makes an equal plan."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote; anything else is a `PlanError`."""
+        try:
+            return cls._from_dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"This is not a plan: {error}.") from error
+
+    @classmethod
+    def _from_dict(cls, raw: Any) -> Plan:
+        if not isinstance(raw, dict) or "format" not in raw:
+            raise PlanError("This is not a plan: no 'format' field.")
+        if raw.pop("format") != FORMAT:
+            raise PlanError(f"The plan is in another format than {FORMAT}: update fpgm.")
+        check_names(cls, raw)
+        values: dict[str, Any] = dict(raw)
+        for key in _PARTS.keys() & raw.keys():
+            values[key] = build_all(_PARTS[key], list_in(raw, key))
+        if "notes" in raw:
+            values["notes"] = tuple(list_in(raw, "notes"))
+        if raw.get("latency") is not None:
+            values["latency"] = build(Latency, raw["latency"])
+        check_kinds(cls, values)
+        plan = cls(**values)
+        if (problem := _problem(plan)) is not None:
+            raise PlanError(f"This is not a plan: {problem}.")
+        return plan
+
+    def __str__(self) -> str:
+        return plan_text(self)
+
+
+def layer_of(tensor: str) -> str:
+    """Path of the module that owns a tensor, however the tensor is made up.
+
+    >>> layer_of("a.conv.weight"), layer_of("a.conv.parametrizations.weight.original1")
+    ('a.conv', 'a.conv')
+    >>> layer_of("weight")  # of a model that is one layer
+    'weight'
+    """
+    owner = tensor.rpartition(".")[0]
+    before, found, _ = owner.rpartition("parametrizations.")
+    if found and (not before or before.endswith(".")):
+        owner = before.rstrip(".")
+    return owner or tensor
+
+
+_PARTS: dict[str, type[Part]] = {
+    "cuts": Cut,
+    "attributes": Attribute,
+    "adapters": Adapter,
+    "outputs": Cut,
+    "groups": Group,
+    "frozen": Frozen,
+    "stale": StaleSize,
+    "cached": Cached,
+}
+
+
+def _problem(plan: Plan) -> str | None:
+    """What cannot be meant of a plan as a whole, or None."""
+    if min(plan.macs_before, plan.macs_after, plan.params_before, plan.params_after) < 0:
+        return "it counts fewer than 0 operations or parameters"
+    if plan.latency is not None and plan.latency.threads < 1:
+        return f"its time was measured with {plan.latency.threads} threads"
+    if others := [c.tensor for c in plan.outputs if not re.fullmatch("[0-9]{1,6}", c.tensor)]:
+        return f"the model has no output '{safe_text(others[0])}'"
+    return None
+
+
+def _unfit(positions: Sequence[int], size: int) -> str | None:
+    """Why positions do not lie apart within a size, or None."""
+    if size < 1 or (positions and not 0 <= min(positions) <= max(positions) < size):
+        return f"its positions are not among {size}"
+    return "some positions stand twice" if len(set(positions)) < len(positions) else None

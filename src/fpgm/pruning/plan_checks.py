@@ -1,0 +1,216 @@
+"""What a plan may do to a model, whoever wrote it: bounds that the model itself sets.
+
+A digest says that a file is as it was saved, not who saved it. So a plan is believed only as far as
+a planner could have written it for this model: tensors are cut within their shapes, only sizes are
+changed and they agree with the weights, and adapters are no wider than the model's own tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from fpgm.errors import PlanError
+from fpgm.pruning.plan import Adapter, Attribute, Cached, Cut, Plan
+from fpgm.pruning.slicing import by_tensor
+from fpgm.utils.modules import modules_by_path, named_tensors
+from fpgm.utils.size_names import FIRST_DIM, NO_SIZES, SECOND_DIM, SIZES
+
+MOST_ADAPTERS = 4
+"""At one module: a gather and a scatter on either side."""
+WIDER = 2
+"""Times the widest tensor: channels that are joined and split again are read whole by no weight."""
+
+
+def holds_size(module: nn.Module, name: str) -> bool:
+    """Whether an attribute may be a number of channels: only those are ever changed.
+
+    In torch's own layers a few names are known; in other modules any whole number or list of them
+    that the module itself holds, unless torch gives that name another meaning.
+
+    >>> conv = nn.Conv2d(3, 8, 3)
+    >>> [holds_size(conv, name) for name in ("out_channels", "stride", "training", "weight")]
+    [True, False, False, False]
+    """
+    kind: type = type(module)
+    if name.startswith("__") or name in NO_SIZES or name in _names_of_torch(kind) - SIZES:
+        return False
+    if _is_torchs(kind) and name not in SIZES:
+        return False
+    value = _held(module, name)
+    numbers = value if isinstance(value, list | tuple) else (value,)
+    return bool(numbers) and all(type(n) is int for n in numbers)
+
+
+def check_places(model: nn.Module, plan: Plan, earlier: Iterable[Plan]) -> None:
+    """Refuse a plan that does to the model what no planner would, in one line.
+
+    Plans that were applied `earlier` may have widened activations beyond the model's tensors.
+    """
+    tensors, modules = named_tensors(model), modules_by_path(model)
+    widest = WIDER * _widest(tensors, earlier)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if (plan.attributes or plan.adapters) and not plan.cuts:
+        raise PlanError("The plan is damaged: it changes sizes, but cuts nothing.")
+    _check_cuts(plan.cuts, shapes, widest)
+    _check_attributes(plan.attributes, modules)
+    _check_layers(plan, modules, tensors)
+    _check_adapters(plan.adapters, modules, widest)
+    _check_cached(plan.cached, modules)
+
+
+def _check_cuts(cuts: Iterable[Cut], shapes: Mapping[str, tuple[int, ...]], widest: int) -> None:
+    once: set[tuple[str, int]] = set()
+    for c in cuts:
+        shape = shapes.get(c.tensor, ())
+        fits = (
+            c.dim < len(shape)
+            and (shape[c.dim] == c.size or (shape[c.dim] == 1 and c.size <= widest))
+            and not shape[0] % c.blocks
+        )
+        if not fits or (c.tensor, c.dim) in once:
+            raise PlanError(f"The plan is damaged: '{c.tensor}' cannot be cut as it says.")
+        once.add((c.tensor, c.dim))
+
+
+def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.Module]) -> None:
+    once: set[tuple[str, str]] = set()
+    for a in attributes:
+        module = modules.get(a.module)
+        held = None if module is None else _held(module, a.name)
+        held = tuple(held) if isinstance(held, list) else held
+        if module is None or type(held) is bool or held != a.before:
+            raise PlanError(f"The plan is damaged: '{a.module}' has no {a.name} of {a.before}.")
+        if not holds_size(module, a.name):
+            raise PlanError(
+                f"The plan is damaged: it changes {a.name} of '{a.module}', which is not a number "
+                "of channels."
+            )
+        if not any(a.after if isinstance(a.after, tuple) else (a.after,)) and _is_torchs(
+            type(module)
+        ):
+            raise PlanError(f"The plan is damaged: it leaves nothing of {a.name} of '{a.module}'.")
+        if (a.module, a.name) in once:
+            raise PlanError(f"The plan is damaged: it changes {a.name} of '{a.module}' twice.")
+        once.add((a.module, a.name))
+
+
+def _check_layers(
+    plan: Plan, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
+) -> None:
+    """Sizes that torch's layers keep about their own weight agree with what is left of it."""
+    cuts, names = by_tensor(plan.cuts), {id(tensor): name for name, tensor in tensors.items()}
+    groups = {a.module: a.after for a in plan.attributes if a.name == "groups"}
+    for a in plan.attributes:
+        module = modules[a.module]
+        weight = module._parameters.get("weight", module._parameters.get("weight_ih_l0"))
+        if weight is None or not _is_layer(module):
+            continue
+        shape = tuple(weight.shape)
+        left = _left(shape, cuts.get(names[id(weight)], ()))
+        before = getattr(module, "groups", 1)
+        after = groups.get(a.module, before)
+        if _described(module, a.name, shape, before) == a.before and (
+            _described(module, a.name, left, after) != a.after
+        ):
+            raise PlanError(
+                f"The plan is damaged: {a.name} of '{a.module}' becomes {a.after}, its weight "
+                f"something else."
+            )
+        if a.name in ("groups", "num_groups") and (type(a.after) is not int or left[0] % a.after):
+            raise PlanError(
+                f"The plan is damaged: '{a.module}' cannot have {a.after} groups of its channels."
+            )
+
+
+def _described(module: nn.Module, name: str, shape: tuple[int, ...], groups: Any) -> Any:
+    """What an attribute says of a layer's weight of a shape; None if it says nothing."""
+    transposed = bool(getattr(module, "transposed", False))
+    if name == "normalized_shape":
+        return shape
+    if name not in (*FIRST_DIM, *SECOND_DIM):
+        return None
+    dim = int((name in SECOND_DIM) != transposed)
+    if dim >= len(shape):
+        return None
+    return shape[dim] * (groups if dim else 1)
+
+
+def _left(shape: tuple[int, ...], cuts: Iterable[Cut]) -> tuple[int, ...]:
+    """The shape that cuts leave."""
+    kept = {c.dim: c.kept for c in cuts if shape[c.dim] == c.size}
+    return tuple(kept.get(dim, size) for dim, size in enumerate(shape))
+
+
+def _check_adapters(
+    adapters: Iterable[Adapter], modules: Mapping[str, nn.Module], widest: int
+) -> None:
+    at: Counter[str] = Counter()
+    for adapter in adapters:
+        at[adapter.module] += 1
+        if not adapter.module or adapter.module not in modules:
+            raise PlanError(f"The plan is damaged: there is no module '{adapter.module}'.")
+        if adapter.size > widest:
+            raise PlanError(
+                f"The plan is damaged: it wants {adapter.size} channels at '{adapter.module}', and "
+                f"no tensor of the model has more than {widest // WIDER}."
+            )
+        if at[adapter.module] > MOST_ADAPTERS:
+            raise PlanError(
+                f"The plan is damaged: it has more than {MOST_ADAPTERS} adapters at "
+                f"'{adapter.module}'."
+            )
+
+
+def _check_cached(cached: Iterable[Cached], modules: Mapping[str, nn.Module]) -> None:
+    """Only what a module keeps beside its parameters, buffers and settings is cut."""
+    for one in cached:
+        module = modules.get(one.module)
+        if module is None or _is_setting(module, one.name):
+            raise PlanError(f"The plan is damaged: '{one.module}' caches nothing in '{one.name}'.")
+
+
+def _is_setting(module: nn.Module, name: str) -> bool:
+    """Whether an attribute is one of torch's own, other than a weight that a hook computes."""
+    kind: type = type(module)
+    held = vars(module)
+    computed = name not in held or isinstance(held[name], Tensor)
+    return name in _names_of_torch(kind) and not computed
+
+
+def _widest(tensors: Mapping[str, Tensor], earlier: Iterable[Plan]) -> int:
+    """Most channels that any tensor of the model has, or that earlier plans gave it back."""
+    sizes = [n for tensor in tensors.values() for n in tensor.shape]
+    return max([1, *sizes, *(a.size for plan in earlier for a in plan.adapters)])
+
+
+def _held(module: nn.Module, name: str) -> Any:
+    """An attribute's value, without running any code of the model's; None for a property."""
+    bases = (vars(base) for base in type(module).__mro__)
+    of_class = next((names[name] for names in bases if name in names), None)
+    return None if hasattr(type(of_class), "__set__") else vars(module).get(name, of_class)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    kinds = (
+        nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm,
+        nn.LayerNorm, nn.Embedding, nn.EmbeddingBag, nn.RNNBase,
+    )  # fmt: skip
+    return isinstance(module, kinds)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
+
+
+@cache
+def _names_of_torch(kind: type) -> frozenset[str]:
+    """Attributes that torch's classes among a module's own give a meaning."""
+    found: set[str] = set(vars(nn.Module()))
+    for base in filter(_is_torchs, kind.__mro__):
+        found |= {*getattr(base, "__constants__", ()), *vars(base).get("__annotations__", ())}
+    return frozenset(found)

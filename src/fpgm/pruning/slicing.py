@@ -1,0 +1,67 @@
+"""Cutting tensors as a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fpgm.pruning.plan import Cut
+
+
+def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    """Keep what the cuts say; a tensor of size 1 along a dim has nothing to lose there."""
+    for c in sorted(cuts, key=lambda c: -c.blocks):
+        if tensor.shape[c.dim] == 1 and c.size > 1:
+            continue
+        keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
+        if c.blocks == 1:
+            tensor = tensor.index_select(c.dim, keep)
+        else:
+            rows = tensor.shape[0] // c.blocks
+            parts = [
+                tensor[b * rows : (b + 1) * rows].index_select(c.dim, share)
+                for b, share in enumerate(keep.reshape(c.blocks, -1))
+            ]
+            tensor = torch.cat(parts)
+    return tensor
+
+
+@dataclass(frozen=True)
+class Gone:
+    """What a cut removes, ready to be zeroed many times: blocks of rows, and positions in each."""
+
+    dim: int
+    parts: tuple[tuple[slice, Tensor], ...]
+
+    @classmethod
+    def of(cls, c: Cut, tensor: Tensor) -> Gone:
+        """Look up what a cut removes from a tensor of this shape and device."""
+        rows = tensor.shape[0] // c.blocks
+        parts = [
+            (
+                slice(b * rows, (b + 1) * rows) if c.blocks > 1 else slice(None),
+                torch.tensor(c.removed(b), dtype=torch.int64, device=tensor.device),
+            )
+            for b in range(c.blocks)
+        ]
+        return cls(c.dim, tuple(parts))
+
+    def zero_(self, tensor: Tensor) -> None:
+        """Zero it in a tensor of that shape."""
+        if len(self.parts) == 1:  # a view of everything would cost as much as the filling
+            tensor.index_fill_(self.dim, self.parts[0][1], 0)
+            return
+        for rows, positions in self.parts:
+            tensor[rows].index_fill_(self.dim, positions, 0)
+
+
+def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
+    """Cuts of each tensor."""
+    grouped: dict[str, list[Cut]] = {}
+    for c in cuts:
+        grouped.setdefault(c.tensor, []).append(c)
+    return grouped

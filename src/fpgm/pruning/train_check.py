@@ -1,0 +1,73 @@
+"""Whether a compact model trains where the original does: a forward and a backward pass of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.utils.copying import copy_model
+from fpgm.utils.example_inputs import Example, batch_of, resized, tensors_in
+from fpgm.utils.locking import quietly
+from fpgm.utils.tracebacks import describe_error
+
+
+def training_problem(model: nn.Module, small: nn.Module, examples: Sequence[Example]) -> str:
+    """Say why the compact model does not train though the original does, or nothing."""
+    found = (_problem(model, small, example) for example in examples)
+    return next(filter(None, found), "")
+
+
+def _problem(model: nn.Module, small: nn.Module, example: Example) -> str:
+    try:
+        _step(small, example)
+    except Exception as error:
+        return _blame(model, small, example, error)
+    return ""
+
+
+def _blame(model: nn.Module, small: nn.Module, example: Example, error: Exception) -> str:
+    """The compact model failed: say so if the original does not, on this batch or a larger one."""
+    if not _runs(model, example):
+        batch = batch_of(example)
+        if batch is None or batch > 1:
+            return ""
+        example = resized(example, 2)  # batch norm needs more than one value a channel
+        if not _runs(model, example):
+            return ""
+        try:
+            _step(small, example)
+        except Exception as again:
+            error = again
+        else:
+            return ""
+    return f"The compact model does not train, the original does: {describe_error(error)}."
+
+
+def _runs(model: nn.Module, example: Example) -> bool:
+    try:
+        _step(model, example)
+    except Exception:
+        return False
+    return True
+
+
+def _step(model: nn.Module, example: Example) -> None:
+    """Run one training step without an optimizer, in a copy."""
+    copied = copy_model(model).train()
+    torch.manual_seed(0)
+    with quietly(), torch.inference_mode(False), torch.enable_grad():
+        out = tensors_in(example.call(copied))
+        losses = [_loss(value) for value in out if _has_gradient(value)]
+        if losses:
+            torch.stack(losses).sum().backward()
+
+
+def _has_gradient(value: Tensor) -> bool:
+    return value.requires_grad and value.layout == torch.strided
+
+
+def _loss(value: Tensor) -> Tensor:
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return value.double().sum().cpu()

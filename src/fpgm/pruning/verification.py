@@ -1,0 +1,465 @@
+"""The certificate: the compact model computes what the original does with those units masked.
+
+Both run in float64, on the examples with the weights as they are, and on inputs shuffled from them
+with weights varied so that nothing is hidden. All outputs must agree to rounding, and masking must
+change them, or the check would have proved nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.errors import ModelError, VerificationError
+from fpgm.pruning.check_weights import FAINT, Calibration, calibrate_, vary_
+from fpgm.pruning.compaction import check_fits, compact
+from fpgm.pruning.decision_inputs import Decisions, comparable, returns_integers, unused_modules
+from fpgm.pruning.float64 import ConstantNoise, Float64, widen
+from fpgm.pruning.masked_reference import (
+    compare_weights,
+    follow_,
+    ignore_removed_,
+    norms_over_kept,
+    silenced,
+    wake_,
+)
+from fpgm.pruning.output_differences import Difference, difference, distance, form_problem
+from fpgm.pruning.plan import Plan
+from fpgm.pruning.train_check import training_problem
+from fpgm.utils.copying import copy_model
+from fpgm.utils.example_inputs import (
+    Example,
+    as_examples,
+    batch_of,
+    map_tensors,
+    resized,
+    shuffled_inputs,
+)
+from fpgm.utils.locking import in_turn, quietly
+from fpgm.utils.modules import named_tensors, unwrapped
+from fpgm.utils.outputs import Leaf, find_undefined, read_outputs
+from fpgm.utils.preserve_state import State, without_compiling
+from fpgm.utils.rng import random_state, restore_random_state, seed_everything
+from fpgm.utils.tracebacks import describe_error
+from fpgm.utils.weight_norm import weight_norms
+
+TOLERANCE = 1e-4
+"""Largest relative difference that float32 rounding explains in a deep network."""
+
+_EXACT_TOLERANCE = 1e-8
+_LEAST_MOVE = 1e-6
+_PARAMETER = "parameter "
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What verification found.
+
+    `max_error` is the largest difference between the compact model and the masked original, every
+    output channel on its own scale, and `worst` says where it is. `moved` is how far masking moves
+    the original's outputs, relative to their typical size.
+    """
+
+    max_error: float
+    moved: float
+    inputs: int
+    tolerance: float
+    precision: str
+    exact: bool = True
+    worst: str = ""
+    problem: str = ""
+    """What is wrong beside numbers: another shape, or a model that no longer runs or trains."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Equal to rounding, and not vacuously so."""
+        return not self.differs and self.moved > max(_LEAST_MOVE, 100 * self.max_error)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the compact model is wrong, and not merely unproved."""
+        return bool(self.problem) or not self.max_error <= self.tolerance
+
+    def check(self) -> Certificate:
+        """Raise unless ok."""
+        if self.ok:
+            return self
+        if self.problem:
+            raise VerificationError(self.problem)
+        if self.worst.startswith(_PARAMETER):
+            raise VerificationError(
+                f"The compact model's {self.worst} does not hold what the plan keeps of the "
+                "original's: compact the model again."
+            )
+        notes = "".join(f" {note}" for note in self.notes)
+        if not self.differs:
+            raise VerificationError(
+                f"Nothing was proved: masking the removed units moves the outputs by only "
+                f"{self.moved:.1e}, with these weights and with others. Verify with an example "
+                f"input that reaches those units.{notes}"
+            )
+        where = f" at {self.worst}" if self.worst else ""
+        raise VerificationError(
+            f"The compact model differs from the masked original by {self.max_error:.1e}{where} "
+            f"(tolerance {self.tolerance:.0e}). Do not use it: plan again with ignore= for the "
+            f"layers in front of that output.{notes}"
+        )
+
+
+def verify(
+    model: nn.Module,
+    plan: Plan,
+    example_inputs: Any,
+    *,
+    compacted: nn.Module | None = None,
+    inputs: int = 2,
+) -> Certificate:
+    """Compare the compact model with the masked original on the examples and shuffled ones.
+
+    Works in float64, or in the model's own precision if its code runs in no other. With the
+    weights as they are, and again with weights that make every unit visible. The compact model
+    must also train if the original does.
+    """
+    found = certify(model, plan, as_examples(example_inputs), compacted, inputs)
+    if found.problem:
+        raise VerificationError(found.problem)
+    return found
+
+
+@in_turn
+def certify(
+    model: nn.Module,
+    plan: Plan,
+    examples: Sequence[Example],
+    compacted: nn.Module | None = None,
+    inputs: int = 2,
+) -> Certificate:
+    """`verify` for examples that have been read already; finds problems and raises none."""
+    model = unwrapped(model)
+    check_fits(model, plan)
+    small = compact(model, plan) if compacted is None else unwrapped(compacted)
+    state = random_state()
+    try:
+        try:
+            found = _Check(model, small, plan, wide=True).certificate(examples, inputs)
+        except _OriginalError:
+            # The model's own code insists on its precision: decide there.
+            found = _Check(model, small, plan, wide=False).certificate(examples, inputs)
+        if not found.differs and (problem := training_problem(model, small, examples)):
+            found = replace(found, problem=problem)
+    except _OriginalError as error:
+        raise VerificationError(str(error)) from error.__cause__
+    finally:
+        restore_random_state(state)
+    return found
+
+
+class _OriginalError(Exception):
+    """The original itself, or the original with units masked, does not run."""
+
+
+@dataclass
+class _Tally:
+    """The worst of several comparisons."""
+
+    worst: Difference = field(default_factory=Difference)
+    moved: float = 0.0
+    problem: str = ""
+
+    def add(self, other: _Tally) -> None:
+        self.worst = max(self.worst, other.worst, key=lambda found: found.error)
+        self.moved = max(self.moved, other.moved)
+        self.problem = self.problem or other.problem
+
+
+class _Check:
+    """Copies of the original, the masked original and the compact model, in one precision."""
+
+    def __init__(self, model: nn.Module, small: nn.Module, plan: Plan, *, wide: bool) -> None:
+        self.plan, self.wide = plan, wide
+        self.weights = compare_weights(model, small, plan)
+        self.original, self.small = copy_model(model), copy_model(small)
+        if wide:
+            self._widen()
+            if self._follows and weight_norms(model):  # its gains were computed in less precision
+                follow_(self.small, plan, self.original)
+        for copied in (self.original, self.small):
+            copied.eval()
+        wake_(self.original, plan)
+        self.reference = silenced(self.original, plan)
+        self.tolerance = _EXACT_TOLERANCE if wide else TOLERANCE
+        self.same_noise = False
+        self.keeps_state = False
+        self.decisions: list[Leaf] = []
+        """Numbers from which the last call made integers, if it returns any."""
+        self.read: set[int] = set()
+        self.moved: dict[str, float] = {}
+        """How far masking moves each output."""
+        self.notes: list[str] = []
+        self.undefined: set[str] = set()
+        """Outputs that hold NaN with the examples as they are."""
+
+    def _widen(self) -> None:
+        try:
+            with quietly():  # a scripted part's parameters are no leaves once they are copied
+                self.original.double()
+                self.small.double()
+        except Exception as error:
+            text = describe_error(error)
+            raise _OriginalError(f"The model cannot be cast to float64: {text}.") from error
+
+    def certificate(self, examples: Sequence[Example], inputs: int) -> Certificate:
+        """Compare on the examples as they are, then on shuffled ones with varied weights."""
+        if self.wide:
+            examples = [map_tensors(example, widen) for example in examples]
+        shuffled = shuffled_inputs(examples, inputs - 1)
+        found = _Tally()
+        for example in examples:
+            before = self._run(self.original, example)
+            self.undefined |= find_undefined(before)
+            found.add(self._compare(example, before))
+        count = len(examples)
+        if not found.problem and found.worst.error <= self.tolerance:
+            varied = self._varied(examples, shuffled)
+            count += len(shuffled)
+            if not varied.problem and varied.worst.error <= self.tolerance:
+                varied.add(self._trained(examples))
+            if found.moved > FAINT:
+                varied.moved = 0.0  # it moves as it is
+            found.add(varied)
+        if not found.problem and found.worst.error <= self.tolerance and self.weights.changed:
+            found.worst = Difference(1.0, f"{_PARAMETER}'{self.weights.changed}'")
+        self._note_unproved()
+        return Certificate(
+            found.worst.error, found.moved, count, self.tolerance,
+            str(self._precision).removeprefix("torch."), self.plan.exact, found.worst.where,
+            found.problem, tuple(self.notes),
+        )  # fmt: skip
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the compact model holds the original's weights, and may be given others."""
+        return self.weights.comparable and not self.weights.changed
+
+    @property
+    def _precision(self) -> torch.dtype:
+        kinds = (p.dtype for p in self.original.parameters() if p.is_floating_point())
+        return torch.float64 if self.wide else next(kinds, torch.float32)
+
+    def _varied(self, examples: Sequence[Example], shuffled: Sequence[Example]) -> _Tally:
+        """Compare with weights that hide nothing, as long as the original runs with them."""
+        trials = [*shuffled, *([] if shuffled else examples[:1])]
+        if not self._follows:
+            return self._accepted(trials)
+        before = {name: t.clone() for name, t in named_tensors(self.original).items()}
+        vary_(self.original, self.plan)
+        self._follow()
+        try:
+            done = self._calibrate(trials[0])
+        except _OriginalError as error:  # its code does not take other weights
+            self._note(f"Its weights could not be varied: {error}")
+            self._restore(before)
+            return _Tally()
+        done.repeat_(self.reference, self.original)
+        follow_(self.small, self.plan, self.original)
+        return self._accepted(trials)
+
+    def _restore(self, values: Mapping[str, Tensor]) -> None:
+        """Give all copies the weights that the original had."""
+        with torch.no_grad():
+            for name, tensor in named_tensors(self.original).items():
+                tensor.copy_(values[name])
+        self._follow()
+        follow_(self.small, self.plan, self.original)
+
+    def _calibrate(self, trial: Example) -> Calibration:
+        """Set the masked model's weights and statistics; what else it keeps stays as it was."""
+        state, self.keeps_state = State(self.reference), True
+        try:
+            done = calibrate_(self.reference, lambda _: self._masked(trial))
+        finally:
+            self.keeps_state = False
+        state.restore(except_for=done.values.keys())
+        return done
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _note_unproved(self) -> None:
+        """Name the outputs that masking never moves, and the modules that no example reaches."""
+        still = [path for path, moved in self.moved.items() if not moved > _LEAST_MOVE]
+        if still and len(still) < len(self.moved):
+            self._note(
+                f"Nothing was proved of {_listed(still)}: masking the removed units does not "
+                "change it."
+            )
+        if unused := unused_modules(self.original, self.read):
+            names = _listed([f"'{path}'" for path in unused])
+            self._note(f"{names}: not used by the examples, so what it computes was not checked.")
+
+    def _follow(self) -> None:
+        """Hand the original's weights on to the masked one."""
+        values = named_tensors(self.original)
+        with torch.no_grad():
+            for name, tensor in named_tensors(self.reference).items():
+                tensor.copy_(values[name])
+        ignore_removed_(self.reference, self.plan)
+
+    def _masked(self, example: Example) -> list[Leaf]:
+        with norms_over_kept(self.reference, self.plan):
+            return self._run(self.reference, example)
+
+    def _trained(self, examples: Sequence[Example]) -> _Tally:
+        """Compare in train mode what only train mode computes (auxiliary heads), if it runs."""
+        if self.plan.outputs:
+            return _Tally()  # they are planned for eval mode, which may return others
+        self.same_noise = True
+        try:
+            for copied in (self.original, self.reference, self.small):
+                copied.train()
+        except Exception:  # it refuses to train, and so does its compact copy
+            return _Tally()
+        found = _Tally()
+        for example in examples:
+            if batch_of(example) == 1:  # batch norm needs several values a channel, not all alike
+                (example,) = shuffled_inputs([resized(example, 2)], 1)
+            found.add(self._compare_in_training(example))
+        return found
+
+    def _compare_in_training(self, example: Example) -> _Tally:
+        try:
+            found = self._compare_once(example, self._run(self.original, example))
+        except (_OriginalError, ModelError):
+            return _Tally()
+        if found.problem:
+            found.problem = f"In train mode: {found.problem}"
+        elif found.worst.error:
+            found.worst = replace(found.worst, where=f"{found.worst.where}, in train mode")
+        return found
+
+    def _accepted(self, trials: Sequence[Example]) -> _Tally:
+        """Compare on made-up inputs, except where the original itself makes nothing of them."""
+        found = _Tally()
+        for trial in trials:
+            found.add(self._compare_if_defined(trial))
+        return found
+
+    def _compare_if_defined(self, trial: Example) -> _Tally:
+        try:
+            before = self._run(self.original, trial)
+            defined = find_undefined(before) <= self.undefined
+            if defined:
+                return self._compare(trial, before)
+            self._note("With varied weights its outputs are not all defined: those were not used.")
+        except _OriginalError as error:
+            self._note(f"It could not be compared with varied weights and inputs: {error}")
+        return _Tally()
+
+    def _compare(self, example: Example, before: list[Leaf]) -> _Tally:
+        found = self._compare_once(example, before)
+        if found.worst.error <= self.tolerance and not found.problem:
+            return found
+        if not self.same_noise and self._draws(example):
+            self.same_noise = True
+            self.notes.append("The model draws random numbers; constants took their place.")
+            return self._compare_once(example, self._run(self.original, example))
+        if self._varies(example):
+            self.notes.append(
+                "Its outputs differ from one run to the next, even with the same seed: switch "
+                "that off for the check."
+            )
+        return found
+
+    def _compare_once(self, example: Example, before: list[Leaf]) -> _Tally:
+        want, decided = self._masked(example), self.decisions
+        try:
+            have = self._call(self.small, example)
+        except Exception as error:
+            text = describe_error(error)
+            return _Tally(problem=f"The compact model does not run on the example: {text}.")
+        kept = _kept(want, self.plan)
+        if problem := form_problem(kept, have):
+            return _Tally(problem=problem)
+        found = _Tally(moved=1.0 if len(before) != len(want) else 0.0)
+        for a, b, c, whole in zip(kept, before, have, want, strict=False):
+            found.add(_Tally(difference(a, c, self._precision, self.tolerance)))
+            moved = max(distance(whole, b), _lost(whole, a))
+            found.moved = max(found.moved, moved)
+            if whole.is_tensor:
+                self.moved[whole.path] = max(self.moved.get(whole.path, 0.0), moved)
+        for a, c in comparable(decided, self.decisions):
+            found.add(_Tally(difference(a, c, self._precision, self.tolerance)))
+        return found
+
+    def _run(self, net: nn.Module, example: Example) -> list[Leaf]:
+        try:
+            return self._call(net, example)
+        except ModelError:
+            raise
+        except Exception as error:
+            which = "original" if net is self.original else "masked"
+            raise _OriginalError(
+                f"The {which} model does not run on the example: {describe_error(error)}."
+            ) from error
+
+    def _call(self, net: nn.Module, example: Example) -> list[Leaf]:
+        with ExitStack() as stack:
+            stack.enter_context(quietly())
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(without_compiling())
+            if self.same_noise:
+                stack.enter_context(ConstantNoise())  # type: ignore[no-untyped-call]
+            if self.wide:
+                stack.enter_context(Float64())  # type: ignore[no-untyped-call]
+            if not self.keeps_state:
+                stack.callback(State(net).restore)
+            decisions = stack.enter_context(Decisions())
+            seed_everything(0)
+            outputs = read_outputs(example.call(net))
+            self.decisions = decisions.leaves if returns_integers(outputs) else []
+            if net is self.original:
+                self.read |= decisions.read
+            return outputs
+
+    def _draws(self, example: Example) -> bool:
+        """Whether the model draws random numbers from torch."""
+        seed_everything(0)
+        before = torch.get_rng_state()
+        self._run(self.original, example)
+        return not torch.equal(before, torch.get_rng_state())
+
+    def _varies(self, example: Example) -> bool:
+        one, other = (self._run(self.original, example) for _ in range(2))
+        return any(distance(a, b) > 0 for a, b in zip(one, other, strict=False))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first three names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _kept(want: list[Leaf], plan: Plan) -> list[Leaf]:
+    """What the plan leaves of the model's outputs."""
+    number, kept = -1, []
+    for leaf in want:
+        if leaf.is_tensor and leaf.value.numel():
+            number += 1
+            for c in plan.outputs:
+                if c.tensor == str(number):
+                    index = torch.tensor(c.keep, device=leaf.value.device)
+                    leaf = Leaf(leaf.path, leaf.value.index_select(c.dim, index))
+        kept.append(leaf)
+    return kept
+
+
+def _lost(whole: Leaf, kept: Leaf) -> float:
+    """1 if an output shrinks: what it loses is the difference that masking makes."""
+    return float(whole.is_tensor and kept.value.shape != whole.value.shape)

@@ -1,0 +1,1 @@
+"""What the weights of a model say about pruning it."""

@@ -1,0 +1,332 @@
+"""Which names the code behind a model's forward may read, found without running it.
+
+An attribute whose name appears nowhere in that code cannot change what a forward pass computes.
+All functions and classes that forward code names are followed, except torch's own, and so are
+objects that modules or globals hold. Code that cannot be read (a C function of another package) or
+that computes names (`getattr(self, f"width{i}")`) means that anything may be read.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import torch
+from torch import nn
+
+from fpgm.utils.modules import TABLES, modules_by_path
+from fpgm.utils.size_names import LAYER_SIZES
+
+
+class CodeNames:
+    """Names in the code that runs in forward passes of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names: set[str] = set()
+        self.complete = True
+        """Whether all code could be read."""
+        self._computes_with_sizes = False
+        self._seen: set[int] = set()
+        self._waiting: list[FunctionType] = []
+        """Functions that are named and not yet read."""
+        self._kinds: set[type] = set()
+        self._read: dict[int, Any] = {}
+        """Objects looked at, kept so that no other gets their ids."""
+        modules = modules_by_path(model).values()
+        for module in modules:
+            self._read_module(module)
+        known = -1
+        while known < len(self._seen):  # a method may name further ones
+            known = len(self._seen)
+            self._read_waiting()
+            self._follow_methods()
+            self._read_waiting()
+        self.changes_mode = any(_has_own_train(type(module)) for module in modules)
+
+    def may_read(self, name: str) -> bool:
+        """Whether forward code may read an attribute of this name."""
+        return not self.complete or name in self.names
+
+    @property
+    def may_compute_with_sizes(self) -> bool:
+        """Whether code may use a width as a number (`y / y.shape[1]`): labels do not show that."""
+        return self._computes_with_sizes or not self.complete
+
+    @property
+    def may_depend_on_mode(self) -> bool:
+        """Whether train mode may do anything else than dropout and batch norm do in it."""
+        return self.changes_mode or self.may_read("training")
+
+    def _read_module(self, module: nn.Module) -> None:
+        kind = type(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            self.complete = False
+            return
+        if kind.__module__ in _DROP:
+            return
+        if kind not in self._kinds and not _is_torchs(kind):
+            self._read_module_class(kind)
+        held = (v for n, v in module.__dict__.items() if n not in TABLES and type(v) not in _PLAIN)
+        self._read_values(held)
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        self._read_values(f for table in hooks for f in table.values())
+
+    def _read_module_class(self, kind: type[nn.Module]) -> None:
+        self._kinds.add(kind)
+        for name in ("forward", "__call__", "__getattr__", "__getattribute__"):
+            self._follow(getattr(kind, name))
+
+    def _read_values(self, values: Iterable[Any]) -> None:
+        """Read functions, and the classes of objects, wherever these values hold some."""
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            if type(value) in _PLAIN or id(value) in self._read:
+                continue
+            if len(self._read) > _MOST_OBJECTS:
+                self.complete = False
+                return
+            self._read[id(value)] = value
+            waiting += self._read_value(value)
+
+    def _read_value(self, value: Any) -> list[Any]:
+        """Read a value; return what it holds."""
+        if isinstance(value, FunctionType | MethodType | functools.partial):
+            self._follow(value)
+        elif isinstance(value, type):
+            self._read_class(value)
+        elif isinstance(value, weakref.ref):
+            return [value()]
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            return list(value)
+        elif isinstance(value, dict):
+            return list(value.values())
+        elif isinstance(value, nn.Module):
+            for module in value.modules():
+                if not _is_torchs(type(module)) and type(module) not in self._kinds:
+                    self._read_module_class(type(module))
+        elif not isinstance(value, ModuleType) and not _is_known(type(value)):
+            return self._read_object(value)
+        return []
+
+    def _read_object(self, value: Any) -> list[Any]:
+        """Read what operators call on an object; its other methods are read if code names them."""
+        kind = type(value)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            functions = [f for base in _own_bases(kind) for f in vars(base).items()]
+            self.complete = self.complete and bool(functions)
+            for name, function in functions:
+                if name.startswith("__") and name != "__init__":
+                    self._follow_method(function)
+        return list(getattr(value, "__dict__", {}).values())
+
+    def _read_class(self, kind: type) -> None:
+        """Read a class that code names: it may make objects of it."""
+        if _is_known(kind):
+            return
+        if issubclass(kind, nn.Module):
+            if kind not in self._kinds:
+                self._read_module_class(kind)
+            return
+        for base in _own_bases(kind):
+            for function in vars(base).values():
+                self._follow_method(function)
+
+    def _follow_method(self, value: Any) -> None:
+        if isinstance(value, _METHODS):
+            self._follow(value)
+
+    def _follow(self, value: Any) -> None:
+        """Read the code of a function and of those it names."""
+        while isinstance(value, functools.partial | MethodType | staticmethod | classmethod):
+            value = value.func if isinstance(value, functools.partial) else value.__func__
+        if isinstance(value, property):
+            for part in (value.fget, value.fset):
+                self._follow(part)
+        elif isinstance(value, functools.cached_property):
+            self._follow(value.func)
+        elif isinstance(value, FunctionType):
+            self._read_function(value)
+        elif wrapped := getattr(value, "__wrapped__", None):
+            self._follow(wrapped)
+        elif value is not None and not isinstance(value, BuiltinFunctionType | type):
+            self.complete = self.complete and _is_torchs(type(value))
+
+    def _read_function(self, function: FunctionType) -> None:
+        home = function.__module__ or ""
+        if id(function) in self._seen or home.partition(".")[0] in ("torch", "math", "functools"):
+            return
+        self._seen.add(id(function))
+        self._waiting.append(function)
+
+    def _read_waiting(self) -> None:
+        """Read the functions that were named so far, and those that they name."""
+        while self._waiting:
+            self._read_code(self._waiting.pop())
+
+    def _read_code(self, function: FunctionType) -> None:
+        names = set(_names_in(function.__code__))
+        self.names |= names
+        if not names.isdisjoint(_SIZE_NAMES):
+            codes = _codes_in(function.__code__)
+            computes = any(not _ARITHMETIC.isdisjoint(code.co_code[::2]) for code in codes)
+            self._computes_with_sizes = self._computes_with_sizes or computes
+        if any(_names_at_run_time(code) for code in _codes_in(function.__code__)):
+            self.complete = False
+        cells = [cell for cell in function.__closure__ or () if cell != CellType()]
+        held = [cell.cell_contents for cell in cells]
+        held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        self._read_values(value for value in held if not isinstance(value, nn.Module))
+        if wrapped := getattr(function, "__wrapped__", None):
+            self._follow(wrapped)
+        for name in names:
+            if name in function.__globals__:
+                self._read_global(function.__globals__[name], names)
+        for imported in _imports_in(function):
+            if imported is None:
+                self.complete = False
+            else:
+                self._read_global(imported, names)
+
+    def _read_global(self, value: Any, names: set[str]) -> None:
+        """Read what code may reach through a global: of a module, what the code names."""
+        modules, known = [value], set()
+        while modules:
+            value = modules.pop()
+            if not isinstance(value, ModuleType):
+                self._read_values([value])
+            elif value.__name__ not in known and not _is_known(value):
+                known.add(value.__name__)
+                modules += [vars(value)[name] for name in names & vars(value).keys()]
+
+    def _follow_methods(self) -> None:
+        """Read methods of the model's classes that any code names."""
+        for base in {base for kind in self._kinds for base in _own_bases(kind)}:
+            for name in self.names & vars(base).keys():
+                self._follow_method(vars(base)[name])
+
+
+_DROP = frozenset(("torchvision.ops.stochastic_depth", "timm.layers.drop"))
+"""Code that only drops at random in train mode, in the shape of its input, like nn.Dropout."""
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Parameter, torch.Size,
+                    torch.dtype, torch.device))  # fmt: skip
+_METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
+_MOST_OBJECTS = 2000
+"""So many objects are looked at; a model that refers to more may do anything with them."""
+_SIZE_NAMES = LAYER_SIZES | {"shape", "size", "numel", "nelement"}
+_ARITHMETIC = frozenset(
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith(("BINARY_", "INPLACE_")) and not name.startswith(("BINARY_SUB", "BINARY_SL"))
+)
+_RUN_TIME_NAMES = frozenset(
+    ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
+     "globals", "locals", "import_module", "__import__")
+)  # fmt: skip
+"""Through these, code may read attributes whose names it does not hold."""
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():  # getattr(self, "width")
+            yield constant
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)
+
+
+def _names_at_run_time(code: CodeType) -> bool:
+    """Whether code may read an attribute by a name that it computes.
+
+    >>> _names_at_run_time((lambda m: getattr(m, "width", 1)).__code__)
+    False
+    >>> _names_at_run_time((lambda m, i: getattr(m.parts[i + 1], "width")).__code__)
+    False
+    >>> _names_at_run_time((lambda m, i: getattr(m, f"width{i}")).__code__)
+    True
+    >>> _names_at_run_time((lambda m, i: getattr(m, "width" + str(i), "width")).__code__)
+    True
+    """
+    if not _RUN_TIME_NAMES.isdisjoint(code.co_names):
+        return True
+    if "getattr" not in code.co_names:
+        return False
+    steps = list(dis.get_instructions(code))
+    places = [i for i, step in enumerate(steps) if step.argval == "getattr"]
+    return not all(_is_called_with_constant(steps[i:]) for i in places)
+
+
+def _is_called_with_constant(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether the function that the first instruction loads is called with a text as second."""
+    pushed: list[str] = []
+    for step in steps[1:]:
+        count = step.arg or 0
+        if step.opname in ("CALL", "CALL_FUNCTION") and len(pushed) == count:
+            return count > 1 and pushed[1] == "LOAD_CONST"
+        if step.opname == "PRECALL":  # a part of CALL
+            continue
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            return False
+        calls = step.opname == "CALL"
+        depth = len(pushed) + (-count - 1 if calls else dis.stack_effect(step.opcode, step.arg))
+        if depth < 1:
+            return False
+        pushed = pushed[: depth - 1]
+        pushed += [step.opname] * (depth - len(pushed))
+    return False
+
+
+def _imports_in(function: FunctionType) -> Iterator[ModuleType | None]:
+    """Yield modules that a function imports when it runs; None for those not imported yet."""
+    for code in _codes_in(function.__code__):
+        if _IMPORT_NAME in code.co_code[::2]:
+            for step in dis.get_instructions(code):
+                if step.opname == "IMPORT_NAME" and not _is_known_package(step.argval):
+                    yield sys.modules.get(step.argval)
+
+
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+
+
+def _own_bases(kind: type) -> list[type]:
+    return [base for base in kind.__mro__ if not _is_known(base)]
+
+
+def _has_own_train(kind: type[nn.Module]) -> bool:
+    return not str(kind.train.__module__).startswith("torch.")
+
+
+def _is_known(thing: Any) -> bool:
+    """Whether a class or module is torch's, Python's own or NumPy's, which read no sizes."""
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
+    return _is_known_package(str(name))
+
+
+def _is_known_package(name: str) -> bool:
+    top = name.partition(".")[0]
+    return top in ("torch", "numpy") or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def _is_torchs(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] in ("torch", "builtins")

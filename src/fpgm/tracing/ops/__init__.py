@@ -1,0 +1,1 @@
+"""What each ATen operator does to channel labels, one file for each kind of operator."""

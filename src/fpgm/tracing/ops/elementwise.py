@@ -1,0 +1,181 @@
+"""Element-wise operators: positions that meet belong to the same units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.labels import Fields
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+_KEEPS_ZERO = {
+    "relu",
+    "gelu",
+    "silu",
+    "leaky_relu",
+    "tanh",
+    "hardswish",
+    "clone",
+    "neg",
+    "abs",
+    "_prelu_kernel",
+    "native_dropout",
+    "elu",
+    "celu",
+    "selu",
+    "mish",
+    "rrelu_with_noise",
+}
+"""Functions with f(0) = 0: a channel that is zero before is zero after."""
+
+
+_PRODUCTS = {"mul", "div", "_prelu_kernel", "masked_fill"}
+"""A result that is zero where one operand is, its weight; of others every operand must be."""
+
+
+def combine(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Relate the operands' labels position by position, with broadcasting."""
+    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 0]
+    if not isinstance(out, Tensor) or not operands:
+        return
+    if name in ("div", "div_") and len(operands) == 2:
+        _freeze_own_norm(tracer, *operands)
+    if name.startswith("add") and len(operands) == 2:
+        _mark_shifts(tracer, operands)
+        operands = tracer.at_sum(operands)
+    tracer.set(out, meet(tracer, operands, tuple(out.shape)))
+    if len(operands) > 1 and name.removesuffix("_") not in _PRODUCTS:
+        note_sum(tracer, operands, [tracer.fields(x) for x in operands], out)
+    if len(operands) > 1 and any(out is x for x in operands):
+        tracer.mixed(out)
+    if (len(operands) == 1 or name == "_prelu_kernel") and name.removesuffix("_") in _KEEPS_ZERO:
+        tracer.passed(operands[0], out)
+
+
+def _freeze_own_norm(tracer: Tracer, weight: Tensor, norm: Tensor) -> None:
+    """A weight over its own norm: masking a filter would divide zero by zero."""
+    shared = tracer.made_of(weight) & tracer.made_of(norm)
+    if shared and tracer.is_constant(weight) and not tracer.has_offset(norm):
+        tracer.freeze(
+            tracer.fields(norm),
+            "a weight is divided by its own norm (use torch's weight_norm, or add an epsilon)",
+        )
+
+
+def note_sum(
+    tracer: Tracer, operands: Sequence[Tensor], terms: Sequence[Fields], out: Tensor
+) -> None:
+    """Each term of a sum of weights does along its axes what the sum does."""
+    if all(map(tracer.is_constant, operands)):
+        for field in tracer.fields(out):
+            for own in (f for fields in terms for f in fields):
+                part = lb.lift(own, out.ndim)
+                if lb.varies(part, lb.axes(field)):
+                    tracer.added(field, part, operands)
+
+
+def _mark_shifts(tracer: Tracer, operands: Sequence[Tensor]) -> None:
+    for tensor in operands:
+        slot = tracer.slots.get(id(tensor))
+        if slot is not None:
+            tracer.fields(tensor)
+            slot.roles = ["shift" if role == "scale" else role for role in slot.roles]
+
+
+def meet(tracer: Tracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
+    """Fields of an element-wise result; labels that meet a tensor of fixed size are frozen."""
+    ndim = len(shape)
+    # Larger tensors first, so that a result is named by the weight and not by its gain or mask.
+    order = sorted(operands, key=lambda x: (-x.numel(), _is_buffer(tracer, x)))
+    lifted = [(x, [lb.lift(f, ndim) for f in tracer.fields(x)]) for x in order]
+    merged: list[Tensor] = []
+    for _, fields in lifted:
+        for field in fields:
+            merged = merge(tracer, merged, field)
+    for tensor, fields in lifted:
+        sizes = (1,) * (ndim - tensor.ndim) + tuple(tensor.shape)
+        for field in merged:
+            # An operand that shares one of the axes has tied the units along the others.
+            shared = any(lb.varies(own, lb.axes(field)) for own in fields)
+            if not shared and any(sizes[dim] > 1 for dim in lb.axes(field)):
+                tracer.freeze([field], "they meet a tensor of fixed size")
+    return tuple(merged)
+
+
+def _is_buffer(tracer: Tracer, tensor: Tensor) -> bool:
+    slot = tracer.slots.get(id(tensor))
+    return slot is not None and not slot.trainable
+
+
+def merge(tracer: Tracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
+    """Add a field to others of the same tensor; those that share an axis with it meet it."""
+    apart = []
+    for other in merged:
+        if lb.varies(other, lb.axes(field)):
+            tracer.relate(other, field)
+            field = tracer.prefer(*torch.broadcast_tensors(other, field))
+        else:
+            apart.append(other)
+    return [*apart, field]
+
+
+def same(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """The result has the first argument's labels (dropout, in-place fills)."""
+    results = out if isinstance(out, list | tuple) else [out]
+    for result in results:
+        if isinstance(result, Tensor) and result.ndim == args[0].ndim:
+            tracer.set(result, tracer.fields(args[0]))
+            if name.removesuffix("_") in _KEEPS_ZERO:
+                tracer.passed(args[0], result)
+
+
+RULES: dict[str, Rule] = {
+    **{
+        name: same
+        for name in (
+            "native_dropout",
+            "bernoulli",
+            "fill",
+            "zero",
+            "uniform",
+            "normal_",
+            "hardswish",
+            "rand_like",
+            "randn_like",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "empty_like",
+            "rrelu_with_noise",
+            "alpha_dropout",
+            "feature_dropout",
+            "celu",
+            "elu",
+            "selu",
+            "hardtanh",
+            "threshold",
+            "mish",
+            "log_sigmoid_forward",
+            "softplus",
+            "random",
+            "randint_like",
+            "exponential",
+            "cauchy",
+            "log_normal",
+            "geometric",
+            "poisson",
+            "nan_to_num",
+        )
+    },
+    **{
+        name: combine
+        for name in ("copy", "normal", "_prelu_kernel", "masked_fill", "lerp", "floor_divide")
+    },
+}

@@ -1,0 +1,48 @@
+"""Embeddings: every row of the table is a word, every column a channel it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+
+def _embedding(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    _look_up(tracer, name, args[0], [args[1]], out)
+
+
+def _bag(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    others = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, Tensor)]
+    _look_up(tracer, name, args[0], others, out[0])
+
+
+def _look_up(
+    tracer: Tracer, name: str, table: Tensor, others: Sequence[Tensor], out: Tensor
+) -> None:
+    for tensor in others:
+        tracer.freeze(tracer.fields(tensor), f"'{name}' takes them for positions")
+    slot = tracer.untouched(table)
+    if slot is not None:
+        slot.name_axes([(lb.along(tracer.fresh(table.shape[1]), 2, 1), "filter")])
+    written = []
+    for f in tracer.fields(table):
+        if f.shape[0] > 1:
+            tracer.freeze([f], f"'{name}' picks them by position")
+        else:
+            written.append(lb.lift(f.reshape(-1), out.ndim))
+            if slot is None:
+                tracer.role(f, "filter", table)
+    tracer.set(out, written)
+
+
+RULES: dict[str, Rule] = {
+    "embedding": _embedding,
+    **{name: _bag for name in ("_embedding_bag", "_embedding_bag_forward_only")},
+}

@@ -1,0 +1,54 @@
+"""Tensors made of no other: constants, which may turn out to be channels, and what is no data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+
+def _factory(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """A tensor of one constant: any of its axes may turn out to be a channel axis."""
+    if out.numel() > 1 and out.ndim > 1:
+        tracer.set(
+            out,
+            [
+                lb.along(tracer.fresh(size), out.ndim, dim)
+                for dim, size in enumerate(out.shape)
+                if size > 1
+            ],
+        )
+
+
+def _leaves(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """The result is a plain number or truth value, which labels cannot follow."""
+    for tensor in args:
+        if isinstance(tensor, Tensor):
+            tracer.leaves(tensor, name)
+
+
+def _nothing(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Sizes, random numbers, index arithmetic: no labels come out and none are harmed."""
+
+
+_CONSTANT = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
+
+_NO_DATA = (
+    "arange", "linspace", "scalar_tensor", "rand", "randn", "randint", "randperm", "eye",
+    "is_same_size", "sym_size", "tril_indices", "triu_indices", "empty_strided", "_assert_async",
+    "_assert_tensor_metadata",
+)  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    **{name: _factory for name in _CONSTANT},
+    **{name: _nothing for name in _NO_DATA},
+    **{name: _leaves for name in ("_local_scalar_dense", "equal")},
+}
+
+RISKY = set(_CONSTANT)

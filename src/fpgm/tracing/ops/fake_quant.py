@@ -1,0 +1,88 @@
+"""Fake quantisation, as `torch.ao.quantization.prepare_qat` puts it behind weights and activations.
+
+With its scale fixed it is element-wise. An observer that is on takes the range over all channels
+on every call, so removing some would move the others' scale: those channels stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.ao.quantization import ObserverBase
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops import reduction as reduce
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.norm import adopt
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+_OBSERVED = (
+    "an observer takes their range (call model.apply(torch.ao.quantization.disable_observer) first)"
+)
+
+
+def _per_tensor(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    _pass(tracer, args[0], out)
+
+
+def _per_channel(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, scale, zero, axis = args[:4]
+    _belong(tracer, x, axis, [scale, zero])
+    _pass(tracer, x, out)
+
+
+def _fused(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Observer and fake quantisation in one; `args[1]` says whether the observer is on."""
+    x, observes, axis = args[0], bool(args[1].any()), args[10]
+    per_row = len(args) > 11 and bool(args[11])
+    if per_row:
+        _belong(tracer, x, axis, args[3:7])
+    if observes:
+        fields = tracer.fields(x)
+        mixed = [f for f in fields if not per_row or lb.axes(f) != [axis % x.ndim]]
+        tracer.freeze(mixed, _OBSERVED)
+    _pass(tracer, x, out)
+
+
+def _range(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Smallest and largest value, which an observer takes, or anybody."""
+    if isinstance(tracer.model.get_submodule(tracer.module), ObserverBase):
+        tracer.freeze(tracer.fields(args[0]), _OBSERVED)
+    reduce.RULES[name](tracer, name, args, kwargs, out)
+
+
+def _pass(tracer: Tracer, x: Tensor, out: Any) -> None:
+    if tracer.is_constant(x):  # though the operator gets flags that are made on the way
+        tracer.note_constant([x], out)
+    for result in out if isinstance(out, tuple | list) else (out,):
+        tracer.set(result, tracer.fields(x))
+
+
+def _belong(tracer: Tracer, x: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
+    """Give what holds one number a channel the labels of the channels."""
+    axis %= x.ndim
+    row = next((f.reshape(-1) for f in tracer.fields(x) if lb.axes(f) == [axis]), None)
+    for tensor in rows:
+        if tensor.numel() == x.shape[axis]:
+            adopt(tracer, tensor, row, "scale")
+
+
+RULES: dict[str, Rule] = {
+    **{
+        name: _per_tensor
+        for name in ("fake_quantize_per_tensor_affine_cachemask",
+                     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+                     "_fake_quantize_learnable_per_tensor_affine")
+    },
+    **{
+        name: _per_channel
+        for name in ("fake_quantize_per_channel_affine_cachemask",
+                     "_fake_quantize_learnable_per_channel_affine")
+    },
+    "_fused_moving_avg_obs_fq_helper": _fused,
+    "aminmax": _range,
+}  # fmt: skip

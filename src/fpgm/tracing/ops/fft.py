@@ -1,0 +1,64 @@
+"""Fourier transforms over space and complex numbers: channels beside the transformed dims pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.elementwise import combine
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+
+def _transform(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    x = args[0]
+    dims = [d % x.ndim for d in args[1]]
+    fields = []
+    for f in tracer.fields(x):
+        if lb.varies(f, dims):
+            tracer.freeze([f], "a Fourier transform over channels mixes them")
+        else:
+            fields.append(f)
+    tracer.set(out, fields)
+
+
+def _as_real(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """A last axis of two: the real and the imaginary part."""
+    tracer.set(out, [f.unsqueeze(-1) for f in tracer.fields(args[0])])
+
+
+def _as_complex(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """The two of the last axis are one number from here on, so they go together."""
+    fields = []
+    for f in tracer.fields(args[0]):
+        if lb.axes(f) == [f.ndim - 1]:
+            tracer.freeze([f], "real and imaginary part are one number")
+        else:
+            tracer.tie(f, [f.ndim - 1])
+            fields.append(f.select(-1, 0))
+    tracer.set(out, fields)
+
+
+def _view_dtype(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """The same bytes as numbers of another kind, more or fewer of them along the last axis."""
+    x = args[0]
+    fields = []
+    for f in tracer.fields(x):
+        if x.shape != out.shape and f.shape[-1] > 1:
+            tracer.freeze([f], f"their bytes are viewed as {str(out.dtype).removeprefix('torch.')}")
+        else:
+            fields.append(f)
+    tracer.set(out, fields)
+
+
+RULES: dict[str, Rule] = {
+    **{name: _transform for name in ("_fft_r2c", "_fft_c2r", "_fft_c2c")},
+    "view_as_real": _as_real,
+    "view_as_complex": _as_complex,
+    "view.dtype": _view_dtype,
+    **{name: combine for name in ("complex", "polar", "angle", "_conj_physical")},
+}

@@ -1,0 +1,36 @@
+"""One number, kernel or row of positions, laid out for every channel (`expand`, `repeat`).
+
+Copies of one number may turn out to be channels, as in a factory's constant: a blur gives each
+channel the same kernel. The number of copies may be fixed in the user's code, so the results are
+`RISKY` like any expansion.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops import movement as move
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+
+def _copies(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    move.RULES[name](tracer, name, args, kwargs, out)
+    x = args[0]
+    if x.ndim and x.is_floating_point() and not tracer.is_constant(x):
+        return  # a gate laid over its image: no channels come of that
+    sizes = (1,) * (out.ndim - x.ndim) + tuple(x.shape)
+    fresh = [
+        lb.along(tracer.fresh(size), out.ndim, d)
+        for d, (before, size) in enumerate(zip(sizes, out.shape, strict=True))
+        if before == 1 and size > 1
+    ]
+    tracer.set(out, [*tracer.fields(out), *fresh])
+
+
+RULES: dict[str, Rule] = {"expand": _copies, "repeat": _copies}

@@ -1,0 +1,161 @@
+"""Normalisation: per channel is harmless, over channels is not.
+
+BatchNorm treats every channel on its own. LayerNorm and GroupNorm take statistics over channels,
+so removing some changes the rest: whole norm-groups can go exactly, anything else would be an
+approximation and is frozen softly (it may be asked for).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+
+if TYPE_CHECKING:
+    from fpgm.pruning.plan import Role
+    from fpgm.tracing.tracer import Tracer
+
+_OVER = "statistics over channels would change"
+
+
+def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role) -> None:
+    """Give a 1-d parameter the labels of the channel axis it belongs to."""
+    if tensor is None or tensor.ndim != 1:
+        return
+    slot = tracer.untouched(tensor)
+    if tensor.numel() < 2:
+        if slot is not None:
+            slot.name_axes([])
+    elif row is None:
+        tracer.freeze(tracer.fields(tensor), "it belongs to channels of fixed size")
+    elif slot is not None:
+        slot.name_axes([(row.reshape(-1), role)])
+    elif not tracer.fields(tensor):
+        tracer.freeze([row], "they meet a tensor of fixed size")
+    else:
+        for field in tracer.fields(tensor):
+            tracer.relate(field, row.reshape(-1))
+            if not tracer.has_role(tensor):
+                tracer.role(field, role, tensor)
+
+
+def channel_row(tracer: Tracer, x: Tensor, dim: int) -> Tensor | None:
+    """Labels along one dim, tied over any other dim they change along."""
+    rows = [f for f in tracer.fields(x) if f.shape[dim] > 1]
+    if not rows:
+        return None
+    row = rows[0]
+    for other in rows[1:]:
+        tracer.freeze([other], "two kinds of channels share an axis")
+    others = [d for d in lb.axes(row) if d != dim]
+    tracer.tie(row, others)
+    for d in others:
+        row = row.narrow(d, 0, 1)
+    return row.reshape(-1)
+
+
+def _batch_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, weight, bias = args[:3]
+    mean, var = (args[3], args[4]) if isinstance(args[3], Tensor) else (None, None)
+    uses_batch = mean is None or any(a is True for a in args[5:6])
+    if uses_batch:
+        for f in tracer.fields(x):
+            others = [d for d in lb.axes(f) if d != 1]
+            if others and f.shape[1] == 1:
+                # A standardised weight: statistics over its inputs, which may be fewer if asked.
+                tracer.freeze([f], _OVER, soft=tracer.is_constant(x) and others == [2])
+    row = channel_row(tracer, x, 1)
+    for scale in (weight, var):
+        adopt(tracer, scale, row, "scale")
+    for shift in (bias, mean):
+        adopt(tracer, shift, row, "shift")
+    tracer.set(out[0], tracer.fields(x) if row is None else _with_row(tracer, x, row))
+
+
+def _with_row(tracer: Tracer, x: Tensor, row: Tensor) -> list[Tensor]:
+    rest = [f for f in tracer.fields(x) if f.shape[1] == 1]
+    return [lb.along(row, x.ndim, 1), *rest]
+
+
+def _layer_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, shape = args[0], args[1]
+    dims = range(x.ndim - len(shape), x.ndim)
+    rows = []
+    for f in tracer.fields(x):
+        mixed = [d for d in dims if f.shape[d] > 1]
+        if mixed:
+            one_axis = len(shape) == 1 and lb.axes(f) == [x.ndim - 1]
+            has_weight = len(args) > 2 and args[2] is not None
+            tracer.freeze([f], _OVER, soft=one_axis and has_weight)
+            rows.append(f)
+    roles: tuple[Role, Role] = ("scale", "shift")
+    for tensor, role in zip(args[2:4], roles, strict=False):
+        if tensor is not None and len(shape) == 1:
+            adopt(tracer, tensor, rows[0].reshape(-1) if rows else None, role)
+        elif tensor is not None:
+            tracer.freeze(tracer.fields(tensor), _OVER)
+    tracer.set(out[0], tracer.fields(x))
+
+
+def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x, weight, bias, groups = args[0], args[1], args[2], args[6]
+    row = channel_row(tracer, x, 1)
+    adopt(tracer, weight, row, "scale")
+    adopt(tracer, bias, row, "shift")
+    if row is not None:
+        blocks = row.reshape(groups, -1)
+        if groups == 1:
+            tracer.freeze([row], _OVER)
+        elif blocks.shape[1] > 1:
+            tracer.tie(blocks, [1])
+        tracer.grouped(blocks)
+        tracer.set(out[0], _with_row(tracer, x, row))
+    else:
+        tracer.set(out[0], tracer.fields(x))
+
+
+def weight_norm(tracer: Tracer, v: Tensor, g: Tensor, dim: int, out: Tensor) -> None:
+    """Label W = g · v / ‖v‖, with a norm of each slice along `dim` (-1: of the whole).
+
+    Slices along another axis change the norm, which the gains make up for (`weight_norms`).
+    """
+    fields = tracer.fields(v)
+    axis = None if dim == -1 else dim % v.ndim
+    if not tracer.scales_gain(v, g):
+        across = [f for f in fields if axis is None or f.shape[axis] == 1]
+        tracer.freeze(across, "a weight norm that torch did not register would change")
+    for f in tracer.fields(g):
+        for own in fields:
+            if axis is not None and own.shape[axis] > 1 and f.shape[axis] > 1:
+                tracer.relate(own, f)
+                tracer.added(own, f, [v, g])
+    tracer.set(out, fields)
+    for tensor, is_gain in ((v, False), (g, True)):
+        slot = tracer.slots.get(id(tensor))
+        if slot is not None and is_gain:
+            slot.gain = True
+        elif slot is not None:
+            slot.norm_axis = axis
+
+
+def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """The fused operator, which a direct call of it reaches; others are seen before it."""
+    dim = args[2] if len(args) > 2 else 0
+    weight_norm(tracer, args[0], args[1], dim, out[0] if isinstance(out, tuple) else out)
+
+
+RULES: dict[str, Rule] = {
+    **{
+        name: _batch_norm
+        for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm",
+                     "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
+                     "miopen_batch_norm", "_batch_norm_no_update")
+    },
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "_weight_norm_interface": _weight_norm,
+    "_weight_norm": _weight_norm,
+}  # fmt: skip

@@ -1,0 +1,248 @@
+"""An axis taken to pieces, or put together of them: slices, splits, concatenations, padding.
+
+Sizes may be constants of the user's code, so pieces of one axis are assumed to keep equal shares,
+and most results are `RISKY`: replaying the compact model checks them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+_MOST_BLOCKS = 8
+"""Unequal pieces are balanced in blocks of their common divisor, but only in so many."""
+
+
+def _slice(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    x = args[0]
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % x.ndim
+    start = _bound(args[2] if len(args) > 2 else kwargs.get("start"), x.shape[dim], 0)
+    end = _bound(args[3] if len(args) > 3 else kwargs.get("end"), x.shape[dim], x.shape[dim])
+    step = args[4] if len(args) > 4 else kwargs.get("step", 1)
+    fields = []
+    for f in tracer.fields(x):
+        if f.shape[dim] == 1:
+            fields.append(f)
+            continue
+        if step > 1:
+            _tie_steps(tracer, f, dim, step)
+        elif end - start < x.shape[dim]:
+            _balance_pieces(tracer, f, dim, [start, end - start, x.shape[dim] - end])
+        fields.append(f.narrow(dim, start, end - start)[every(dim, step)])
+        _freeze_single(tracer, f, fields[-1])
+    tracer.set(out, fields)
+
+
+def _select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    dim, index = args[1], args[2]
+    fields = []
+    for f in tracer.fields(args[0]):
+        picked = f.select(dim, index if f.shape[dim] > 1 else 0)
+        _freeze_single(tracer, f, picked)
+        fields.append(picked)
+    tracer.set(out, fields)
+
+
+def _unbind(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    for index, piece in enumerate(out):
+        _select(tracer, name, (args[0], dim, index), {}, piece)
+
+
+def _split(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    x = args[0]
+    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % x.ndim
+    sizes = [piece.shape[dim] for piece in out]
+    fields: list[list[Tensor]] = [[] for _ in out]
+    for f in tracer.fields(x):
+        if f.shape[dim] == 1:
+            pieces: Any = [f] * len(out)
+        else:
+            _balance_pieces(tracer, f, dim, sizes)
+            pieces = f.split(sizes, dim)
+            tracer.sized(pieces)
+            for piece in pieces:
+                _freeze_single(tracer, f, piece)
+        for own, piece in zip(fields, pieces, strict=True):
+            own.append(piece)
+    for piece, own in zip(out, fields, strict=True):
+        tracer.set(piece, own)
+
+
+def _cat(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    parts = [x for x in args[0] if not (x.ndim == 1 and x.numel() == 0 and out.ndim > 1)]
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
+    _join(tracer, parts, [tracer.fields(x) for x in parts], dim, out)
+
+
+def _stack(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
+    own = [[f.unsqueeze(dim) for f in tracer.fields(x)] for x in args[0]]
+    axes = [[lb.axes(f) for f in fields] for fields in own]
+    if axes[0] and len(axes[0]) == len(axes[0][0]) == 1 and all(a == axes[0] for a in axes):
+        rows = [fields[0] for fields in own]
+        if len({row.shape for row in rows}) == 1:
+            tracer.set(out, [torch.cat(rows, dim)])
+            labels = torch.stack([row.reshape(-1) for row in rows])
+            tracer.balance(labels, whole=False)
+            tracer.stacked(labels)
+            return
+    parts = [x.unsqueeze(dim) for x in args[0]]
+    _join(tracer, parts, own, dim, out)
+
+
+def _pad(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    x, pads = args[0], args[1]
+    value = args[2] if len(args) > 2 else kwargs.get("value", 0)
+    fields = []
+    for f in tracer.fields(x):
+        for i in range(0, len(pads), 2):
+            dim = x.ndim - 1 - i // 2
+            before, after = pads[i], pads[i + 1]
+            if f.shape[dim] == 1 or (before == 0 and after == 0):
+                continue
+            if before < 0 or after < 0:
+                tracer.freeze([f], "channels are cropped by a negative pad")
+                continue
+            f = _padded(tracer, f, dim, before, after)
+            if value:
+                # What padding adds must be all alike, or the replay could take one for another.
+                tracer.freeze([f], "channels are padded with something other than zero")
+        fields.append(f)
+    tracer.set(out, [f for f in fields if _fits(f, out)])
+
+
+def _glu(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """One half gates the other: the k-th channels of both go together."""
+    x = args[0]
+    dim = (args[1] if len(args) > 1 else -1) % x.ndim
+    fields = []
+    for f in tracer.fields(x):
+        if f.shape[dim] > 1:
+            f, gate = f.chunk(2, dim)
+            tracer.relate(f, gate)
+        fields.append(f)
+    tracer.set(out, fields)
+
+
+def every(dim: int, step: int) -> tuple[slice, ...]:
+    """An index that takes one position in so many along a dim."""
+    return (*[slice(None)] * dim, slice(None, None, step))
+
+
+def _bound(value: int | None, size: int, default: int) -> int:
+    if value is None:
+        return default
+    return max(0, min(size, value + size if value < 0 else value))
+
+
+def _tie_steps(tracer: Tracer, field: Tensor, dim: int, step: int) -> None:
+    size = field.shape[dim]
+    if not tracer.assumes:
+        return
+    if size % step:
+        tracer.freeze([field], f"every {step}nd channel is taken of a number it does not divide")
+        return
+    rows = field.movedim(dim, 0).reshape(size // step, step, -1)
+    tracer.tie(rows, [1])
+
+
+def _balance_pieces(tracer: Tracer, field: Tensor, dim: int, sizes: list[int]) -> None:
+    """Pieces of one axis: equal shares in blocks of their common divisor, if those are few."""
+    total = field.shape[dim]
+    block = math.gcd(*sizes)
+    if block and total // block <= max(_MOST_BLOCKS, len(sizes)):
+        rows = field.movedim(dim, 0).reshape(total // block, -1)
+        tracer.balance(rows, whole=False)
+
+
+def _freeze_single(tracer: Tracer, field: Tensor, piece: Tensor) -> None:
+    """One channel picked by position: removing any before it would make it another one."""
+    if piece.numel() == 1 and field.numel() > 1:
+        tracer.freeze([field], "one channel is picked by position")
+
+
+def _join(tracer: Tracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
+    """Concatenation: labels lie end to end along `dim` and meet along every other axis."""
+    across: list[Tensor] = []
+    pieces: list[Tensor | None] = []
+    for fields in own:
+        lying = [f for f in fields if f.shape[dim] > 1]
+        if len(lying) > 1:
+            tracer.freeze(lying, "a weight is concatenated along two labelled axes")
+        pieces.append(lying[0] if lying else None)
+    for fields in own:
+        for f in fields:
+            if f.shape[dim] > 1:
+                continue
+            match = next((g for g in across if lb.varies(g, lb.axes(f))), None)
+            if match is None:
+                across.append(f)
+            else:
+                tracer.relate(match, f)
+                tracer.added(match, f, parts)
+    fixed = set()
+    for part, fields in zip(parts, own, strict=True):
+        labelled = {d for f in fields for d in lb.axes(f)}
+        for g in across:
+            if any(part.shape[d] > 1 and d not in labelled for d in lb.axes(g)):
+                tracer.freeze([g], "they are concatenated with a tensor of fixed size")
+                fixed.add(id(g))
+    result = [g for g in across if id(g) not in fixed]
+    if any(piece is not None for piece in pieces):
+        result.append(_end_to_end(tracer, parts, pieces, dim))
+    tracer.set(out, result)
+
+
+def _end_to_end(tracer: Tracer, parts: Any, pieces: list[Tensor | None], dim: int) -> Tensor:
+    filled = []
+    for number, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+        if piece is None:
+            piece = lb.along(tracer.fixed(number, part.shape[dim]), part.ndim, dim)
+        filled.append(piece)
+    tracer.joined()
+    shape = list(torch.broadcast_shapes(*(p.select(dim, 0).shape for p in filled)))
+    return torch.cat([p.expand([*shape[:dim], p.shape[dim], *shape[dim:]]) for p in filled], dim)
+
+
+def _padded(tracer: Tracer, f: Tensor, dim: int, before: int, after: int) -> Tensor:
+    added = [tracer.fresh(before), tracer.fresh(after)]
+    tracer.padded(added)
+    if before == after:  # one number in the code often serves both ends
+        tracer.balance(torch.stack(added))
+
+    def laid(labels: Tensor) -> Tensor:
+        shape = list(f.shape)
+        shape[dim] = labels.numel()
+        return lb.along(labels, f.ndim, dim).expand(shape)
+
+    return torch.cat([laid(added[0]), f, laid(added[1])], dim)
+
+
+def _fits(field: Tensor, out: Tensor) -> bool:
+    return all(a in (1, b) for a, b in zip(field.shape, out.shape, strict=True))
+
+
+_SPLITS = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+
+RULES: dict[str, Rule] = {
+    "slice": _slice,
+    "select": _select,
+    "unbind": _unbind,
+    **{name: _split for name in _SPLITS},
+    "cat": _cat,
+    "stack": _stack,
+    "constant_pad_nd": _pad,
+    "glu": _glu,
+}
+
+RISKY = {"slice", "stack", "constant_pad_nd", *_SPLITS}

@@ -1,0 +1,62 @@
+"""Windows of an image as channels or as an axis of their own, and back (`unfold`, `fold`)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.slice_concat import every
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+
+def _im2col(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """[…, C, H, W] to […, C · window, places]: every channel becomes a block of its window."""
+    x, window = args[0], math.prod(args[1])
+    channel = x.ndim - 3
+    fields = []
+    for f in tracer.fields(x):
+        if lb.varies(f, (x.ndim - 2, x.ndim - 1)):
+            tracer.freeze([f], f"'{name}' runs along the channels")
+        else:
+            f = f.squeeze(-1)
+            fields.append(f.repeat_interleave(window, channel) if f.shape[channel] > 1 else f)
+    tracer.set(out, fields)
+
+
+def _col2im(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """[…, C · window, places] to […, C, H, W]: what lies in one window goes together."""
+    x, window = args[0], math.prod(args[2])
+    channel = x.ndim - 2
+    fields = []
+    for f in tracer.fields(x):
+        if f.shape[-1] > 1:
+            tracer.freeze([f], f"'{name}' runs along the channels")
+            continue
+        if f.shape[channel] > 1:
+            rows = f.movedim(channel, 0).reshape(f.shape[channel] // window, window, -1)
+            tracer.tie(rows, [1])
+            f = f[every(channel, window)]
+        fields.append(f.unsqueeze(-1))
+    tracer.set(out, fields)
+
+
+def _unfold(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Windows along one dim, as a last axis."""
+    x = args[0]
+    dim = args[1] % max(1, x.ndim)
+    fields = []
+    for f in tracer.fields(x):
+        if f.shape[dim] > 1:
+            tracer.freeze([f], f"'{name}' runs along the channels")
+        else:
+            fields.append(f.unsqueeze(-1))
+    tracer.set(out, fields)
+
+
+RULES: dict[str, Rule] = {"im2col": _im2col, "col2im": _col2im, "unfold": _unfold}

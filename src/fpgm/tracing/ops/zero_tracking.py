@@ -1,0 +1,63 @@
+"""Where a silenced unit is exactly zero: behind its filter, as long as zero stays zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fpgm.tracing import labels as lb
+
+if TYPE_CHECKING:
+    from fpgm.tracing.tracer import Tracer
+
+_PRODUCTS = {"addmm", "mm"}
+"""Their output is zero where the filter and the bias are, and so is a convolution's."""
+
+_KEEPS = {
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm", "native_group_norm", "relu", "gelu", "silu", "leaky_relu", "tanh",
+    "hardswish", "elu", "celu", "selu", "mish", "_prelu_kernel", "native_dropout", "neg", "abs",
+    "clone", "alias", "detach", "_to_copy", "view", "_unsafe_view", "reshape", "permute",
+    "transpose", "t", "unsqueeze", "squeeze", "expand", "slice", "mean", "sum", "amax",
+    "avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d", "adaptive_max_pool2d",
+    "upsample_nearest2d", "upsample_bilinear2d", "avg_pool3d", "max_pool3d_with_indices",
+    "_adaptive_avg_pool3d", "hardtanh", "flip", "rrelu_with_noise",
+}  # fmt: skip
+"""Zero in the first input is zero in the output (a norm's shift and mean are silenced too)."""
+
+
+def after(tracer: Tracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
+    """Whether the operator's result is zero for a silenced unit."""
+    plain = name.removesuffix("_")
+    data = [x for x in inputs if not tracer.is_constant(x)]
+    # Channels along another axis than is read are handed on, with a bias or neighbours added.
+    if plain == "convolution":
+        return all(_reads_all(tracer, x, 1) for x in data)
+    if plain in _PRODUCTS:
+        left, right = inputs[-2:]
+        return _reads_all(tracer, left, -1) and _reads_all(tracer, right, -2)
+    if plain in _KEEPS:
+        return bool(data) and tracer.is_zero(data[0])
+    if plain in ("mul", "div"):
+        silent = [x for x in data[: 1 if plain == "div" else None] if tracer.is_zero(x)]
+        return bool(silent) and all(
+            any(_carries(tracer, x, f) for x in silent) for f in tracer.fields(out)
+        )
+    return (
+        plain in ("add", "sub")
+        and len(data) == len(inputs)
+        and all(tracer.is_zero(x) for x in data)
+        and all(_carries(tracer, x, f) for f in tracer.fields(out) for x in data)
+    )
+
+
+def _reads_all(tracer: Tracer, x: Tensor, axis: int) -> bool:
+    """Whether all channels of an activation lie along the axis that is read."""
+    return tracer.is_constant(x) or all(f.shape[axis] > 1 for f in tracer.fields(x))
+
+
+def _carries(tracer: Tracer, x: Tensor, field: Tensor) -> bool:
+    """Whether the units of a field are this tensor's too, not only broadcast over it."""
+    return any(lb.varies(lb.lift(f, field.ndim), lb.axes(field)) for f in tracer.fields(x))

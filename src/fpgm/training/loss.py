@@ -1,0 +1,45 @@
+"""What training minimises: the labels, softened or not, and a teacher's answers beside them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fpgm.training.recipe import DistillPart
+
+
+class Loss:
+    """Sums over a batch, so that parts of a batch can be added up wherever they were computed."""
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        distill: DistillPart | None = None,
+        teacher: nn.Module | None = None,
+    ) -> None:
+        self.label_smoothing = label_smoothing
+        self.distill, self.teacher = distill, teacher
+
+    def __call__(self, logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        loss = F.cross_entropy(
+            logits.float(), labels, label_smoothing=self.label_smoothing, reduction="sum"
+        )
+        if self.distill is None or self.teacher is None:
+            return loss
+        with torch.no_grad():
+            answers = self.teacher(images).float()
+        soft = distillation(logits.float(), answers, self.distill.temperature)
+        return (1 - self.distill.share) * loss + self.distill.share * soft
+
+
+def distillation(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
+    """How far the answers at a temperature are apart, scaled so that gradients keep their size.
+
+    >>> x = torch.tensor([[1., 2.]])
+    >>> distillation(x, x, 4.0)
+    tensor(0.)
+    """
+    student = F.log_softmax(logits / temperature, 1)
+    teacher = F.log_softmax(answers / temperature, 1)
+    return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2

@@ -1,0 +1,26 @@
+"""The learning rate as a function of how far training has come, so there is nothing to resume."""
+
+from __future__ import annotations
+
+import math
+
+from fpgm.training.recipe import TrainPart
+
+
+def learning_rate(train: TrainPart, passed: float) -> float:
+    """The rate after so many epochs, fractions included.
+
+    >>> part = TrainPart(epochs=10, lr=1.0, schedule="step", milestones=(5, 8), gamma=0.1)
+    >>> [round(learning_rate(part, epoch), 4) for epoch in (0, 4.9, 5, 8)]
+    [1.0, 1.0, 0.1, 0.01]
+    """
+    if passed < train.warmup:
+        if train.warmup_lr is not None:
+            return train.warmup_lr
+        return train.lr * passed / train.warmup
+    if train.schedule == "step":
+        return train.lr * train.gamma ** sum(passed >= m for m in train.milestones)
+    if train.schedule == "cosine":
+        share = (passed - train.warmup) / max(train.epochs - train.warmup, 1)
+        return train.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+    return train.lr

@@ -1,0 +1,226 @@
+"""Copying a model: a deep copy that is fast for ordinary modules and does not fail on odd ones.
+
+What cannot be copied (an open file, a generator, a logger's handlers) is shared with the original;
+locks are replaced by new ones. Modules, parameters and buffers are never shared, unless the caller
+says so by putting them into the memo.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+import weakref
+from collections import OrderedDict, deque
+from types import BuiltinFunctionType, CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.errors import ModelError
+from fpgm.utils.modules import TABLES, every_module, named_tensors
+
+Memo = dict[int, Any]
+"""The copy of every object met so far, by the id of the original, as `copy.deepcopy` keeps it."""
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Copy a model with its weights, like `copy.deepcopy`, but also where that fails.
+
+    >>> class Guarded(nn.Linear):
+    ...     lock = None
+    >>> net = Guarded(2, 2)
+    >>> net.lock = threading.Lock()  # copy.deepcopy(net) fails on this
+    >>> copy_model(net).weight is net.weight
+    False
+    """
+    return clone(model, {})
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """A copy with the model's own weights: hooks and attributes of the two are apart."""
+    return clone(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+
+
+def clone(model: nn.Module, memo: Memo) -> nn.Module:
+    """Copy a model; objects in the memo are replaced by what it says.
+
+    Modules are copied attribute by attribute, several times faster than deepcopy. Those that copy
+    themselves in their own way (`__deepcopy__`, `__getstate__`, scripted modules) are left to
+    deepcopy, unless that fails or does not give what the memo says.
+    """
+    try:
+        return _clone(model, memo)
+    except RecursionError:
+        raise ModelError(
+            "The model holds containers nested too deeply to be copied: store them flat."
+        ) from None
+
+
+def _clone(model: nn.Module, memo: Memo) -> nn.Module:
+    modules = [m for m in every_module(model) if _is_ordinary(type(m))]
+    for module in modules:
+        memo[id(module)] = object.__new__(type(module))
+    for module in modules:
+        new = memo[id(module)]
+        for name, value in module.__dict__.items():
+            waits = name == "_modules"  # a child that copies itself needs its own children first
+            new.__dict__[name] = type(value)() if waits else _copy(value, memo, name in TABLES)
+    for module in reversed(modules):
+        children = memo[id(module)].__dict__["_modules"]
+        children.update((name, _copy(child, memo)) for name, child in module._modules.items())
+    copied: nn.Module = _copy(model, memo)
+    return copied
+
+
+def _is_ordinary(kind: type[nn.Module]) -> bool:
+    return (
+        not hasattr(kind, "__deepcopy__")
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__setstate__.__module__.startswith(_FILLS_IN)
+        and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
+        and not hasattr(kind, "__slots__")
+    )
+
+
+_FILLS_IN = ("torch.nn.", "torch._dynamo.")
+"""Whose `__setstate__` only fills in defaults; torch.compile replaces every module's by its own."""
+
+_ATOMIC = frozenset(
+    (int, float, complex, bool, str, bytes, type(None), type, BuiltinFunctionType, torch.dtype,
+     torch.device, torch.Size, torch.memory_format)
+)  # fmt: skip
+
+_LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+
+
+def _copy(value: Any, memo: Memo, own: bool = False) -> Any:
+    """Copy any value; with `own`, a table that nothing else refers to."""
+    kind = type(value)
+    if kind in _ATOMIC:
+        return value
+    if own and not value and kind in (OrderedDict, dict, set):
+        return kind()
+    if id(value) in memo:
+        return memo[id(value)]
+    if kind in _CONTAINERS:
+        return _copy_items(value, memo)
+    if kind is FunctionType:
+        return _copy_function(value, memo)
+    if kind is weakref.ref:
+        target = memo.get(id(value()))
+        return value if target is None else weakref.ref(target)
+    if kind in _LOCKS:
+        new = _LOCKS[kind]()
+    elif isinstance(value, Tensor) and not value.is_leaf:
+        new = value.detach().clone()  # a cached result: deepcopy refuses those
+    else:
+        return _deepcopy(value, memo)
+    memo[id(value)] = new
+    return new
+
+
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set, deque))
+
+
+def _copy_items(value: Any, memo: Memo) -> Any:
+    if isinstance(value, tuple):
+        items = tuple(_copy(item, memo) for item in value)
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else items
+    new: Any = deque(maxlen=value.maxlen) if type(value) is deque else type(value)()
+    memo[id(value)] = new
+    if isinstance(value, dict):
+        new.update((_copy(k, memo), _copy(v, memo)) for k, v in value.items())
+    elif isinstance(value, set):
+        new.update(_copy(item, memo) for item in value)
+    else:
+        new.extend(_copy(item, memo) for item in value)
+    return new
+
+
+def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
+    """Let a function that holds a module or parameter of the model hold the copy's."""
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    if not any(_is_of_model(value, memo) for value in held):
+        return function
+
+    def follow(value: Any) -> Any:
+        return _copy(value, memo) if _is_of_model(value, memo) else value
+
+    cells = tuple(
+        cell if cell == CellType() else CellType(follow(cell.cell_contents))
+        for cell in function.__closure__ or ()
+    )
+    defaults = None if function.__defaults__ is None else tuple(map(follow, function.__defaults__))
+    new = FunctionType(
+        function.__code__, function.__globals__, function.__name__, defaults, cells or None
+    )
+    if function.__kwdefaults__:
+        new.__kwdefaults__ = {k: follow(v) for k, v in function.__kwdefaults__.items()}
+    new.__dict__.update(function.__dict__)
+    memo[id(function)] = new
+    return new
+
+
+def _is_of_model(value: Any, memo: Memo) -> bool:
+    return isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and id(value) in memo)
+
+
+def _deepcopy(value: Any, memo: Memo) -> Any:
+    """`copy.deepcopy`, and where that fails a copy of the object's attributes, or itself."""
+    known = len(memo)
+    try:
+        new = copy.deepcopy(value, memo)
+        if not _copies_itself(value) or _is_faithful(value, new, memo):
+            return new
+    except Exception:  # the object's own code may raise anything
+        pass
+    while len(memo) > known:  # what it had begun
+        memo.popitem()
+    if isinstance(value, Tensor):
+        memo[id(value)] = value.detach().clone()
+        return memo[id(value)]
+    home = type(value).__module__.partition(".")[0]
+    foreign = home in sys.stdlib_module_names or not hasattr(value, "__dict__")
+    if foreign and not isinstance(value, dict | list):
+        return value
+    return _copy_attributes(value, memo)
+
+
+def _copies_itself(value: Any) -> bool:
+    """Whether a module's own code, not torch's, decides what a copy is."""
+    own = getattr(type(value), "__deepcopy__", None)
+    return isinstance(value, nn.Module) and not str(
+        getattr(own, "__module__", "torch.")
+    ).startswith("torch.")
+
+
+def _is_faithful(module: nn.Module, new: Any, memo: Memo) -> bool:
+    """Whether a copy has the tensors the memo says, and none of the original's."""
+    if type(new) is not type(module):
+        return False
+    tensors, copies = named_tensors(module), named_tensors(new)
+    return tensors.keys() == copies.keys() and all(
+        copies[name] is memo[id(t)]
+        if id(t) in memo
+        else copies[name] is not t and copies[name].shape == t.shape
+        for name, t in tensors.items()
+    )
+
+
+def _copy_attributes(value: Any, memo: Memo) -> Any:
+    try:
+        kind: Any = type(value)
+        new = kind.__new__(kind)
+    except TypeError:
+        return value
+    memo[id(value)] = new
+    for name, held in getattr(value, "__dict__", {}).items():
+        new.__dict__[name] = _copy(held, memo)
+    if isinstance(value, dict):
+        dict.update(new, {_copy(k, memo): _copy(v, memo) for k, v in value.items()})
+    elif isinstance(value, list):
+        list.extend(new, [_copy(item, memo) for item in value])
+    return new

@@ -1,0 +1,73 @@
+"""Numbers too small to be normal: they change nothing, and processors are slow with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fpgm.utils.modules import named_tensors
+
+_WIDE = (torch.float32, torch.float64, torch.bfloat16)
+"""In these they are below 1e-37; in float16 they are numbers like others."""
+
+_CHUNK = 2**16
+"""Numbers that are looked at together: few enough to stay in a processor's cache."""
+
+
+@torch.no_grad()
+def count_denormals(model: nn.Module) -> int:
+    """Count the weights of the kind."""
+    tensors = _wide(model)
+    if not _any_suspect(tensors):
+        return 0
+    return sum(int(_denormal(t).sum()) for t in tensors)
+
+
+@torch.no_grad()
+def flush_denormals_(model: nn.Module) -> None:
+    """Set them to zero."""
+    tensors = _wide(model)
+    if not _any_suspect(tensors):
+        return
+    for tensor in tensors:
+        if bool((found := _denormal(tensor)).any()):
+            tensor.masked_fill_(found, 0.0)
+
+
+def _wide(model: nn.Module) -> list[Tensor]:
+    return [
+        t.detach()
+        for t in named_tensors(model).values()
+        if t.dtype in _WIDE and not t.is_meta and t.numel()
+    ]
+
+
+def _any_suspect(tensors: Sequence[Tensor]) -> bool:
+    """Whether any number is below the normal ones and not zero."""
+    return any(map(_is_suspect, _chunks(tensors)))
+
+
+def _is_suspect(chunk: Tensor) -> bool:
+    sizes = chunk.abs()
+    tiny = torch.finfo(chunk.dtype).tiny
+    return float(sizes.min()) < tiny and bool(_denormal(chunk).any())
+
+
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield all numbers in pieces of a good size: large tensors cut up, small ones together."""
+    small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        flat = tensor.reshape(-1)
+        if len(flat) < _CHUNK:
+            small.setdefault((flat.dtype, flat.device), []).append(flat)
+        else:
+            yield from flat.split(_CHUNK)
+    for together in small.values():
+        yield from torch.cat(together).split(_CHUNK)
+
+
+def _denormal(tensor: Tensor) -> Tensor:
+    size = tensor.abs()
+    return (size > 0) & (size < torch.finfo(tensor.dtype).tiny)

@@ -1,0 +1,178 @@
+"""Sums of distances from each row to all the others, in three metrics.
+
+Only the l2 sums need all pairs: those come from a Gram matrix, a tile at a time, and pairs too near
+for one are measured again directly. Rows are finite floats [n, d]; what a sum says about a filter
+is left to `criteria`.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fpgm.utils.precision import full_precision
+
+# A squared distance read off a Gram matrix is off by some 1e-7 of the squared norms it is the
+# difference of. Below this share of them the pair is measured again, directly.
+NEAR = 1 / 64
+
+# Sides of the tiles the Gram matrix is computed in: on the diagonal smaller ones repeat less work
+# but call more often, off it larger ones would leave the caches.
+DIAGONAL_TILE = 192
+LARGEST_TILE = 1024
+
+# Measured on one core: a pair costs eight times more when gathered than inside `pdist`.
+GATHERING_COST = 8
+
+
+def sum_l2(rows: Tensor) -> Tensor:
+    """Sums of Euclidean distances; what a Gram matrix is bad at is put out of the way first."""
+    norms = row_norms(rows)
+    if not 2.0**-40 < float(norms.max()) < 2.0**40:  # squares vanish or overflow
+        largest = float(rows.abs().max())
+        if largest == 0:
+            return norms
+        if not math.isfinite(largest):
+            return torch.full_like(norms, math.nan)
+        power = 2.0 ** max(-100, min(100, math.frexp(largest)[1]))
+        return sum_l2(rows / power) * power
+    if bool((norms == 0).any()):  # soft pruning leaves many: each adds the others' norm
+        alive = norms.nonzero().squeeze(1)
+        sums = norms.sum().expand(len(rows)).clone()
+        sums[alive] = sum_l2(rows[alive]) + (len(rows) - len(alive)) * norms[alive]
+        return sums
+    # Only a common offset that dominates is worth a second copy of the filters.
+    centre = rows.mean(0)
+    if float(centre.square().sum()) > float(norms.square().mean()) / 2:
+        centred = rows - centre
+        centred -= centred.mean(0)  # the first mean carries the offset's rounding error
+        return _sum_l2_by_gram(rows, centred, row_norms(centred))
+    return _sum_l2_by_gram(rows, rows, norms)
+
+
+def sum_l1(rows: Tensor) -> Tensor:
+    """Sums of l1 distances in n log n steps: each weight is sorted over the filters.
+
+    The way from one filter to another is made of the gaps between, so a gap counts once for every
+    filter on its other side. All terms are positive: nothing cancels.
+    """
+    n = len(rows)
+    below = torch.arange(1, n, dtype=rows.dtype, device=rows.device)  # filters left of each gap
+    sums = rows.new_zeros(n)
+    at_once = max(1, 2**20 // n)
+    for start in range(0, rows.shape[1], at_once):
+        values, order = rows[:, start : start + at_once].T.contiguous().sort(dim=1)  # [weights, n]
+        gaps = values.diff(dim=1)
+        to_lower, to_higher = values.new_zeros(2, *values.shape)
+        torch.cumsum(gaps * below, dim=1, out=to_lower[:, 1:])
+        to_higher[:, :-1] = (gaps * below.flip(0)).flip(1).cumsum(dim=1).flip(1)
+        sums += torch.empty_like(values).scatter_(1, order, to_lower + to_higher).sum(0)
+    return sums
+
+
+def sum_cosine(rows: Tensor) -> Tensor:
+    """Sums of cosine distances in n steps: no pair is ever looked at.
+
+    Squared distances to all directions add up to n times the one to their mean, plus a constant.
+    In float64, because filters that share a large offset differ in the last digits of their
+    directions only; a few rows at once, so that no float64 copy of the filters is made.
+    """
+    at_once = max(1, 2**17 // rows.shape[1])
+    blocks = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+    mean = torch.stack([_directions(block).sum(0) for block in blocks]).sum(0) / len(rows)
+    squares = torch.cat([row_norms(_directions(block) - mean).square() for block in blocks])
+    return ((len(rows) * squares + squares.sum()) / 2).to(rows)
+
+
+def row_norms(rows: Tensor, order: float = 2) -> Tensor:
+    """Length of every row.
+
+    >>> row_norms(torch.tensor([[3., -4.], [1., 0.]]))
+    tensor([5., 1.])
+    """
+    norms: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1)
+    return norms
+
+
+def widen(rows: Tensor) -> Tensor:
+    """Rows in float64, on the CPU where the device has none."""
+    return (rows.cpu() if rows.device.type == "mps" else rows).double()
+
+
+def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
+    """Half of the Gram matrix, since the other half is its mirror image.
+
+    Pairs much closer to each other than to the origin would be all rounding error there: they are
+    counted as 0, set aside, and measured one by one afterwards.
+    """
+    squares = norms.square()
+    sums = torch.zeros_like(squares)
+    near_pairs = []
+    surely_far = 2 * NEAR * float(squares.max())
+    with full_precision():
+        for here, there in _tiles(0, len(rows)):
+            squared = squares[here, None] + squares[there]
+            squared.addmm_(centred[here], centred[there].T, alpha=-2)
+            if here == there:
+                squared.fill_diagonal_(math.inf)  # a filter is no neighbour of itself
+            if float(squared.min()) < surely_far:
+                near = squared < (squares[here, None] + squares[there]).mul_(NEAR)
+                if here == there:
+                    near |= near.T.clone()  # products are not symmetric to the last bit
+                squared.masked_fill_(near, 0)
+                pairs = (near.triu_(1) if here == there else near).nonzero()
+                near_pairs.append(pairs + pairs.new_tensor([here.start, there.start]))
+            if here == there:
+                squared.fill_diagonal_(0)
+            distances = squared.sqrt_()
+            sums[here] += distances.sum(1)
+            if here != there:
+                sums[there] += distances.sum(0)
+    if near_pairs:
+        first, second = torch.cat(near_pairs).T.contiguous()
+        distances = _distances_of_pairs(rows, first, second)
+        sums.index_add_(0, first, distances).index_add_(0, second, distances)
+    return sums
+
+
+def _tiles(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+    """Cover all pairs once: half against half, then each half; the diagonal holds pairs twice."""
+    if stop - start <= DIAGONAL_TILE:
+        yield slice(start, stop), slice(start, stop)
+        return
+    middle = (start + stop) // 2
+    for row in range(start, middle, LARGEST_TILE):
+        for column in range(middle, stop, LARGEST_TILE):
+            yield (
+                slice(row, min(middle, row + LARGEST_TILE)),
+                slice(column, min(stop, column + LARGEST_TILE)),
+            )
+    yield from _tiles(start, middle)
+    yield from _tiles(middle, stop)
+
+
+def _distances_of_pairs(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Distances by direct difference, a few pairs at once."""
+    met = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+    met[first] = met[second] = True
+    members = int(met.sum())
+    if rows.device.type == "cpu" and members * (members - 1) // 2 <= GATHERING_COST * len(first):
+        place = met.cumsum(0) - 1
+        i, j = place[first], place[second]
+        # Condensed order: the pairs (0, 1), (0, 2), ..., (1, 2), ...
+        return torch.nn.functional.pdist(rows[met])[i * (2 * members - i - 1) // 2 + j - i - 1]
+    distances = rows.new_empty(len(first))
+    at_once = min(len(rows), max(1, 2**18 // rows.shape[1]))
+    for start in range(0, len(first), at_once):
+        here = slice(start, start + at_once)
+        pairs = rows.index_select(0, first[here]).sub_(rows.index_select(0, second[here]))
+        distances[here] = row_norms(pairs)
+    return distances
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """Rows at length 1 in float64; zeros stay zeros."""
+    wide = widen(rows)
+    norms = row_norms(wide)[:, None]
+    return wide / torch.where(norms == 0, 1, norms)

@@ -1,0 +1,159 @@
+"""Example inputs: what users pass, brought into one shape.
+
+A tensor, a tuple of arguments or a dict of keyword arguments is one example; a list holds several.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fpgm.errors import RequestError
+from fpgm.utils.outputs import find_tensors
+from fpgm.utils.text import size
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def call(self, model: nn.Module) -> Any:
+        """Call the model with copies of them: some models write into their input."""
+        args, kwargs = tree_map(_copy, (self.args, dict(self.kwargs)))
+        return model(*args, **kwargs)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def beside(model: nn.Module, inputs: Any) -> Any:
+    """Example inputs in any of their forms, on the device the model is on."""
+    device = next((p.device for p in model.parameters()), None)
+    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, inputs)
+
+
+def as_examples(inputs: Any) -> list[Example]:
+    """Read `example_inputs` in any of its forms.
+
+    >>> import torch
+    >>> [example.kwargs for example in as_examples({"x": 1})]
+    [{'x': 1}]
+    >>> len(as_examples([torch.zeros(1), (torch.zeros(1), torch.zeros(1))]))
+    2
+    """
+    if isinstance(inputs, list | tuple) and len(inputs) > 1 and all(type(n) is int for n in inputs):
+        sizes = ", ".join(map(str, inputs))
+        raise RequestError(f"example_inputs is a shape: give a tensor, torch.randn({sizes}).")
+    if isinstance(inputs, list):
+        if not inputs:
+            raise RequestError("example_inputs is an empty list: give at least one example.")
+        return [example for item in inputs for example in as_examples(item)]
+    if isinstance(inputs, Tensor):
+        return [Example((inputs,), {})]
+    if isinstance(inputs, tuple):
+        return [Example(inputs, {})]
+    if isinstance(inputs, Mapping):
+        return [Example((), dict(inputs))]
+    raise RequestError(
+        f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
+        "a dict of keyword arguments, or a list of these."
+    )
+
+
+def described(example: Example) -> str:
+    """Shapes and kinds of an example's tensors.
+
+    >>> described(Example((Tensor(2, 3),), {"mask": Tensor(2).bool()}))
+    '2×3 float32, 2 bool'
+    """
+    tensors = tensors_in((example.args, dict(example.kwargs)))
+    return ", ".join(f"{size(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+
+
+def resized(example: Example, batch: int) -> Example:
+    """The example with another number of inputs, repeated as often as it takes."""
+    if not isinstance(batch, int) or batch < 1:
+        raise RequestError(f"batches has {batch!r}: give whole numbers from 1 up.")
+    have = batch_of(example)
+    return example if not have else taken(example, [n % have for n in range(batch)])
+
+
+def taken(example: Example, rows: Sequence[int]) -> Example:
+    """Some inputs of a batch, by their numbers, of every tensor that has one for each.
+
+    >>> taken(Example((Tensor([1, 2, 3]), Tensor([0])), {}), [2, 0]).args
+    (tensor([3., 1.]), tensor([0.]))
+    """
+    have = batch_of(example)
+
+    def choose(value: Any) -> Any:
+        counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == have
+        return value[list(rows)] if counts else value
+
+    args, kwargs = tree_map(choose, (example.args, dict(example.kwargs)))
+    return Example(args, kwargs)
+
+
+def batch_of(example: Example) -> int | None:
+    """Inputs in an example: the first size of its first tensor."""
+    values = (*example.args, *example.kwargs.values())
+    return next((int(v.shape[0]) for v in values if isinstance(v, Tensor) and v.ndim), None)
+
+
+def positional(model: nn.Module, example: Example) -> Example:
+    """The same call with arguments in the order of the signature, as far as they have a place."""
+    try:
+        bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+    except (TypeError, ValueError):
+        return example
+    return Example(bound.args, bound.kwargs)
+
+
+def float_outputs(model: nn.Module, example: Example) -> list[Tensor]:
+    """Every tensor of numbers that a model returns for an example."""
+    return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]
+
+
+def map_tensors(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
+    """Change every tensor of an example, and nothing else."""
+
+    def one(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) else value
+
+    return Example(tree_map(one, example.args), tree_map(one, dict(example.kwargs)))
+
+
+def shuffled_inputs(examples: Sequence[Example], count: int) -> list[Example]:
+    """Make more inputs of the examples' own values, so that they stay in the model's domain."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffle(t: Tensor) -> Tensor:
+        if not t.is_floating_point() or not t.numel():
+            return t
+        values = t.flatten()
+        if bool((values == values[0]).all()):  # all alike: shuffling would change nothing
+            return t + torch.rand(t.shape, generator=generator).to(t)
+        return values[torch.randperm(t.numel(), generator=generator).to(t.device)].reshape(t.shape)
+
+    return [map_tensors(examples[i % len(examples)], shuffle) for i in range(max(0, count))]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a nested value: containers and their subclasses, dataclasses, objects."""
+    return find_tensors(value)
+
+
+def squared(given: Tensor, wanted: Tensor) -> float:
+    """Squared distance of an output to what is wanted, where that is finite."""
+    finite = wanted.isfinite()
+    return float((given - wanted)[finite].double().square().sum())

@@ -1,0 +1,49 @@
+"""Where in the user's own code an error came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+
+
+def user_line(error: BaseException) -> str:
+    """File and line of the innermost frame that is neither torch's nor this package's."""
+    found = ""
+    for name, line in _frames(error.__traceback__):
+        if (file := user_file(name)) is not None:
+            found = f"{file}:{line}"
+    return found
+
+
+@cache
+def user_file(name: str) -> str | None:
+    """Return the name of a file without its folder, if it is neither torch's nor ours."""
+    ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
+    return None if ours or name.startswith(_TORCH) or not Path(name).is_file() else Path(name).name
+
+
+def describe_error(error: BaseException) -> str:
+    r"""Say in one line what was raised, and where in the user's code if that is known.
+
+    >>> describe_error(ValueError("two\nlines.")), describe_error(KeyError("x"))
+    ('two lines', "KeyError 'x'")
+    """
+    text = " ".join(str(error).split()).rstrip(".")
+    kind, line = type(error).__name__, user_line(error)
+    if line:
+        return f"{text} ({kind} in {line})" if text else f"{kind} in {line}"
+    return text if " " in text else f"{kind} {text}".rstrip()
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next

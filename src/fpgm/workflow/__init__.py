@@ -1,0 +1,1 @@
+"""The whole way from a model to a certified smaller one."""

@@ -1,0 +1,253 @@
+"""Algorithm 1: train, and at the end of every epoch zero the most replaceable filters.
+
+`SoftPruner` does the second half in anybody's training loop. In `soft` mode, the paper's, zeroed
+units are left to training and may come back; in `hard` mode they are held at zero.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from fpgm.errors import FpgmError, ModelError, RequestError
+from fpgm.planning.budget import Budget
+from fpgm.planning.planner import Drawn, Planner
+from fpgm.pruning.compaction import check_fits, compact
+from fpgm.pruning.masking import HELD, SILENT, Silencer, mask_
+from fpgm.pruning.optimizer_state import check_optimizer, inner_optimizer, move_optimizer_
+from fpgm.pruning.plan import Plan
+from fpgm.pruning.verification import Certificate, verify
+from fpgm.utils.modules import named_tensors, unwrapped
+from fpgm.workflow.api import check_prunes
+from fpgm.workflow.schedule import Schedule
+
+Mode = Literal["soft", "hard"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one epoch's end did."""
+
+    epoch: int
+    share: float | None
+    """Share of the full amount that was asked for; None where the schedule leaves the epoch out."""
+    units: int = 0
+    zeroed: int = 0
+    regrown: int = 0
+    """Of the units zeroed last time, those whose filters are no longer zero."""
+    returned: int = 0
+    """Of the units zeroed last time, those that now stay."""
+    changed: int = 0
+    """Units that changed sides, either way."""
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return f"epoch {self.epoch}: not pruned"
+        return (
+            f"epoch {self.epoch}: {self.zeroed} of {self.units} units zeroed, {self.changed} "
+            f"changed sides, {self.regrown} had regrown, {self.returned} returned"
+        )
+
+
+class SoftPruner:
+    """Prunes a model while it is trained.
+
+        pruner = fpgm.SoftPruner(model, example_inputs, rate=0.4, optimizer=optimizer)
+        for epoch in range(epochs):
+            train_one_epoch(model)
+            pruner.step()
+        small = pruner.compact()
+
+    How much, which and where are the options of `fpgm.plan`. When: every `interval` epochs from
+    `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs; what is
+    zeroed from epoch `hold` on stays zero, so that the last epochs train what will remain.
+    Give the `optimizer`: in soft mode the momentum of zeroed units is zeroed with them, or it would
+    bring them all back at once; `mode="hard"` and `hold` need it, and correct its steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        *,
+        rate: float | None = None,
+        macs: float | None = None,
+        params: float | None = None,
+        rates: Mapping[str, float] | None = None,
+        interval: int = 1,
+        start: int = 1,
+        end: int | None = None,
+        ramp: int = 0,
+        hold: int | None = None,
+        mode: Mode = "soft",
+        optimizer: torch.optim.Optimizer | None = None,
+        **options: Any,
+    ) -> None:
+        if mode not in ("soft", "hard"):
+            raise RequestError(f"mode is {mode!r}: give 'soft' or 'hard'.")
+        self.schedule = Schedule(interval, start, end, ramp, 1 if mode == "hard" else hold)
+        holding = "mode='hard'" if mode == "hard" else f"hold={hold}"
+        if self.schedule.hold is not None and optimizer is None:
+            raise RequestError(f"{holding} corrects the optimizer's steps: give optimizer=.")
+        if (macs is not None or params is not None) and self.schedule.rises_while_holding():
+            raise RequestError(
+                f"{holding} with a ramp needs rate=: on the way to a share of MACs or parameters "
+                "units would have to return."
+            )
+        budget = Budget(rate, macs, params, dict(rates or {}))
+        self.model = unwrapped(model)
+        self.mode = mode
+        self.optimizer = None if optimizer is None else inner_optimizer(optimizer)
+        self.example_inputs = example_inputs
+        self.planner = Planner(self.model, example_inputs, budget=budget, **options)
+        self.epoch = 0
+        self.plan: Plan | None = None
+        """The plan whose units were zeroed last."""
+        self.certificate: Certificate | None = None
+        """What verification found of the compact model."""
+        self._gone = torch.zeros(0, dtype=torch.int64)
+        self._holding = False
+        """Whether the zeroed units are held at zero."""
+        self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks)
+        if self.schedule.hold is not None and self.optimizer is not None:
+            self._check_trains(self.optimizer, holding)
+
+    def step(self) -> Step:
+        """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
+        epoch = self.epoch + 1
+        share = self.schedule.share(epoch)
+        step = Step(epoch, None) if share is None else self._prune(share, epoch)
+        if self.schedule.holds(epoch) and self.plan is not None and not self._holding:
+            self._holding = True
+            self._zero(self.plan)
+        self.epoch = epoch
+        return step
+
+    def compact(self, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+        """Choose for the last time, at the full amount, and return the verified compact model.
+
+        The model itself is left masked: it computes exactly what the compact one does. Given the
+        `optimizer`, it is handed over to the compact model with its state.
+        """
+        if optimizer is not None:
+            check_optimizer(optimizer, self.model)
+        self._prune(1.0, self.epoch)
+        assert self.plan is not None
+        check_prunes(self.plan)
+        mask_(self.model, self.plan)
+        small = compact(self.model, self.plan)
+        found = verify(self.model, self.plan, self.example_inputs, compacted=small)
+        self.certificate = found.check()
+        _remove(self._hooks)
+        if optimizer is not None:
+            move_optimizer_(optimizer, self.model, small, self.plan)
+        return small
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pruning stands, as plain values."""
+        plan = None if self.plan is None else self.plan.to_json()
+        return {
+            "epoch": self.epoch,
+            "mode": self.mode,
+            "plan": plan,
+            "gone": self._gone.tolist(),
+            "holding": self._holding,
+            "frozen": self.planner.learned,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; nothing changes unless all of it fits."""
+        if state["mode"] != self.mode:
+            raise RequestError(
+                f"The saved state is of mode {state['mode']!r}, this pruner of {self.mode!r}."
+            )
+        plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        if plan is not None:
+            check_fits(self.model, plan)
+        epoch, gone = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
+        holding = bool(state["holding"])
+        if holding and self.optimizer is None:
+            raise RequestError("The saved state holds units at zero: give optimizer=.")
+        self.planner.learn(state["frozen"])
+        self.epoch, self.plan, self._gone, self._holding = epoch, plan, gone, holding
+        self._hold(plan)
+
+    def _prune(self, share: float, epoch: int) -> Step:
+        before = self._gone
+        regrown = self._regrown()
+        drawn = self._agreed(share)
+        self.plan, self._gone = drawn.plan, drawn.removed
+        self._holding |= self.schedule.holds(epoch)
+        self._zero(drawn.plan)
+        left = int((~torch.isin(before, self._gone)).sum())
+        entered = int((~torch.isin(self._gone, before)).sum())
+        units = sum(group.units for group in drawn.plan.groups)
+        zeroed = len(self._gone)
+        return Step(epoch, share, units, zeroed, regrown, left, changed=left + entered)
+
+    def _agreed(self, share: float) -> Drawn:
+        """The plan all processes follow: the first one's."""
+        first = self._gone if self._holding and len(self._gone) else None
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.planner.draw(share, first, certified=self.plan is None)
+        sent: list[Any] = [None, None, None]
+        if dist.get_rank() == 0:
+            try:
+                drawn = self.planner.draw(share, first, certified=self.plan is None)
+                sent = [None, drawn.plan.to_json(), drawn.removed.tolist()]
+            except FpgmError as error:  # the others wait: they must hear of it
+                sent[0] = str(error)
+        dist.broadcast_object_list(sent)
+        problem, text, removed = sent
+        if problem is not None:
+            raise ModelError(problem)
+        return Drawn(Plan.from_json(text), torch.tensor(removed, dtype=torch.int64))
+
+    def _regrown(self) -> int:
+        """Units zeroed last time whose filters are no longer zero."""
+        if not len(self._gone):
+            return 0
+        structure, grown = self.planner.structure, torch.zeros(0, dtype=torch.int64)
+        tensors = named_tensors(self.model)
+        for writer in structure.writers:
+            if writer.slot.name in tensors:
+                alive = writer.filters(tensors[writer.slot.name]).detach().any(1).cpu()
+                grown = torch.cat([grown, writer.classes[alive]])
+        return int(torch.isin(self._gone, grown).sum())
+
+    def _zero(self, plan: Plan) -> None:
+        """Zero the plan's units, with what would move them on, and hold them if that is asked."""
+        silencer = Silencer(self.model, plan, HELD if self._holding else SILENT)
+        silencer.weights_()
+        if self.optimizer is not None:
+            silencer.momentum_(self.optimizer)
+        self._hold(plan)
+
+    def _hold(self, plan: Plan | None) -> None:
+        """Let go of what was held, and hold the plan's units at zero if it is time for that."""
+        _remove(self._hooks)
+        if self._holding and plan is not None and self.optimizer is not None:
+            self._hooks += Silencer(self.model, plan, HELD).hold(self.optimizer)
+
+    def _check_trains(self, optimizer: torch.optim.Optimizer, holding: str) -> None:
+        """Refuse an optimizer whose steps have nothing to do with the model."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held and p.requires_grad for p in self.model.parameters()):
+            raise RequestError(
+                f"{holding} corrects the optimizer's steps: this one holds no parameter of the "
+                "model; give the optimizer that trains it."
+            )
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    """Take hooks off, now or when a pruner is no more."""
+    while hooks:
+        hooks.pop().remove()
