@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import fpgm
-from fpgm.pruning.plan import Cut, layer_of
+from fpgm.pruning.plan import Cut
 from fpgm.utils.modules import named_tensors
+from fpgm.utils.parameter_info import layer_of
 
 
 class Layers(nn.Module):

@@ -19,7 +19,7 @@ from fpgm.errors import PlanError
 from fpgm.models import resnet
 from fpgm.pruning.adapter_placement import adapter_at, attach_, join
 from fpgm.pruning.compaction import fingerprint
-from fpgm.pruning.plan import Adapter
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import Adapted, AdaptedSequential, Gather, Scatter, unwrap, wrap
 from fpgm.utils.modules import modules_by_path
 

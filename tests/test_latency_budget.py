@@ -211,7 +211,7 @@ class TestFailures:
 
     def test_the_planner_remembers_what_was_asked(self, ideal: Ideal) -> None:
         planner = Planner(net(), X, budget=Budget(latency=0.31))
-        planner.timed(aim.Where.of("ideal", 1))
+        aim.plan_for_latency(planner, aim.Where.of("ideal", 1))
         assert planner.budget == Budget(latency=0.31)
 
     def test_layers_of_other_numbers_have_other_times(self) -> None:

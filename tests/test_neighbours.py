@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import fpgm
+from fpgm.latency import budget_search
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.lookup_table import Table
 from fpgm.latency.speedup_summary import verdict
-from fpgm.planning import planner
 from fpgm.tracing.layer_calls import Layer
 from fpgm.utils import machine_load as neighbours
 from fpgm.utils.machine_load import Neighbours
@@ -109,7 +109,7 @@ class TestPlan:
         return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
 
     def test_a_plan_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(planner, "reach", lambda *_: fpgm.Plan("", {}, ()))
+        monkeypatch.setattr(budget_search, "reach", lambda *_: fpgm.Plan("", {}, ()))
         (note,) = self.planned().notes
         assert note == (
             "While times were measured other work took 1.5 of 2 cores: they may be wrong."
@@ -119,7 +119,7 @@ class TestPlan:
         def refuse(*_: object) -> fpgm.Plan:
             raise fpgm.RequestError("It cannot be reached.")
 
-        monkeypatch.setattr(planner, "reach", refuse)
+        monkeypatch.setattr(budget_search, "reach", refuse)
         with pytest.raises(
             fpgm.RequestError, match=r"reached\. But other work took 1\.5 of 2 cores"
         ):

@@ -14,7 +14,7 @@ import fpgm
 from fpgm.exporters.bn_folding import folded, simplified
 from fpgm.exporters.onnx import to_onnx
 from fpgm.pruning.adapter_placement import attach_, placing
-from fpgm.pruning.plan import Adapter
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import gather, scatter
 from fpgm.utils.example_inputs import Example
 

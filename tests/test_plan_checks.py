@@ -18,19 +18,10 @@ import fpgm
 from fpgm.cli import _common as common
 from fpgm.errors import FileError, PlanError
 from fpgm.models.checkpoint import load_weights
-from fpgm.pruning.plan import (
-    Adapter,
-    Attribute,
-    Cached,
-    Cut,
-    Frozen,
-    Group,
-    Latency,
-    Plan,
-    StaleSize,
-)
+from fpgm.pruning.plan import Attribute, Cached, Cut, Frozen, Group, Latency, Plan, StaleSize
 from fpgm.pruning.plan_checks import check_places, holds_size
 from fpgm.pruning.serialization import DIGEST, MOST_PLANS, content_sha256, read_plans
+from fpgm.utils.adapter_spec import Adapter
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 ESCAPE = "\x1b]0;owned\x07\x9b2J"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.latency.budget_search import Where
+from fpgm.planning.budget import Budget
 from fpgm.planning.planner import Planner
 from fpgm.planning.repair import find_failing
 from fpgm.workflow.api import compact_certified, planned
@@ -123,6 +124,6 @@ def test_many_groups_are_searched_in_few_tries() -> None:
 def test_a_plan_is_certified_as_it_is_drawn_if_asked() -> None:
     torch.manual_seed(0)
     model, x = CountsItsWeights(), torch.randn(2, 3, 8, 8)
-    planner = Planner(model, x, budget=fpgm.planner.Budget(rate=0.5), align=1)
+    planner = Planner(model, x, budget=Budget(rate=0.5), align=1)
     layers = {c.tensor.split(".")[0] for c in planner.draw(certified=True).plan.cuts}
     assert layers == {"first", "second"}  # what `second` reads goes, what it makes stays

@@ -14,10 +14,11 @@ from torch import nn
 from fpgm.cli._common import to_json
 from fpgm.errors import FileError
 from fpgm.models.registry import load_model, names_code
-from fpgm.pruning.plan import MOST_DIMS, Latency, Plan
+from fpgm.pruning.plan import Latency, Plan
 from fpgm.pruning.serialization import load, save
 from fpgm.pruning.verification import Certificate
 from fpgm.utils import replace_files as together
+from fpgm.utils.adapter_spec import MOST_DIMS
 from fpgm.utils.atomic_io import aside, is_unfinished, write_text
 from fpgm.utils.atomic_io import made as made_folder
 from fpgm.utils.safe_read import json_of

@@ -21,8 +21,9 @@ from fpgm.errors import FileError, FpgmError, RequestError
 from fpgm.paper.baselines.comparison import Compared
 from fpgm.paper.baselines.comparison import compare as run_one
 from fpgm.paper.baselines.registry import METHODS, Schedule, Task, find
-from fpgm.planning.budget import Budget, Residual
+from fpgm.planning.budget import Budget
 from fpgm.report.page import compare as write_comparison
+from fpgm.tracing.residual import Residual
 from fpgm.utils.atomic_io import file_sha256, is_unfinished, write_text, writing
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.safe_read import json_of

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fpgm.cli import _common as common
-from fpgm.planning.budget import Residual
 from fpgm.pruning.plan import Group
+from fpgm.tracing.residual import Residual
 from fpgm.utils.modules import modules_by_path
 from fpgm.workflow.api import plan
 

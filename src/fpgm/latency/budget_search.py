@@ -19,6 +19,7 @@ from fpgm.latency.backends import Backend, backend_of, running
 from fpgm.latency.lookup_table import Table
 from fpgm.latency.predictor import Predictor, share_left
 from fpgm.planning.budget import Budget, Rounder
+from fpgm.planning.planner import Planner
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Latency, Plan
 from fpgm.tracing.cost_model import Floats
@@ -26,6 +27,7 @@ from fpgm.tracing.grouping import Structure
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.machine_load import Neighbours
 from fpgm.utils.progress import Progress
 from fpgm.utils.timing import ratio, side_by_side
 
@@ -111,6 +113,32 @@ class _Draft:
     plan: Plan
     small: nn.Module
     saved: float
+
+
+def plan_for_latency(planner: Planner, where: Where, progress: Progress | None = None) -> Plan:
+    """Build the plan that saves as much of the measured time as the planner's budget asks for."""
+    if not planner.budget.latency:
+        raise RequestError(f"latency is {planner.budget.latency}: give a share above 0.")
+    load, asked = Neighbours(), planner.budget
+    clocked = Clocked(planner.model, planner.examples[0], where, planner.rounder, progress)
+    planner.latency_of = clocked.predictor
+
+    def build(budget: Budget) -> Plan:
+        planner.budget = budget
+        return planner.draw().plan
+
+    try:
+        plan = reach(clocked, asked, build)
+    except RequestError as error:
+        if (crowd := load.crowd(where.threads)) is None:
+            raise
+        raise RequestError(f"{error} But {crowd}: try again when they are idle.") from error
+    finally:
+        planner.budget = asked
+    if (crowd := load.crowd(where.threads)) is not None:
+        note = f"While times were measured {crowd}: they may be wrong."
+        plan = replace(plan, notes=(*plan.notes, note))
+    return plan
 
 
 def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], Plan]) -> Plan:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fpgm.latency.lookup_table import Table
 from fpgm.planning.budget import Rounder
-from fpgm.pruning.plan import WRITES
 from fpgm.tracing.cost_model import Costs, Floats, Shares
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.layer_calls import Called, Layer
+from fpgm.utils.parameter_info import WRITES
 from fpgm.utils.progress import Progress
 
 SHARES = (0.25, 0.5, 0.75, 1.0)

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fpgm.pruning.plan import Adapter, Side
 from fpgm.tracing import labels as lb
 from fpgm.tracing.constraints import Move, Place
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.tracer import Tracer
+from fpgm.utils.adapter_spec import Adapter, Side
 
 
 class AdapterChecks(Tracer):

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from fpgm.errors import RequestError
 
 Rounding = Literal["nearest", "paper"]
-Residual = Literal["coupled", "independent"]
 Measure = Literal["macs", "params", "latency"]
 
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from fpgm.planning.dry_run_tracer import Checker, MismatchError
 from fpgm.pruning.compaction import rebuild
-from fpgm.pruning.plan import Adapter, Plan
+from fpgm.pruning.plan import Plan
 from fpgm.tracing import shape_inference as sketch
 from fpgm.tracing.constraints import Place
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.tracer import RuleError
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.modules import module_at
 from fpgm.utils.preserve_state import undisturbed

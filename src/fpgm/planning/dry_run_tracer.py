@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm.planning.adapter_checks import AdapterChecks
 from fpgm.pruning.adapter_placement import adapter_at, join
-from fpgm.pruning.plan import Adapter, Plan, Side
+from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference as sketch
@@ -28,6 +28,7 @@ from fpgm.tracing.constraints import Factor, Place, Slot
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.tracer import source_line
+from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.modules import named_tensors
 
 

@@ -12,26 +12,15 @@ from torch import Tensor, nn
 from fpgm.planning.remembered_sizes import Widths, follow_sizes
 from fpgm.planning.selection import Choice
 from fpgm.pruning.compaction import fingerprint
-from fpgm.pruning.plan import (
-    Adapter,
-    Attribute,
-    Cached,
-    Cut,
-    Frozen,
-    Group,
-    Kind,
-    Plan,
-    Role,
-    Side,
-    StaleSize,
-    layer_of,
-)
+from fpgm.pruning.plan import Attribute, Cached, Cut, Frozen, Group, Plan, StaleSize
 from fpgm.pruning.plan_checks import holds_size
 from fpgm.pruning.slicing import by_tensor
 from fpgm.tracing import labels as lb
 from fpgm.tracing.constraints import Site, Slot
 from fpgm.tracing.grouping import Structure, block_starts, frozen_rows, unreached_rows
+from fpgm.utils.adapter_spec import Adapter, Kind, Side
 from fpgm.utils.modules import modules_by_path
+from fpgm.utils.parameter_info import Role, layer_of
 from fpgm.utils.size_names import FIRST_DIM, SECOND_DIM
 
 

@@ -8,10 +8,9 @@ is `planning`.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -21,38 +20,28 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
-from fpgm.latency.budget_search import Clocked, Where, reach
-from fpgm.planning.budget import ALIGN, Budget, Measure, Residual, Rounder, Rounding, check_patterns
+from fpgm.planning.budget import ALIGN, Budget, Measure, Rounder, Rounding, check_patterns
 from fpgm.planning.dry_run import needs_replay, replay
 from fpgm.planning.dry_run_tracer import MismatchError
 from fpgm.planning.equal_split import components
 from fpgm.planning.plan_builder import EmptiedError, UnevenError
 from fpgm.planning.precomputed_scores import Scored
 from fpgm.planning.repair import find_difference, find_failing, runs_alike
-from fpgm.planning.selection import Choice, Selector
+from fpgm.planning.selection import Choice, ErrorOf, Selector
 from fpgm.planning.size_attributes import Attributes
 from fpgm.planning.unit_scores import UnitScores
 from fpgm.pruning.compaction import fingerprint
 from fpgm.pruning.plan import Attribute, Plan
 from fpgm.pruning.verification import certify
-from fpgm.recovery.sensitivity.result import Sensitivity
-from fpgm.recovery.sensitivity.runner import Sense
 from fpgm.tracing.cost_model import Cost, Costs
 from fpgm.tracing.grouping import Pool, Structure, couple, frozen_rows
 from fpgm.tracing.recorder import Watch, watch
-from fpgm.tracing.residual import watcher
+from fpgm.tracing.residual import Residual, watcher
 from fpgm.tracing.shape_inference import ValuesNeededError
-from fpgm.utils.calibration_data import explained, moved, read_inputs
 from fpgm.utils.example_inputs import as_examples
-from fpgm.utils.machine_load import Neighbours
 from fpgm.utils.modules import named_tensors, tensors_sha256, unwrapped, walk_once
-from fpgm.utils.preserve_state import undisturbed
-from fpgm.utils.progress import Progress
 
 Criterion = str | Callable[[Tensor], Tensor] | Scored
-
-SENSED = 512
-"""Inputs that sensitivity looks at."""
 
 _MOST_REPLAYS = 1000
 """Every replay freezes something or tries another attribute; this only stops a fault of ours."""
@@ -114,12 +103,12 @@ class Planner:
         check_patterns("rates", list(budget.rates), layers)
         check_patterns("ignore", list(ignore), layers)
         _ignore(self.structure, ignore)
-        self.sensitivity: Sensitivity | None = None
-        """If there is one, rates are chosen by it."""
+        self.error_of: ErrorOf | None = None
+        """Output error by how many units of a pool go; if known, rates are chosen by it."""
         self.certifies = False
         """Whether every plan is certified as it is drawn."""
-        self.clocked: Clocked | None = None
-        """If there is one, time can be predicted."""
+        self.latency_of: Callable[[Structure], Cost] | None = None
+        """Predicts latency; needed for budgets in time."""
         self._known = frozenset(self.structure.reasons)
         self.asked = {
             "criterion": _name(criterion),
@@ -168,7 +157,7 @@ class Planner:
 
     def _draw(self, budget: Budget, first: Tensor | None, certified: bool) -> Drawn:
         asked = {**budget.asked(), **self.asked}
-        if self.sensitivity is not None:
+        if self.error_of is not None:
             asked["allocate"] = "sensitivity"
         selector = self._selector(first)
         structure = self.structure
@@ -261,96 +250,32 @@ class Planner:
         self.criterion = criterion
         self.asked["criterion"] = _name(criterion)
 
-    def timed(self, where: Where, progress: Progress | None = None) -> Plan:
-        """The plan that takes away as much of the measured time as the budget asks for."""
-        if not self.budget.latency:
-            raise RequestError(f"latency is {self.budget.latency}: give a share above 0.")
-        neighbours, asked = Neighbours(), self.budget
-        self.clocked = Clocked(self.model, self.examples[0], where, self.rounder, progress)
+    def order(self, pool: Pool) -> Tensor:
+        """Sort a pool's units by their scores: those that go first come first."""
+        return self._selector(None).order(pool)
 
-        def drawn(budget: Budget) -> Plan:
-            self.budget = budget
-            return self.draw().plan
-
-        try:
-            made = reach(self.clocked, asked, drawn)
-        except RequestError as error:
-            if (crowd := neighbours.crowd(where.threads)) is None:
-                raise
-            raise RequestError(f"{error} But {crowd}: try again when they are idle.") from error
-        finally:
-            self.budget = asked
-        if (crowd := neighbours.crowd(where.threads)) is not None:
-            note = f"While times were measured {crowd}: they may be wrong."
-            made = replace(made, notes=(*made.notes, note))
-        return made
-
-    def sense(
-        self,
-        loader: Iterable[Any],
-        images: int = SENSED,
-        progress: Progress | None = None,
-        *,
-        rates: Sequence[float] = (),
-        cache: Path | None = None,
-        trials: bool = True,
-    ) -> Sensitivity:
-        """How much harm the removal of each group's units does, in the order they would go."""
-        order = self._selector(None).order
-        inputs = read_inputs(moved(self.model, loader), images)
-        try:
-            with undisturbed(self.model), explained(self.model, inputs):
-                self.model.eval()
-                work = Sense(
-                    self.model, self.structure, order, self._sensed, rates, cache, progress, trials
-                )
-                return work.run(inputs)
-        finally:
-            inputs.close()
-
-    @property
-    def _sensed(self) -> dict[str, str]:
-        """What a sensitivity depends on."""
-        kept = ("criterion", "distance", "residual")
-        asked = {key: str(self.asked[key]) for key in kept}
+    def score_key(self) -> dict[str, str]:
+        """Name all that decides in which order units go: the model, its weights, the options."""
+        asked = {key: str(self.asked[key]) for key in ("criterion", "distance", "residual")}
         weights = tensors_sha256(self.model)
         return {"model": fingerprint(self.model), "set of weights": weights[:16], **asked}
 
-    def allocate(self, sensed: Sensitivity) -> None:
-        """Choose rates by what was measured, if it was measured for this."""
-        if not sensed.complete:
-            raise RequestError("The sensitivity was interrupted: measure on with the same file.")
-        for key, value in self._sensed.items():
-            if sensed.asked.get(key) != value:
-                raise RequestError(
-                    f"The sensitivity was measured for another {key} ({sensed.asked.get(key)}, "
-                    f"not {value}): measure it again."
-                )
-        self.sensitivity = sensed
-
     def _selector(self, first: Tensor | None) -> Selector:
-        sensed = self.sensitivity
         return Selector(
             self.structure,
             UnitScores(self.model, self.structure, self._scorer_of, self.criterion == "bn"),
             self.rounder,
             self._cost,
             first=first,
-            harm_of=None if sensed is None else lambda p: self._harm(sensed, p),
+            error_of=self.error_of,
         )
 
     def _cost(self, measure: Measure) -> Cost:
         if measure != "latency":
             return Costs(self.structure, measure)
-        if self.clocked is None:
+        if self.latency_of is None:
             raise RequestError("latency= is measured as a plan is made: give it to fpgm.plan.")
-        return self.clocked.predictor(self.structure)
-
-    def _harm(self, sensed: Sensitivity, pool: Pool) -> list[float]:
-        """A pool's curve; pools written by the same first layer are told apart by their order."""
-        same = [p for p in self.structure.pools if p.name == pool.name]
-        which = next(i for i, p in enumerate(same) if p is pool)
-        return sensed.curve(pool.name, len(pool.units), which)
+        return self.latency_of(self.structure)
 
     def _checked(
         self,

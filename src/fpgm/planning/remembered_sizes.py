@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fpgm.pruning.plan import WRITES, Attribute, StaleSize
+from fpgm.pruning.plan import Attribute, StaleSize
 from fpgm.pruning.plan_checks import holds_size
 from fpgm.tracing.grouping import Structure, rows_of
 from fpgm.tracing.labels import axes
 from fpgm.utils.modules import modules_by_path
+from fpgm.utils.parameter_info import WRITES
 
 Side = Literal["in", "out", ""]
 

@@ -28,7 +28,7 @@ _AIMS = 5
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
 
-HarmOf = Callable[[Pool], Sequence[float]]
+ErrorOf = Callable[[Pool], Sequence[float]]
 CostOf = Callable[[Measure], Cost]
 
 
@@ -57,7 +57,7 @@ class Selector:
         rounder: Rounder,
         cost_of: CostOf,
         first: Tensor | None = None,
-        harm_of: HarmOf | None = None,
+        error_of: ErrorOf | None = None,
     ) -> None:
         self.structure = structure
         self.scores = scores
@@ -66,7 +66,7 @@ class Selector:
         """Costs of the structure as it is now: units may have been frozen since."""
         self.first = first
         """Classes that go before all others, whatever their score: they are gone already."""
-        self.harm_of = harm_of
+        self.error_of = error_of
         """What removing so many units of a pool does; if known, rates are chosen by it."""
 
     def choose(self, budget: Budget) -> Choice:
@@ -74,8 +74,8 @@ class Selector:
         pools = self.structure.pools
         fixed = [pool_rate(pool, budget.rates) for pool in pools]
         parts = components(pools, self.structure.balances)
-        if self.harm_of is not None:
-            return self._allocate(budget, fixed, parts, self.harm_of)
+        if self.error_of is not None:
+            return self._allocate(budget, fixed, parts, self.error_of)
         if budget.target is None:
             return self._choice(parts, self._counts(parts, _filled(fixed, budget.rate or 0.0)))
         return self._reach(*budget.target, fixed, parts)
@@ -100,7 +100,7 @@ class Selector:
         budget: Budget,
         fixed: Sequence[float | None],
         parts: Sequence[Component],
-        harm_of: HarmOf,
+        error_of: ErrorOf,
     ) -> Choice:
         """The counts that do the least harm for what the budget allows."""
         name, share = budget.target or ("macs", None)
@@ -118,7 +118,7 @@ class Selector:
         items = []
         for part, cells in zip(parts, options, strict=True):
             kept = [[1 - part.rate(p, c) for p in part.pools] for c in cells]
-            curves = [harm_of(p) for p in part.pools]
+            curves = [error_of(p) for p in part.pools]
             harm = [
                 sum(
                     curve[round((1 - share) * len(p.units))]

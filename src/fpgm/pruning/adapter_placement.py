@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fpgm.errors import PlanError
-from fpgm.pruning.plan import Adapter, Side
+from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.channel_adapters import (
     Adapted,
     Gather,

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fpgm.pruning.compaction import rebuild
 from fpgm.pruning.masking import silence_
-from fpgm.pruning.plan import Adapter, Cut, Plan
+from fpgm.pruning.plan import Cut, Plan
 from fpgm.pruning.slicing import Gone, by_tensor
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import unwrap
 from fpgm.utils.copying import copy_model
 from fpgm.utils.modules import named_tensors

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from fpgm.errors import PlanError
 from fpgm.pruning.plan_text import plan_text, safe_text
+from fpgm.utils.adapter_spec import MOST_DIMS, Adapter, position_problem
+from fpgm.utils.parameter_info import WRITES, Role, layer_of
 from fpgm.utils.typed_json import Part, build, build_all, check_kinds, check_names, list_in
 
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
-
-Role = Literal["filter", "depthwise", "both", "direction", "gain", "shift", "scale", "reads"]
-WRITES: tuple[Role, ...] = ("filter", "depthwise", "both", "direction")
-"""Roles of an axis whose rows are filters."""
-Side = Literal["input", "output"]
-Kind = Literal["gather", "scatter"]
-MOST_DIMS = 8
-"""Dims of an activation: a video has 5, windows of attention up to 7."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,8 @@ class Cut:
             return f"it keeps {len(self.keep)} channels in {self.blocks} blocks"
         starts = range(0, len(self.keep), self.kept)
         return next(
-            (p for b in starts if (p := _unfit(self.keep[b : b + self.kept], self.size))), None
+            (p for b in starts if (p := position_problem(self.keep[b : b + self.kept], self.size))),
+            None,
         )
 
 
@@ -148,29 +143,7 @@ class Cached:
         """What cannot be meant, or None."""
         if not 0 <= self.dim < MOST_DIMS:
             return f"no activation has a dim {self.dim}"
-        return _unfit(self.keep, self.size) if self.keep else None
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """A gather or scatter of channels at a module's input or output.
-
-    `gather` picks `index` along `dim`; `scatter` writes into zeros of `size` at `index`. They stand
-    where the user's own code fixes a width (zero-padded shortcuts, shuffles, full-width streams).
-    """
-
-    module: str
-    side: Side
-    kind: Kind
-    dim: int
-    index: tuple[int, ...]
-    size: int
-
-    def problem(self) -> str | None:
-        """What cannot be meant, or None."""
-        if not 0 <= self.dim < MOST_DIMS:
-            return f"no activation has a dim {self.dim}"
-        return _unfit(self.index, self.size)
+        return position_problem(self.keep, self.size) if self.keep else None
 
 
 @dataclass(frozen=True)
@@ -349,21 +322,6 @@ class Plan:
         return plan_text(self)
 
 
-def layer_of(tensor: str) -> str:
-    """Path of the module that owns a tensor, however the tensor is made up.
-
-    >>> layer_of("a.conv.weight"), layer_of("a.conv.parametrizations.weight.original1")
-    ('a.conv', 'a.conv')
-    >>> layer_of("weight")  # of a model that is one layer
-    'weight'
-    """
-    owner = tensor.rpartition(".")[0]
-    before, found, _ = owner.rpartition("parametrizations.")
-    if found and (not before or before.endswith(".")):
-        owner = before.rstrip(".")
-    return owner or tensor
-
-
 _PARTS: dict[str, type[Part]] = {
     "cuts": Cut,
     "attributes": Attribute,
@@ -385,10 +343,3 @@ def _problem(plan: Plan) -> str | None:
     if others := [c.tensor for c in plan.outputs if not re.fullmatch("[0-9]{1,6}", c.tensor)]:
         return f"the model has no output '{safe_text(others[0])}'"
     return None
-
-
-def _unfit(positions: Sequence[int], size: int) -> str | None:
-    """Why positions do not lie apart within a size, or None."""
-    if size < 1 or (positions and not 0 <= min(positions) <= max(positions) < size):
-        return f"its positions are not among {size}"
-    return "some positions stand twice" if len(set(positions)) < len(positions) else None

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fpgm.errors import PlanError
-from fpgm.pruning.plan import Adapter, Attribute, Cached, Cut, Plan
+from fpgm.pruning.plan import Attribute, Cached, Cut, Plan
 from fpgm.pruning.slicing import by_tensor
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.modules import modules_by_path, named_tensors
 from fpgm.utils.size_names import FIRST_DIM, NO_SIZES, SECOND_DIM, SIZES
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fpgm.pruning.plan import Group, Plan, layer_of
+from fpgm.pruning.plan import Group, Plan
 from fpgm.report.records import LayerTold, Number
 from fpgm.report.run import Run
+from fpgm.utils.parameter_info import layer_of
 
 MOST_COLUMNS = 12
 """Streams side by side; there is no room for more."""

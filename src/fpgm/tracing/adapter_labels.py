@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fpgm.pruning.plan import Adapter
 from fpgm.tracing import labels as lb
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.modules import module_at
 
 if TYPE_CHECKING:

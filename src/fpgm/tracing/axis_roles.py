@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fpgm.pruning.plan import Role
 from fpgm.tracing.constraints import RoleMark, Slot, Sum
 from fpgm.tracing.recorder import Watch
+from fpgm.utils.parameter_info import Role
 
 
 def settle_roles(seen: Watch) -> None:

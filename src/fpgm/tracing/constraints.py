@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fpgm.pruning.plan import Adapter, Role
 from fpgm.tracing import labels as lb
 from fpgm.tracing.labels import Fields
+from fpgm.utils.adapter_spec import Adapter
+from fpgm.utils.parameter_info import Role
 
 Place = tuple[int, str, int]
 """Run, module path and how often the module was called before."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fpgm.pruning.plan import WRITES, layer_of
 from fpgm.tracing import labels as lb
 from fpgm.tracing.axis_roles import settle_roles
 from fpgm.tracing.constraints import Slot
 from fpgm.tracing.recorder import Watch
 from fpgm.utils.modules import modules_by_path
+from fpgm.utils.parameter_info import WRITES, layer_of
 
 
 @dataclass(frozen=True)

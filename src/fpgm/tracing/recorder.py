@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ForwardError
-from fpgm.pruning.plan import Adapter, Role, Side
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference as sketch
 from fpgm.tracing.code_names import CodeNames
@@ -37,9 +36,11 @@ from fpgm.tracing.labels import Fields
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.pass_comparison import repeats
 from fpgm.tracing.tracer import RuleError, Tracer, source_line
+from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.example_inputs import Example, batch_of, resized, tensors_in
 from fpgm.utils.modules import TABLES, module_at, modules_by_path, named_tensors
 from fpgm.utils.outputs import read_outputs
+from fpgm.utils.parameter_info import Role
 from fpgm.utils.preserve_state import undisturbed
 from fpgm.utils.tracebacks import describe_error
 from fpgm.utils.weight_hooks import weight_hooks

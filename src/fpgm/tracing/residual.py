@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fpgm.planning.budget import Residual
 from fpgm.tracing import labels as lb
 from fpgm.tracing.constraints import Site
 from fpgm.tracing.ops import registry as rules
@@ -27,6 +26,9 @@ from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import module_at
 from fpgm.utils.preserve_state import undisturbed
+
+Residual = Literal["coupled", "independent"]
+"""Whether layers that write into a residual stream are pruned together or each on its own."""
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,18 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fpgm.errors import FpgmError
-from fpgm.pruning.plan import Adapter, Role
 from fpgm.tracing import adapter_labels as moves
 from fpgm.tracing import labels as lb
 from fpgm.tracing.call_context import Calls
 from fpgm.tracing.constraints import Join, Place, Slot
 from fpgm.tracing.labels import Fields
 from fpgm.tracing.ops import registry as rules
+from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.locking import quietly
 from fpgm.utils.modules import TABLES, called_by_path, modules_by_path
+from fpgm.utils.parameter_info import Role
 from fpgm.utils.preserve_state import plain_attention, without_compiling
 from fpgm.utils.tracebacks import user_file
 from fpgm.utils.weight_norm import weight_norms

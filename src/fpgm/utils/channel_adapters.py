@@ -21,7 +21,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from fpgm.pruning.plan import Adapter, Kind, Side
+from fpgm.utils.adapter_spec import Adapter, Kind, Side
 
 LAYER = "base_layer"
 """Name of the wrapped layer in its wrapper."""

@@ -10,15 +10,18 @@ from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.latency.best_alignment import best_step
-from fpgm.latency.budget_search import Where
+from fpgm.latency.budget_search import Where, plan_for_latency
 from fpgm.latency.lookup_table import Table
-from fpgm.planning.budget import ALIGN, Budget, Residual, Rounding
+from fpgm.planning.budget import ALIGN, Budget, Rounding
 from fpgm.planning.planner import Criterion, Planner, check_model
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate, certify
+from fpgm.recovery.sensitivity.allocation import allocate_by
 from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.recovery.sensitivity.runner import measure_sensitivity
 from fpgm.tracing.layer_calls import called_layers
+from fpgm.tracing.residual import Residual
 from fpgm.utils.denormals import count_denormals
 from fpgm.utils.example_inputs import as_examples, beside
 from fpgm.utils.modules import walks_once
@@ -118,11 +121,11 @@ def planned(
         **choices,
     )
     if isinstance(allocate, Sensitivity):
-        planner.allocate(allocate)
+        allocate_by(planner, allocate)
     elif allocate == "sensitivity":
         if loader is None:
             raise RequestError("allocate='sensitivity' is measured on data: give loader=.")
-        planner.allocate(planner.sense(loader, progress=progress))
+        allocate_by(planner, measure_sensitivity(planner, loader, progress=progress))
     elif allocate != "uniform":
         raise RequestError(f"allocate is {allocate!r}: give 'uniform', 'sensitivity' or a result.")
     made = _decide(planner, Where.of(backend, threads), progress)
@@ -188,7 +191,7 @@ def _checked(found: Pruned) -> Pruned:
 
 def _decide(planner: Planner, where: Where, progress: Progress | None) -> Plan:
     if planner.budget.latency is not None:
-        return planner.timed(where, progress)
+        return plan_for_latency(planner, where, progress)
     return planner.draw().plan
 
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError, RequestError
-from fpgm.planning.budget import Budget, Residual
+from fpgm.planning.budget import Budget
 from fpgm.planning.planner import Criterion, Planner
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import certify
+from fpgm.tracing.residual import Residual
 from fpgm.utils.calibration_data import Inputs, read_inputs
 from fpgm.utils.example_inputs import beside
 from fpgm.utils.modules import named_tensors

@@ -18,11 +18,11 @@ from fpgm.paper.baselines.base import Method, Pruned, Task, classes_of, cut
 from fpgm.paper.baselines.hooks import show
 from fpgm.planning.planner import Planner
 from fpgm.planning.precomputed_scores import Scored
-from fpgm.pruning.plan import WRITES
 from fpgm.recovery.unfold import matrix_of
 from fpgm.tracing.grouping import rows_of
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.modules import named_tensors
+from fpgm.utils.parameter_info import WRITES
 
 ALPHA = 0.5
 """Share of the spread in an edge; the rest is how little two features go together."""

@@ -10,8 +10,9 @@ from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.planning.budget import Budget
-from fpgm.planning.planner import SENSED, Planner
+from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.recovery.sensitivity.runner import IMAGES, measure_sensitivity
 from fpgm.utils.progress import Progress
 
 RATES = (0.2, 0.4, 0.6, 0.8)
@@ -26,7 +27,7 @@ def sensitivity(
     example_inputs: Any,
     loader: Iterable[Any],
     *,
-    images: int = SENSED,
+    images: int = IMAGES,
     rates: Sequence[float] = RATES,
     cache: str | Path | None = None,
     trials: bool = True,
@@ -55,4 +56,6 @@ def sensitivity(
         if not 0 < rate < 1:
             raise RequestError(f"rates has {rate!r}: give shares between 0 and 1.")
     file = None if cache is None else Path(cache)
-    return planner.sense(loader, images, progress, rates=rates, cache=file, trials=trials)
+    return measure_sensitivity(
+        planner, loader, images, progress, rates=rates, cache=file, trials=trials
+    )

@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from fpgm.errors import FileError, ModelError
+from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.error_curves import Floats, harm
 from fpgm.recovery.sensitivity.probes import Measured, measure
 from fpgm.recovery.sensitivity.result import GroupHarm, Sensitivity
 from fpgm.recovery.sensitivity.trials import Trials
 from fpgm.tracing.grouping import Pool, Structure
 from fpgm.utils.atomic_io import write_text, writing
-from fpgm.utils.calibration_data import Inputs
+from fpgm.utils.calibration_data import Inputs, explained, moved, read_inputs
+from fpgm.utils.preserve_state import undisturbed
 from fpgm.utils.progress import Progress
+
+IMAGES = 512
+"""Inputs that sensitivity looks at."""
 
 CHECKED_AT = (0.3, 0.6)
 """Shares of a group at which foretold harm is compared with what really happens."""
@@ -46,6 +52,36 @@ def corrected(curve: Floats, error: Callable[[int], float | None]) -> Floats:
         return np.maximum.accumulate(np.where(places > last, found[last] / last * places, line))
     ratios = [math.log(e / curve[c]) for c, e in found.items()]
     return np.maximum.accumulate(curve * np.exp(np.interp(places, list(found), ratios)))
+
+
+def measure_sensitivity(
+    planner: Planner,
+    loader: Iterable[Any],
+    images: int = IMAGES,
+    progress: Progress | None = None,
+    *,
+    rates: Sequence[float] = (),
+    cache: Path | None = None,
+    trials: bool = True,
+) -> Sensitivity:
+    """Measure the output error that removing each group's units causes, in a planner's order."""
+    inputs = read_inputs(moved(planner.model, loader), images)
+    try:
+        with undisturbed(planner.model), explained(planner.model, inputs):
+            planner.model.eval()
+            run = Sense(
+                planner.model,
+                planner.structure,
+                planner.order,
+                planner.score_key(),
+                rates,
+                cache,
+                progress,
+                trials,
+            )
+            return run.run(inputs)
+    finally:
+        inputs.close()
 
 
 @dataclass(frozen=True)

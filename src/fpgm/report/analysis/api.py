@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from fpgm import criteria
-from fpgm.planning.budget import Budget, Residual, Rounder, check_share
+from fpgm.planning.budget import Budget, Rounder, check_share
 from fpgm.planning.planner import Planner
-from fpgm.pruning.plan import layer_of
 from fpgm.report.analysis.redundancy import Gram
 from fpgm.report.analysis.result import Analysis, LayerAnalysis
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.layer_calls import called_layers
+from fpgm.tracing.residual import Residual
 from fpgm.utils.example_inputs import beside
 from fpgm.utils.modules import named_tensors
+from fpgm.utils.parameter_info import layer_of
 
 COMPARED = ("fpgm", "l1", "l2")
 """Criteria whose choices are laid over each other."""

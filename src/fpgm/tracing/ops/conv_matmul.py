@@ -15,8 +15,8 @@ from fpgm.tracing.ops.elementwise import meet, note_sum
 from fpgm.tracing.ops.norm import adopt, channel_row
 
 if TYPE_CHECKING:
-    from fpgm.pruning.plan import Role
     from fpgm.tracing.tracer import Tracer
+    from fpgm.utils.parameter_info import Role
 
 _READS_FIXED = "it reads the model's input or a tensor of fixed size"
 

@@ -15,8 +15,8 @@ from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, Rule
 
 if TYPE_CHECKING:
-    from fpgm.pruning.plan import Role
     from fpgm.tracing.tracer import Tracer
+    from fpgm.utils.parameter_info import Role
 
 _OVER = "statistics over channels would change"
 
