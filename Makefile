@@ -12,7 +12,7 @@ EXTRAS := train,export,openvino,report,lightning,hf,docs,dev
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)  ## prune a trained ResNet-20 on real pictures: recover, verify, time, report
-	$(BIN)/python recipes/demo.py
+	$(BIN)/python scripts/demo.py
 
 test: lint types docs  ## everything a change must pass: lint, types, documentation, tests
 	$(BIN)/python -m pytest -n 2 -m "not sweep"

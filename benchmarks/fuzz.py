@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.fuzzing import MODELS, MOST_BYTES, MOST_SECONDS, damage, forge  # noqa: E402
+from tests.helpers.fuzzing import MODELS, MOST_BYTES, MOST_SECONDS, damage, forge  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 500

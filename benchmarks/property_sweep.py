@@ -4,9 +4,9 @@
     python benchmarks/property_sweep.py --seconds 600 --seed 7 --workers 2
 
 Draws the networks of `tests/networks` from a seed and checks on each what
-`tests/test_property.py` states. Writes property.json and property.md beside this file and ends with
-status 1 if anything failed; a failure is printed in its smallest form, ready to paste. Ctrl-C stops
-early and keeps what was found; `--add FILE` adds the property.json of another run.
+`tests/integration/test_random_networks.py` states. Writes property.json and property.md beside this
+file and ends with status 1 if anything failed; a failure is printed in its smallest form, ready to
+paste. Ctrl-C stops early and keeps what was found; `--add FILE` adds the property.json of another run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from tests.integration.test_random_networks import check  # noqa: E402
 from tests.networks import BLOCKS, HEADS, Case, draw_case, smaller  # noqa: E402
-from tests.test_property import check  # noqa: E402
 
 BATCH = 50
 SHRINKING_SECONDS = 120
@@ -225,7 +225,7 @@ def _write(out: Path, total: Tally, smallest: list[tuple[str, str]]) -> None:
         "",
         "Each network is pruned at a random rate, alignment and residual policy. Its compact model",
         "is compared with the masked original by the package's own verification and apart from it,",
-        "and on new inputs with a reference of its own (`tests/independent_reference.py`: noise in",
+        "and on new inputs with a reference of its own (noise in",
         "removed filters, zeros in their consumers, every output channel on its own scale).",
         "It must also train one step.",
         "",

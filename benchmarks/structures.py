@@ -4,9 +4,9 @@
     python benchmarks/structures.py --only interleaving --no-peer --out structures
 
 What is handed over is compared with a reference written apart from the package's own verification
-(`tests/independent_reference.py`), on new inputs. Writes structures.json and structures.md beside
-this file and ends with status 1 if a wrong model was handed over, something crashed, or a compact
-model does not train. Torch-Pruning must be importable, or give --no-peer.
+(`tests/helpers/independent_reference.py`), on new inputs. Writes structures.json and structures.md
+beside this file and ends with status 1 if a wrong model was handed over, something crashed, or a
+compact model does not train. Torch-Pruning must be importable, or give --no-peer.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tests.independent_reference import run, run_leaves, training_fault
-from tests.output_comparison import difference, leaves
+from tests.helpers.independent_reference import run, run_leaves, training_fault
+from tests.helpers.output_comparison import difference, leaves
 from tests.structures.judge import Verdict, describe
 from tests.structures.registry import Network
 from torch import Tensor, nn

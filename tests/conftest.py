@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.clocks import Ideal
-from tests.runs import write_net
-from tests.shell import run
-from tests.small_cifar10 import COUNT, Small
+from tests.helpers.clocks import Ideal
+from tests.helpers.runs import write_net
+from tests.helpers.shell import run
+from tests.helpers.small_cifar10 import COUNT, Small
 
 from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import RequestError

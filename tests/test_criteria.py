@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.filters import normal
+from tests.helpers.filters import normal
 from torch import Tensor
 
 from fpgm import criteria

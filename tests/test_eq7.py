@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.filters import brute, normal
+from tests.helpers.filters import brute, normal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.filters import normal
+from tests.helpers.filters import normal
 from torch import Tensor
 
 from fpgm import criteria

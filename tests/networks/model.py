@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests import output_comparison
+from tests.helpers import output_comparison
 from torch import Tensor, nn
 
 from .describe import HEADS, SPACE, Net

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tests.independent_reference import Comparison, compare, run_leaves, training_fault
-from tests.output_comparison import difference
+from tests.helpers.independent_reference import Comparison, compare, run_leaves, training_fault
+from tests.helpers.output_comparison import difference
 from torch import nn
 
 import fpgm

@@ -1,6 +1,6 @@
 """What ships so that a real network can be pruned on real pictures offline; README.md says whence.
 
-Written by `recipes/assets.py`.
+Written by `scripts/assets.py`.
 """
 
 from __future__ import annotations

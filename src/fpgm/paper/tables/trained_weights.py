@@ -14,7 +14,7 @@ ENDINGS = (".safetensors", ".pth", ".pt")
 def weights_name(row: Row) -> str:
     """How the file of a network's trained weights is called; a torch checkpoint ends otherwise.
 
-    >>> from fpgm.reproduce.printed import TABLES
+    >>> from fpgm.paper.tables.paper_tables import TABLES
     >>> weights_name(TABLES["table1"].rows[-1]), weights_name(TABLES["table2"].rows[-1])
     ('cifar10_resnet110.safetensors', 'imagenet_resnet101.safetensors')
     """

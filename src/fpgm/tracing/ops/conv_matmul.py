@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.labels import Fields
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.elementwise import meet, note_sum
 from fpgm.tracing.ops.norm import adopt, channel_row
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
-    from fpgm.utils.parameter_info import Role
+from fpgm.utils.parameter_info import Role
 
 _READS_FIXED = "it reads the model's input or a tensor of fixed size"
 
 
-def _convolution(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _convolution(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x, weight, bias = args[:3]
     transposed, groups = args[6], args[8]
     space = range(2, x.ndim)
@@ -44,7 +41,7 @@ def _convolution(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Ten
 
 
 def _slides_along_channels(
-    tracer: Tracer, x: Tensor, weight: Tensor, out: Tensor, space: Sequence[int]
+    tracer: LabelTracer, x: Tensor, weight: Tensor, out: Tensor, space: Sequence[int]
 ) -> bool:
     """ECA's gate: one small kernel slides along the channels laid out in space."""
     if x.shape[1] != 1 or weight.shape[0] != 1:
@@ -64,7 +61,7 @@ def _slides_along_channels(
 
 
 def _label_weight(
-    tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
+    tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
     """Name the axes of a weight seen for the first time; returns the labels it writes."""
     slot = tracer.untouched(weight)
@@ -99,7 +96,7 @@ def _weight_fields(
     return (columns, rows) if transposed else (rows, columns)
 
 
-def _couple_groups(tracer: Tracer, reads: Tensor, writes: Tensor, groups: int) -> None:
+def _couple_groups(tracer: LabelTracer, reads: Tensor, writes: Tensor, groups: int) -> None:
     """Either whole groups go, or every group keeps equally many: whichever is finer."""
     ins, outs = reads.reshape(groups, -1), writes.reshape(groups, -1)
     whole = groups > min(ins.shape[1], outs.shape[1])
@@ -114,7 +111,7 @@ def _couple_groups(tracer: Tracer, reads: Tensor, writes: Tensor, groups: int) -
 
 
 def _relate_weight(
-    tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
+    tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
     """A weight that was computed or is shared: its labels exist, and meet those of the input."""
     fields = tracer.fields(weight)
@@ -150,7 +147,7 @@ def _relate_weight(
     return writes
 
 
-def _name_lost_filters(tracer: Tracer, weight: Tensor, write_dim: int) -> None:
+def _name_lost_filters(tracer: LabelTracer, weight: Tensor, write_dim: int) -> None:
     """A weight whose labels were lost on the way (matrix_exp): its parameters' filters stay."""
     slots = sorted((tracer.slots[key] for key in tracer.made_of(weight)), key=lambda s: s.name)
     for slot in slots:
@@ -160,7 +157,7 @@ def _name_lost_filters(tracer: Tracer, weight: Tensor, write_dim: int) -> None:
                 tracer.role(f, "filter", weight)
 
 
-def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, Role]) -> None:
+def _use_again(tracer: LabelTracer, weight: Tensor, uses: dict[int, Role]) -> None:
     """Note what this use makes of each axis; a tied weight may write and read along the same."""
     slot = tracer.slots.get(id(weight))
     for i, f in enumerate(tracer.fields(weight)):
@@ -176,7 +173,7 @@ def _use_again(tracer: Tracer, weight: Tensor, uses: dict[int, Role]) -> None:
 
 
 def _relate_grouped(
-    tracer: Tracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
+    tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
     """A grouped weight met again: the module is shared, a second example runs, or a replay does.
 
@@ -194,7 +191,9 @@ def _relate_grouped(
     return writes
 
 
-def _relate_one_column(tracer: Tracer, own: Tensor, reads: Tensor | None, groups: int) -> Tensor:
+def _relate_one_column(
+    tracer: LabelTracer, own: Tensor, reads: Tensor | None, groups: int
+) -> Tensor:
     """A transposed weight with one output a group, met again: the first row's label is its own."""
     if reads is None:
         tracer.freeze([own], _READS_FIXED)
@@ -205,11 +204,11 @@ def _relate_one_column(tracer: Tracer, own: Tensor, reads: Tensor | None, groups
     return writes
 
 
-def _mm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _mm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     _product(tracer, args[0], args[1], out)
 
 
-def _addmm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _addmm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     bias, a, b = args[:3]
     _product(tracer, a, b, out)
     row = [f for f in tracer.fields(out) if lb.axes(f) == [out.ndim - 1]]
@@ -221,7 +220,7 @@ def _addmm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -
         note_sum(tracer, [bias, a, b], terms, out)
 
 
-def _product(tracer: Tracer, a: Tensor, b: Tensor, out: Tensor) -> None:
+def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     """[…, m, k] @ […, k, n]: rows and columns pass through, k is read."""
     last, inner = a.ndim - 1, b.ndim - 2
     fa = _one_axis(tracer, tracer.fields(a), last, last - 1, tracer.is_constant(b))
@@ -246,7 +245,9 @@ def _product(tracer: Tracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     tracer.set(out, _meeting_batches(tracer, rows, columns))
 
 
-def _one_axis(tracer: Tracer, fields: Fields, read: int, passed: int, by_weight: bool) -> Fields:
+def _one_axis(
+    tracer: LabelTracer, fields: Fields, read: int, passed: int, by_weight: bool
+) -> Fields:
     """Leave no channels both on the axis that is read and on another.
 
     Where they also lie on the axis that passes through, a sum over branches makes the k-th channels
@@ -266,7 +267,7 @@ def _one_axis(tracer: Tracer, fields: Fields, read: int, passed: int, by_weight:
 
 
 def _meet_along_batches(
-    tracer: Tracer, own: Fields, other: Tensor, its: Fields, read: set[int]
+    tracer: LabelTracer, own: Fields, other: Tensor, its: Fields, read: set[int]
 ) -> set[int]:
     """Channels laid along the batch axis need partners there that pass through like they do.
 
@@ -285,7 +286,9 @@ def _meet_along_batches(
     return alone
 
 
-def _meeting_batches(tracer: Tracer, rows: list[Tensor], columns: list[Tensor]) -> list[Tensor]:
+def _meeting_batches(
+    tracer: LabelTracer, rows: list[Tensor], columns: list[Tensor]
+) -> list[Tensor]:
     merged = list(rows)
     for c in columns:
         for i, r in enumerate(merged):
@@ -300,7 +303,7 @@ def _meeting_batches(tracer: Tracer, rows: list[Tensor], columns: list[Tensor]) 
 
 
 def _contract(
-    tracer: Tracer, a: Tensor, b: Tensor, read_a: list[Tensor], read_b: list[Tensor]
+    tracer: LabelTracer, a: Tensor, b: Tensor, read_a: list[Tensor], read_b: list[Tensor]
 ) -> None:
     """Labels along the contracted axis: a weight reads an activation, or nothing can be said."""
     flat = all(len(lb.axes(f)) == 1 for f in (*read_a, *read_b))
@@ -316,12 +319,12 @@ def _contract(
         tracer.freeze([*read_a, *read_b], f"a product of {kind} reads them")
 
 
-def _vector(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _vector(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     for tensor in args[:2]:
         tracer.freeze(tracer.fields(tensor), f"'{name}' sums over them (as spectral norm does)")
 
 
-def _attention(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _attention(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     query, key, value = args[:3]
     for tensor in (query, key, value):
         tracer.freeze(tracer.fields(tensor), "attention reads them")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.labels import Fields
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 _KEEPS_ZERO = {
     "relu",
@@ -40,7 +37,7 @@ _PRODUCTS = {"mul", "div", "_prelu_kernel", "masked_fill"}
 """A result that is zero where one operand is, its weight; of others every operand must be."""
 
 
-def combine(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def combine(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Relate the operands' labels position by position, with broadcasting."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > 0]
     if not isinstance(out, Tensor) or not operands:
@@ -59,7 +56,7 @@ def combine(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> 
         tracer.passed(operands[0], out)
 
 
-def _freeze_own_norm(tracer: Tracer, weight: Tensor, norm: Tensor) -> None:
+def _freeze_own_norm(tracer: LabelTracer, weight: Tensor, norm: Tensor) -> None:
     """A weight over its own norm: masking a filter would divide zero by zero."""
     shared = tracer.made_of(weight) & tracer.made_of(norm)
     if shared and tracer.is_constant(weight) and not tracer.has_offset(norm):
@@ -70,7 +67,7 @@ def _freeze_own_norm(tracer: Tracer, weight: Tensor, norm: Tensor) -> None:
 
 
 def note_sum(
-    tracer: Tracer, operands: Sequence[Tensor], terms: Sequence[Fields], out: Tensor
+    tracer: LabelTracer, operands: Sequence[Tensor], terms: Sequence[Fields], out: Tensor
 ) -> None:
     """Each term of a sum of weights does along its axes what the sum does."""
     if all(map(tracer.is_constant, operands)):
@@ -81,7 +78,7 @@ def note_sum(
                     tracer.added(field, part, operands)
 
 
-def _mark_shifts(tracer: Tracer, operands: Sequence[Tensor]) -> None:
+def _mark_shifts(tracer: LabelTracer, operands: Sequence[Tensor]) -> None:
     for tensor in operands:
         slot = tracer.slots.get(id(tensor))
         if slot is not None:
@@ -89,7 +86,7 @@ def _mark_shifts(tracer: Tracer, operands: Sequence[Tensor]) -> None:
             slot.roles = ["shift" if role == "scale" else role for role in slot.roles]
 
 
-def meet(tracer: Tracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
+def meet(tracer: LabelTracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
     """Fields of an element-wise result; labels that meet a tensor of fixed size are frozen."""
     ndim = len(shape)
     # Larger tensors first, so that a result is named by the weight and not by its gain or mask.
@@ -109,12 +106,12 @@ def meet(tracer: Tracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> 
     return tuple(merged)
 
 
-def _is_buffer(tracer: Tracer, tensor: Tensor) -> bool:
+def _is_buffer(tracer: LabelTracer, tensor: Tensor) -> bool:
     slot = tracer.slots.get(id(tensor))
     return slot is not None and not slot.trainable
 
 
-def merge(tracer: Tracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
+def merge(tracer: LabelTracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
     """Add a field to others of the same tensor; those that share an axis with it meet it."""
     apart = []
     for other in merged:
@@ -126,7 +123,7 @@ def merge(tracer: Tracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
     return [*apart, field]
 
 
-def same(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def same(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """The result has the first argument's labels (dropout, in-place fills)."""
     results = out if isinstance(out, list | tuple) else [out]
     for result in results:

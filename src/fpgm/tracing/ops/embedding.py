@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 
-def _embedding(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _embedding(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     _look_up(tracer, name, args[0], [args[1]], out)
 
 
-def _bag(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _bag(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     others = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, Tensor)]
     _look_up(tracer, name, args[0], others, out[0])
 
 
 def _look_up(
-    tracer: Tracer, name: str, table: Tensor, others: Sequence[Tensor], out: Tensor
+    tracer: LabelTracer, name: str, table: Tensor, others: Sequence[Tensor], out: Tensor
 ) -> None:
     for tensor in others:
         tracer.freeze(tracer.fields(tensor), f"'{name}' takes them for positions")

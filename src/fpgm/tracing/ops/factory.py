@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 
-def _factory(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _factory(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """A tensor of one constant: any of its axes may turn out to be a channel axis."""
     if out.numel() > 1 and out.ndim > 1:
         tracer.set(
@@ -26,14 +23,14 @@ def _factory(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor)
         )
 
 
-def _leaves(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _leaves(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """The result is a plain number or truth value, which labels cannot follow."""
     for tensor in args:
         if isinstance(tensor, Tensor):
             tracer.leaves(tensor, name)
 
 
-def _nothing(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _nothing(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Sizes, random numbers, index arithmetic: no labels come out and none are harmed."""
 
 

@@ -7,35 +7,32 @@ on every call, so removing some would move the others' scale: those channels sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.ao.quantization import ObserverBase
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops import reduction as reduce
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.norm import adopt
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
 _OBSERVED = (
     "an observer takes their range (call model.apply(torch.ao.quantization.disable_observer) first)"
 )
 
 
-def _per_tensor(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _per_tensor(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     _pass(tracer, args[0], out)
 
 
-def _per_channel(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _per_channel(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, scale, zero, axis = args[:4]
     _belong(tracer, x, axis, [scale, zero])
     _pass(tracer, x, out)
 
 
-def _fused(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _fused(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Observer and fake quantisation in one; `args[1]` says whether the observer is on."""
     x, observes, axis = args[0], bool(args[1].any()), args[10]
     per_row = len(args) > 11 and bool(args[11])
@@ -48,21 +45,21 @@ def _fused(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> N
     _pass(tracer, x, out)
 
 
-def _range(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _range(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Smallest and largest value, which an observer takes, or anybody."""
     if isinstance(tracer.model.get_submodule(tracer.module), ObserverBase):
         tracer.freeze(tracer.fields(args[0]), _OBSERVED)
     reduce.RULES[name](tracer, name, args, kwargs, out)
 
 
-def _pass(tracer: Tracer, x: Tensor, out: Any) -> None:
+def _pass(tracer: LabelTracer, x: Tensor, out: Any) -> None:
     if tracer.is_constant(x):  # though the operator gets flags that are made on the way
         tracer.note_constant([x], out)
     for result in out if isinstance(out, tuple | list) else (out,):
         tracer.set(result, tracer.fields(x))
 
 
-def _belong(tracer: Tracer, x: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
+def _belong(tracer: LabelTracer, x: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
     """Give what holds one number a channel the labels of the channels."""
     axis %= x.ndim
     row = next((f.reshape(-1) for f in tracer.fields(x) if lb.axes(f) == [axis]), None)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.elementwise import combine
 
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
-
-def _transform(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _transform(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x = args[0]
     dims = [d % x.ndim for d in args[1]]
     fields = []
@@ -26,12 +21,12 @@ def _transform(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tenso
     tracer.set(out, fields)
 
 
-def _as_real(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _as_real(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """A last axis of two: the real and the imaginary part."""
     tracer.set(out, [f.unsqueeze(-1) for f in tracer.fields(args[0])])
 
 
-def _as_complex(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _as_complex(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """The two of the last axis are one number from here on, so they go together."""
     fields = []
     for f in tracer.fields(args[0]):
@@ -43,7 +38,7 @@ def _as_complex(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tens
     tracer.set(out, fields)
 
 
-def _view_dtype(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _view_dtype(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """The same bytes as numbers of another kind, more or fewer of them along the last axis."""
     x = args[0]
     fields = []

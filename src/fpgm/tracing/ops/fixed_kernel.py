@@ -7,19 +7,14 @@ channel the same kernel. The number of copies may be fixed in the user's code, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops import movement as move
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 
-def _copies(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _copies(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     move.RULES[name](tracer, name, args, kwargs, out)
     x = args[0]
     if x.ndim and x.is_floating_point() and not tracer.is_constant(x):

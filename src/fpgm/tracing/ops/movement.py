@@ -8,26 +8,23 @@ may be constants of the user's code.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.elementwise import meet
 from fpgm.tracing.ops.slice_concat import every
 
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
-
-def _as_is(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _as_is(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     tracer.set(out, tracer.fields(args[0]))
     tracer.passed(args[0], out)
 
 
-def _view(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _view(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x = args[0]
     fields = []
     for field in tracer.fields(x):
@@ -41,7 +38,7 @@ def _view(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) ->
 
 
 def _tie_interleaved(
-    tracer: Tracer, field: Tensor, before: tuple[int, ...], after: tuple[int, ...]
+    tracer: LabelTracer, field: Tensor, before: tuple[int, ...], after: tuple[int, ...]
 ) -> None:
     """Stacked branches whose channels alternate once their dims are one: the k-th go together.
 
@@ -57,7 +54,7 @@ def _tie_interleaved(
                 tracer.tie(field, [dim])
 
 
-def _split_axis(tracer: Tracer, field: Tensor, dims: list[int]) -> None:
+def _split_axis(tracer: LabelTracer, field: Tensor, dims: list[int]) -> None:
     """One axis became several: inner rows go together, outer blocks keep equal shares."""
     if not tracer.assumes:
         return
@@ -71,25 +68,25 @@ def _split_axis(tracer: Tracer, field: Tensor, dims: list[int]) -> None:
     tracer.balance(rows.reshape(outer, -1))
 
 
-def _permute(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _permute(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.set(out, [f.permute(args[1]) for f in tracer.fields(args[0])])
 
 
-def _transpose(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _transpose(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     a, b = args[1:3] if len(args) > 2 else (0, -1)
     tracer.set(out, [f.transpose(a, b) if f.ndim > 1 else f for f in tracer.fields(args[0])])
 
 
-def _unsqueeze(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _unsqueeze(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.set(out, [f.unsqueeze(args[1]) for f in tracer.fields(args[0])])
 
 
-def _squeeze(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _squeeze(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x = args[0]
     tracer.set(out, [lb.reshape(f, tuple(x.shape), tuple(out.shape)) for f in tracer.fields(x)])
 
 
-def _lay_out(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _lay_out(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Sizes and strides by number: fine where they are what they were, as pooling sets them."""
     x, fields = args[0], tracer.fields(args[0])
     steps = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (x, out)]
@@ -99,11 +96,11 @@ def _lay_out(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor)
     tracer.set(out, fields)
 
 
-def _expand(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _expand(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.set(out, [lb.lift(f, out.ndim) for f in tracer.fields(args[0])])
 
 
-def _repeat(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _repeat(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     times = args[1]
     fields = []
     for f in tracer.fields(args[0]):
@@ -114,11 +111,11 @@ def _repeat(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) 
     tracer.set(out, fields)
 
 
-def _flip(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _flip(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.set(out, [f.flip(args[1]) for f in tracer.fields(args[0])])
 
 
-def _roll(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _roll(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     fields = tracer.fields(args[0])
     dims = [d % out.ndim for d in (args[2] if len(args) > 2 else kwargs.get("dims", []))]
     moved = [f for f in fields if lb.varies(f, dims or range(f.ndim))]
@@ -126,7 +123,7 @@ def _roll(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) ->
     tracer.set(out, [f for f in fields if not any(f is m for m in moved)])
 
 
-def _index(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _index(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Fancy indexing: fine beside the labelled axes, frozen along them: the positions are fixed."""
     x, indices = args[0], args[1]
     dims: list[int] = []
@@ -146,7 +143,7 @@ def _index(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -
     tracer.set(out, lb.tidy(good))
 
 
-def _index_select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _index_select(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x, dim, index = args[0], args[1] % args[0].ndim, args[2]
     fields = []
     for f in tracer.fields(x):
@@ -160,7 +157,7 @@ def _index_select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Te
     tracer.picked(x, out)
 
 
-def _index_copy(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _index_copy(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     base, dim, index, source = args[0], args[1] % args[0].ndim, args[2], args[3]
     tracer.freeze(tracer.fields(base), "some of its channels are written over")
     fields = []
@@ -175,7 +172,7 @@ def _index_copy(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tens
     tracer.set(out, fields)
 
 
-def _pixel_shuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _pixel_shuffle(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x, factor = args[0], args[1]
     channel = x.ndim - 3
     fields = []
@@ -191,7 +188,9 @@ def _pixel_shuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: T
     tracer.set(out, fields)
 
 
-def _pixel_unshuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _pixel_unshuffle(
+    tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
+) -> None:
     x, factor = args[0], args[1]
     fields = tracer.fields(x)
     if any(lb.varies(f, (x.ndim - 2, x.ndim - 1)) for f in fields):
@@ -204,7 +203,9 @@ def _pixel_unshuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out:
     )
 
 
-def _channel_shuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _channel_shuffle(
+    tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
+) -> None:
     x, groups = args[0], args[1]
     fields = []
     for f in tracer.fields(x):
@@ -216,7 +217,7 @@ def _channel_shuffle(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out:
     tracer.set(out, fields)
 
 
-def _write_rows(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _write_rows(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """`copy_` into a view: both sides meet, and the base already carries the same labels."""
     target, source = args[0], args[1]
     if source.ndim:

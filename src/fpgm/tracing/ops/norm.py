@@ -7,21 +7,18 @@ approximation and is frozen softly (it may be asked for).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
-    from fpgm.utils.parameter_info import Role
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
+from fpgm.utils.parameter_info import Role
 
 _OVER = "statistics over channels would change"
 
 
-def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role) -> None:
+def adopt(tracer: LabelTracer, tensor: Tensor | None, row: Tensor | None, role: Role) -> None:
     """Give a 1-d parameter the labels of the channel axis it belongs to."""
     if tensor is None or tensor.ndim != 1:
         return
@@ -42,7 +39,7 @@ def adopt(tracer: Tracer, tensor: Tensor | None, row: Tensor | None, role: Role)
                 tracer.role(field, role, tensor)
 
 
-def channel_row(tracer: Tracer, x: Tensor, dim: int) -> Tensor | None:
+def channel_row(tracer: LabelTracer, x: Tensor, dim: int) -> Tensor | None:
     """Labels along one dim, tied over any other dim they change along."""
     rows = [f for f in tracer.fields(x) if f.shape[dim] > 1]
     if not rows:
@@ -57,7 +54,7 @@ def channel_row(tracer: Tracer, x: Tensor, dim: int) -> Tensor | None:
     return row.reshape(-1)
 
 
-def _batch_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _batch_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, weight, bias = args[:3]
     mean, var = (args[3], args[4]) if isinstance(args[3], Tensor) else (None, None)
     uses_batch = mean is None or any(a is True for a in args[5:6])
@@ -75,12 +72,12 @@ def _batch_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
     tracer.set(out[0], tracer.fields(x) if row is None else _with_row(tracer, x, row))
 
 
-def _with_row(tracer: Tracer, x: Tensor, row: Tensor) -> list[Tensor]:
+def _with_row(tracer: LabelTracer, x: Tensor, row: Tensor) -> list[Tensor]:
     rest = [f for f in tracer.fields(x) if f.shape[1] == 1]
     return [lb.along(row, x.ndim, 1), *rest]
 
 
-def _layer_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _layer_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, shape = args[0], args[1]
     dims = range(x.ndim - len(shape), x.ndim)
     rows = []
@@ -100,7 +97,7 @@ def _layer_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
     tracer.set(out[0], tracer.fields(x))
 
 
-def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _group_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, weight, bias, groups = args[0], args[1], args[2], args[6]
     row = channel_row(tracer, x, 1)
     adopt(tracer, weight, row, "scale")
@@ -117,7 +114,7 @@ def _group_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any)
         tracer.set(out[0], tracer.fields(x))
 
 
-def weight_norm(tracer: Tracer, v: Tensor, g: Tensor, dim: int, out: Tensor) -> None:
+def weight_norm(tracer: LabelTracer, v: Tensor, g: Tensor, dim: int, out: Tensor) -> None:
     """Label W = g · v / ‖v‖, with a norm of each slice along `dim` (-1: of the whole).
 
     Slices along another axis change the norm, which the gains make up for (`weight_norms`).
@@ -141,7 +138,7 @@ def weight_norm(tracer: Tracer, v: Tensor, g: Tensor, dim: int, out: Tensor) -> 
             slot.norm_axis = axis
 
 
-def _weight_norm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _weight_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """The fused operator, which a direct call of it reaches; others are seen before it."""
     dim = args[2] if len(args) > 2 else 0
     weight_norm(tracer, args[0], args[1], dim, out[0] if isinstance(out, tuple) else out)

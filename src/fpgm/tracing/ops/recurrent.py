@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.norm import channel_row
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
 _STAYS = "the units of an LSTM stay"
 
 
-def _lstm(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _lstm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """[time, batch, channels] times a weight of [4 · units, channels]."""
     x, weight, own, *biases = args[:5]
     last = x.ndim - 1

@@ -8,19 +8,16 @@ over channels) the units are mixed and stay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 
 def mix(
-    tracer: Tracer, field: Tensor, dims: Sequence[int], name: str, soft: bool = False
+    tracer: LabelTracer, field: Tensor, dims: Sequence[int], name: str, soft: bool = False
 ) -> Tensor:
     """Labels after an operator that looks along `dims`: those dims no longer tell units apart."""
     looked = [d for d in dims if field.shape[d] > 1]
@@ -44,7 +41,7 @@ def _dims(value: Any, ndim: int) -> list[int]:
 def reduce(position: int, default: int | None = None) -> Any:
     """A rule for reductions whose dims are the argument at a position."""
 
-    def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    def rule(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         given = args[position] if len(args) > position else kwargs.get("dim", default)
         dims = _dims(given if not isinstance(given, bool) else None, x.ndim)
@@ -74,7 +71,7 @@ def along(position: int) -> Any:
     The axis may come out shorter, the others never.
     """
 
-    def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    def rule(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         dims = _dims(args[position] if len(args) > position else kwargs.get("dim", -1), x.ndim)
         fields = tracer.fields(x)

@@ -9,7 +9,7 @@ name as the reason. `TABLE` can be queried for what is supported.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +28,8 @@ from fpgm.tracing.ops import sort_gather as sorting
 from fpgm.tracing.ops import spatial as space
 from fpgm.tracing.ops import unfold as patches
 from fpgm.tracing.ops import zero_tracking as zeros
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.norm import weight_norm as weight_norm
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
 TABLE: dict[str, Rule] = {
     **move.RULES,
@@ -64,7 +61,7 @@ _found: dict[Any, tuple[str, Rule]] = {}
 
 
 def apply(
-    tracer: Tracer,
+    tracer: LabelTracer,
     func: Any,
     args: Args,
     kwargs: Kwargs,
@@ -134,7 +131,7 @@ def _is_pointwise(name: str) -> bool:
     return any(torch.Tag.pointwise in overload.tags for overload in overloads)
 
 
-def _unknown(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _unknown(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     for tensor in tensors((*args, *kwargs.values())):
         tracer.freeze(tracer.fields(tensor), f"'{name}' has no pruning rule")
     for result in tensors((out,)):  # an input that was resized in place has no labels that fit

@@ -7,22 +7,19 @@ and most results are `RISKY`: replaying the compact model checks them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 _MOST_BLOCKS = 8
 """Unequal pieces are balanced in blocks of their common divisor, but only in so many."""
 
 
-def _slice(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _slice(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x = args[0]
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % x.ndim
     start = _bound(args[2] if len(args) > 2 else kwargs.get("start"), x.shape[dim], 0)
@@ -42,7 +39,7 @@ def _slice(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -
     tracer.set(out, fields)
 
 
-def _select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _select(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     dim, index = args[1], args[2]
     fields = []
     for f in tracer.fields(args[0]):
@@ -52,13 +49,13 @@ def _select(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) 
     tracer.set(out, fields)
 
 
-def _unbind(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _unbind(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     for index, piece in enumerate(out):
         _select(tracer, name, (args[0], dim, index), {}, piece)
 
 
-def _split(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _split(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x = args[0]
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % x.ndim
     sizes = [piece.shape[dim] for piece in out]
@@ -78,13 +75,13 @@ def _split(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> N
         tracer.set(piece, own)
 
 
-def _cat(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _cat(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     parts = [x for x in args[0] if not (x.ndim == 1 and x.numel() == 0 and out.ndim > 1)]
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
     _join(tracer, parts, [tracer.fields(x) for x in parts], dim, out)
 
 
-def _stack(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _stack(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
     own = [[f.unsqueeze(dim) for f in tracer.fields(x)] for x in args[0]]
     axes = [[lb.axes(f) for f in fields] for fields in own]
@@ -100,7 +97,7 @@ def _stack(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -
     _join(tracer, parts, own, dim, out)
 
 
-def _pad(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _pad(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x, pads = args[0], args[1]
     value = args[2] if len(args) > 2 else kwargs.get("value", 0)
     fields = []
@@ -121,7 +118,7 @@ def _pad(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> 
     tracer.set(out, [f for f in fields if _fits(f, out)])
 
 
-def _glu(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _glu(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """One half gates the other: the k-th channels of both go together."""
     x = args[0]
     dim = (args[1] if len(args) > 1 else -1) % x.ndim
@@ -145,7 +142,7 @@ def _bound(value: int | None, size: int, default: int) -> int:
     return max(0, min(size, value + size if value < 0 else value))
 
 
-def _tie_steps(tracer: Tracer, field: Tensor, dim: int, step: int) -> None:
+def _tie_steps(tracer: LabelTracer, field: Tensor, dim: int, step: int) -> None:
     size = field.shape[dim]
     if not tracer.assumes:
         return
@@ -156,7 +153,7 @@ def _tie_steps(tracer: Tracer, field: Tensor, dim: int, step: int) -> None:
     tracer.tie(rows, [1])
 
 
-def _balance_pieces(tracer: Tracer, field: Tensor, dim: int, sizes: list[int]) -> None:
+def _balance_pieces(tracer: LabelTracer, field: Tensor, dim: int, sizes: list[int]) -> None:
     """Pieces of one axis: equal shares in blocks of their common divisor, if those are few."""
     total = field.shape[dim]
     block = math.gcd(*sizes)
@@ -165,13 +162,13 @@ def _balance_pieces(tracer: Tracer, field: Tensor, dim: int, sizes: list[int]) -
         tracer.balance(rows, whole=False)
 
 
-def _freeze_single(tracer: Tracer, field: Tensor, piece: Tensor) -> None:
+def _freeze_single(tracer: LabelTracer, field: Tensor, piece: Tensor) -> None:
     """One channel picked by position: removing any before it would make it another one."""
     if piece.numel() == 1 and field.numel() > 1:
         tracer.freeze([field], "one channel is picked by position")
 
 
-def _join(tracer: Tracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
+def _join(tracer: LabelTracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
     """Concatenation: labels lie end to end along `dim` and meet along every other axis."""
     across: list[Tensor] = []
     pieces: list[Tensor | None] = []
@@ -203,7 +200,7 @@ def _join(tracer: Tracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
     tracer.set(out, result)
 
 
-def _end_to_end(tracer: Tracer, parts: Any, pieces: list[Tensor | None], dim: int) -> Tensor:
+def _end_to_end(tracer: LabelTracer, parts: Any, pieces: list[Tensor | None], dim: int) -> Tensor:
     filled = []
     for number, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
         if piece is None:
@@ -214,7 +211,7 @@ def _end_to_end(tracer: Tracer, parts: Any, pieces: list[Tensor | None], dim: in
     return torch.cat([p.expand([*shape[:dim], p.shape[dim], *shape[dim:]]) for p in filled], dim)
 
 
-def _padded(tracer: Tracer, f: Tensor, dim: int, before: int, after: int) -> Tensor:
+def _padded(tracer: LabelTracer, f: Tensor, dim: int, before: int, after: int) -> Tensor:
     added = [tracer.fresh(before), tracer.fresh(after)]
     tracer.padded(added)
     if before == after:  # one number in the code often serves both ends

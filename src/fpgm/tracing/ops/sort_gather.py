@@ -6,41 +6,38 @@ Positions along the axis are values of their own, so channels that lie along it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.elementwise import meet, merge
 from fpgm.tracing.ops.reduction import along, reduce
 
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
-
-def _gather(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _gather(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     _meet_beside(tracer, name, args[1], [args[0], args[2]], out)
 
 
-def _scatter(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _scatter(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     source = args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("value"))
     tensors = [args[0], args[2], *([source] if isinstance(source, Tensor) and source.ndim else [])]
     _meet_beside(tracer, name, args[1], tensors, out)
 
 
-def _index_add(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _index_add(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.freeze(tracer.fields(args[2]), f"'{name}' takes them for positions")
     _meet_beside(tracer, name, args[1], [args[0], args[3]], out)
 
 
-def _index_fill(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _index_fill(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.freeze(tracer.fields(args[2]), f"'{name}' takes them for positions")
     _meet_beside(tracer, name, args[1], [args[0]], out)
 
 
-def _index_put(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _index_put(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """`x[mask] = number` meets its mask position by position; other positions are fixed."""
     x, (index, *more), values = args[:3]
     masks = not more and index is not None and index.dtype == torch.bool
@@ -55,7 +52,7 @@ def _index_put(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tenso
 
 
 def _meet_beside(
-    tracer: Tracer, name: str, dim: int, tensors: Sequence[Tensor], out: Tensor
+    tracer: LabelTracer, name: str, dim: int, tensors: Sequence[Tensor], out: Tensor
 ) -> None:
     """Relate the labels of tensors that meet position by position, except along one dim."""
     dim %= max(1, out.ndim)
@@ -78,7 +75,7 @@ def _meet_beside(
     tracer.set(out, merged)
 
 
-def _search(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+def _search(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     """Look every value up in one row of bounds: channel by channel where the row is one."""
     x, bounds = (args[0], args[1]) if name == "bucketize" else (args[1], args[0])
     tracer.freeze(tracer.fields(bounds), f"'{name}' reads them")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 _SPATIAL = {
     1: ("adaptive_max_pool1d", "adaptive_avg_pool1d", "avg_pool1d", "upsample_linear1d",
@@ -28,7 +25,7 @@ _SPATIAL = {
 
 
 def _over(count: int) -> Any:
-    def rule(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    def rule(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         space = range(x.ndim - count, x.ndim)
         _second_input(tracer, name, x, args[1] if len(args) > 1 else None)
@@ -46,7 +43,7 @@ def _over(count: int) -> Any:
     return rule
 
 
-def _second_input(tracer: Tracer, name: str, x: Tensor, other: Any) -> None:
+def _second_input(tracer: LabelTracer, name: str, x: Tensor, other: Any) -> None:
     """Indices of an unpooling belong to the same channels; a sampling grid is not of channels."""
     if not isinstance(other, Tensor):
         return
@@ -58,14 +55,14 @@ def _second_input(tracer: Tracer, name: str, x: Tensor, other: Any) -> None:
             tracer.freeze([f], f"'{name}' reads them")
 
 
-def _rotate(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _rotate(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x, dims = args[0], args[2] if len(args) > 2 else (0, 1)
     turned = [f for f in tracer.fields(x) if lb.varies(f, [d % x.ndim for d in dims])]
     tracer.freeze(turned, f"'{name}' runs along the channels")
     tracer.set(out, [f for f in tracer.fields(x) if all(f is not t for t in turned)])
 
 
-def _diagonal(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _diagonal(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     x = args[0]
     given = args[2:4] if len(args) > 3 else (kwargs.get("dim1", 0), kwargs.get("dim2", 1))
     first, second = (d % x.ndim for d in given)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops.base import Args, Kwargs, Rule
+from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.slice_concat import every
 
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
 
-
-def _im2col(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _im2col(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """[…, C, H, W] to […, C · window, places]: every channel becomes a block of its window."""
     x, window = args[0], math.prod(args[1])
     channel = x.ndim - 3
@@ -29,7 +25,7 @@ def _im2col(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) 
     tracer.set(out, fields)
 
 
-def _col2im(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _col2im(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """[…, C · window, places] to […, C, H, W]: what lies in one window goes together."""
     x, window = args[0], math.prod(args[2])
     channel = x.ndim - 2
@@ -46,7 +42,7 @@ def _col2im(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) 
     tracer.set(out, fields)
 
 
-def _unfold(tracer: Tracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+def _unfold(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Windows along one dim, as a last axis."""
     x = args[0]
     dim = args[1] % max(1, x.ndim)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-
-if TYPE_CHECKING:
-    from fpgm.tracing.tracer import Tracer
+from fpgm.tracing.ops.base import LabelTracer
 
 _PRODUCTS = {"addmm", "mm"}
 """Their output is zero where the filter and the bias are, and so is a convolution's."""
@@ -28,7 +25,7 @@ _KEEPS = {
 """Zero in the first input is zero in the output (a norm's shift and mean are silenced too)."""
 
 
-def after(tracer: Tracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
+def after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
     """Whether the operator's result is zero for a silenced unit."""
     plain = name.removesuffix("_")
     data = [x for x in inputs if not tracer.is_constant(x)]
@@ -53,11 +50,11 @@ def after(tracer: Tracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> b
     )
 
 
-def _reads_all(tracer: Tracer, x: Tensor, axis: int) -> bool:
+def _reads_all(tracer: LabelTracer, x: Tensor, axis: int) -> bool:
     """Whether all channels of an activation lie along the axis that is read."""
     return tracer.is_constant(x) or all(f.shape[axis] > 1 for f in tracer.fields(x))
 
 
-def _carries(tracer: Tracer, x: Tensor, field: Tensor) -> bool:
+def _carries(tracer: LabelTracer, x: Tensor, field: Tensor) -> bool:
     """Whether the units of a field are this tensor's too, not only broadcast over it."""
     return any(lb.varies(lb.lift(f, field.ndim), lb.axes(field)) for f in tracer.fields(x))

@@ -1,0 +1,438 @@
+"""A model handed over computes what it computed here, or is not handed over."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from tests.helpers.exported import Mixed, loaded
+from tests.helpers.recoverable import stir
+from tests.helpers.shell import refused, run
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import fpgm
+from fpgm.exporters import comparison
+from fpgm.exporters.bn_folding import folded
+from fpgm.exporters.onnx import to_onnx
+from fpgm.exporters.output_error import difference
+from fpgm.models import resnet
+from fpgm.pruning.serialization import read_plans
+from fpgm.utils.example_inputs import Example
+
+X = torch.randn(2, 3, 16, 16)
+
+
+class TestFolding:
+    def test_only_norms_that_alone_read_a_layer_go(self) -> None:
+        model = stir(Mixed())
+        small = folded(model, Example((X,), {}))
+        gone = {name for name, m in small.named_modules() if isinstance(m, nn.Identity)}
+        assert gone == {"an", "un", "ln"}
+        assert torch.allclose(small(X), model(X), atol=1e-5)
+
+    @pytest.mark.parametrize("residual", ["coupled", "independent"])
+    def test_pruned_networks(self, residual: str) -> None:
+        model = stir(resnet(20))
+        small = fpgm.prune(model, X, rate=0.4, residual=residual)
+        thin = folded(small, Example((X,), {}))
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in thin.modules())
+        assert torch.allclose(thin(X), small(X), atol=1e-4)
+
+    def test_the_model_stays_as_it_was(self) -> None:
+        model = stir(Mixed()).train()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        folded(model, Example((X,), {}))
+        assert model.training
+        assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
+
+    def test_a_norm_without_statistics_stays(self) -> None:
+        norm = nn.BatchNorm2d(8, track_running_stats=False)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), norm).eval()
+        assert isinstance(folded(model, Example((X,), {}))[1], nn.BatchNorm2d)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
+@pytest.mark.parametrize("residual", ["coupled", "independent"])
+class TestFormats:
+    def test_of_any_batch_size(self, tmp_path: Path, to: str, residual: str) -> None:
+        small = fpgm.prune(stir(resnet(20)), X, rate=0.4, residual=residual)
+        done = fpgm.export(small, X[:1], tmp_path / "small", to=to)  # type: ignore[arg-type]
+        assert done.error < 1e-5
+        assert done.bytes == (tmp_path / "small").stat().st_size
+        assert torch.allclose(loaded(tmp_path / "small", to)(X), small(X), atol=1e-4)
+
+
+def written_instead(monkeypatch: pytest.MonkeyPatch, other: nn.Module, to: str = "onnx") -> None:
+    """Let the file hold another model than the one that was given."""
+    exporting = importlib.import_module("fpgm.exporters.api")
+    right = exporting._WRITERS[to]
+    monkeypatch.setitem(exporting._WRITERS, to, lambda _, *rest: right(other, *rest))
+
+
+class Looking(nn.Module):
+    """A row of a table, looked up for every input or for all, beside what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.table = nn.Linear(4, 3), nn.Embedding(2, 3)
+
+    def forward(self, x: Tensor, row: Tensor | None, twice: bool = False) -> Tensor:
+        y: Tensor = self.line(2 * x if twice else x)
+        return y if row is None else y + self.table(row)
+
+
+class Far(Tensor):
+    """As if on another device: it goes with nothing that is here until it is brought here."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if any(type(leaf) is Tensor for leaf in tree_leaves((args, kwargs))):
+            raise RuntimeError("Expected all tensors to be on the same device")
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+            if func is Tensor.cpu:
+                return found.as_subclass(Tensor)
+            return tree_map(lambda t: t.as_subclass(cls) if isinstance(t, Tensor) else t, found)
+
+
+class TestExport:
+    def test_where_it_came_from_is_nobodys_business(self, tmp_path: Path) -> None:
+        fpgm.export(Mixed(), X, tmp_path / "a.onnx")
+        assert "site-packages" not in str(onnx.load(tmp_path / "a.onnx").graph.node)
+
+    def test_norms_are_folded_in_onnx(self, tmp_path: Path) -> None:
+        model = stir(Mixed())
+        fpgm.export(model, X, tmp_path / "a.onnx")
+        kinds = [node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node]
+        assert kinds.count("BatchNormalization") == 2
+        assert not difference([folded(model, Example((X,), {}))(X)], [model(X)]) > 1e-5
+
+    def test_real_inputs_are_compared_too(self, tmp_path: Path) -> None:
+        batches = [(torch.randn(4, 3, 16, 16), torch.zeros(4)) for _ in range(3)]
+        model = stir(Mixed())
+        plain = fpgm.export(model, X, tmp_path / "a.onnx")
+        more = fpgm.export(model, X, tmp_path / "a.onnx", loader=batches, images=8)
+        assert (plain.noise, plain.inputs) == (1 + 2 + 5, 0)
+        assert (more.noise, more.inputs) == (1 + 2 + 5, 8)
+
+    @pytest.mark.parametrize("any_batch", [True, False])
+    def test_a_wrong_file_is_not_left(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_batch: bool
+    ) -> None:
+        """Not even if the example is all zeros, of which every first layer makes nothing."""
+        model = stir(Mixed())
+        other = copy.deepcopy(model)
+        nn.init.normal_(other.a.weight)  # type: ignore[arg-type]
+        x = torch.zeros_like(X)
+        assert torch.equal(other(x), model(x))
+        written_instead(monkeypatch, other)
+        with pytest.raises(fpgm.VerificationError, match="nothing was written"):
+            fpgm.export(model, x, tmp_path / "a.onnx", any_batch=any_batch)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("to", ["onnx", "pt2"])
+    @pytest.mark.parametrize("whole", [torch.arange(2), torch.tensor(1), None])
+    def test_noise_goes_beside_arguments_that_stay(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, whole: Tensor | None
+    ) -> None:
+        """Whole numbers would be no rows of the table any more; only tensors have several sizes."""
+        model = Looking().eval()
+        x = {"x": torch.zeros(2, 4), "row": whole, "twice": True}
+        done = fpgm.export(model, x, tmp_path / "a", to=to)  # type: ignore[arg-type]
+        resizable = whole is None or whole.ndim == 1
+        assert (done.noise, done.inputs) == (1 + 2 + 5 if resizable else 2, 0)
+        other = copy.deepcopy(model)
+        nn.init.normal_(other.line.weight)
+        written_instead(monkeypatch, other, to)
+        with pytest.raises(fpgm.VerificationError):
+            fpgm.export(model, x, tmp_path / "b", to=to)  # type: ignore[arg-type]
+
+    def test_tokens_are_tried_in_several_sizes(self, tmp_path: Path) -> None:
+        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)).eval()
+        tokens = torch.tensor([[0, 4, 2]])
+        assert fpgm.export(model, tokens, tmp_path / "a.onnx").noise == 1 + 2 + 5
+        assert fpgm.export(model, tokens, tmp_path / "a.onnx", any_batch=False).noise == 0
+
+    def test_outputs_on_another_device(self) -> None:
+        here = torch.tensor([1.0, 4.0, torch.nan])
+        assert difference([here], [here.as_subclass(Far)]) == 0
+        assert difference([2 * here], [here.as_subclass(Far)]) == 1
+
+    def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        file, link = tmp_path / "folder" / "a.onnx", tmp_path / "link.onnx"
+        link.symlink_to(file)
+        for _ in ("a name for nothing yet", "a name for a file"):
+            done = fpgm.export(Mixed(), X, link)
+            assert link.is_symlink()
+            assert file.stat().st_size == done.bytes
+            assert list(file.parent.iterdir()) == [file]
+
+    def test_nothing_passes_for_nothing(self) -> None:
+        nan, inf = torch.tensor([float("nan"), 1.0]), torch.tensor([float("-inf"), 1.0])
+        assert difference([nan], [torch.ones(2)]) == float("inf")
+        assert difference([torch.ones(2)], [inf]) == float("inf")
+        assert difference([-inf], [inf]) == float("inf")
+        assert difference([inf], [inf]) == 0
+        assert difference([torch.ones(1)], [torch.ones(2)]) == float("inf")
+
+    def test_a_layers_output_that_is_also_the_models(self, tmp_path: Path) -> None:
+        class Both(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                y = self.conv(x)
+                return self.norm(y), y
+
+        assert fpgm.export(stir(Both()), X, tmp_path / "a.onnx").error < 1e-5
+
+    def test_arguments_by_name_and_of_other_kinds(self, tmp_path: Path) -> None:
+        class Named(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x: Tensor, scale: Tensor, twice: bool = False) -> Tensor:
+                y: Tensor = self.conv(x) * scale[:, None, None]
+                return 2 * y if twice else y
+
+        call = {"twice": True, "scale": torch.rand(4), "x": X}
+        assert fpgm.export(Named(), call, tmp_path / "a.onnx").error < 1e-5
+
+    def test_one_batch_size_only(self, tmp_path: Path) -> None:
+        class One(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.conv(x).reshape(1, -1)
+                assert y.shape[1] == 784
+                return y
+
+        with pytest.raises(fpgm.ModelError, match="any_batch=False"):
+            fpgm.export(One(), X[:1], tmp_path / "a.onnx")
+        done = fpgm.export(One(), X[:1], tmp_path / "a.onnx", any_batch=False)
+        assert (done.noise, done.inputs) == (1, 0)
+
+    @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
+    def test_a_shape_kept_from_the_last_call_fixes_no_batch_size(
+        self, tmp_path: Path, to: str
+    ) -> None:
+        class Gridded(Mixed):
+            kept: torch.Size | None = None
+
+            def forward(self, x: Tensor) -> Tensor:
+                if self.kept != x.shape:
+                    self.grid, self.kept = torch.arange(x.shape[3]).to(x), x.shape
+                return super().forward(x + self.grid)
+
+        model = Gridded().eval()
+        model(X)
+        fpgm.export(model, X, tmp_path / "a", to=to)  # type: ignore[arg-type]
+        found = loaded(tmp_path / "a", to)
+        for x in (X, X[:1], X.repeat(4, 1, 1, 1)):
+            assert torch.allclose(found(x), model(x), atol=1e-4)
+        assert model.kept == (8, 3, 16, 16)
+
+    def test_a_model_that_depends_on_its_data(self, tmp_path: Path) -> None:
+        class Moody(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x if x.sum() > 0 else -x
+
+        with pytest.raises(fpgm.ModelError, match="PyTorch cannot export this model"):
+            fpgm.export(Moody(), X, tmp_path / "a.onnx")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_bad_requests(self, tmp_path: Path) -> None:
+        with pytest.raises(fpgm.RequestError, match="to is 'tflite'"):
+            fpgm.export(Mixed(), X, tmp_path / "a", to="tflite")  # type: ignore[arg-type]
+        with pytest.raises(fpgm.RequestError, match="int8=True"):
+            fpgm.export(Mixed(), X, tmp_path / "a.onnx", int8=True)
+
+    def test_the_ending_says_the_format_unless_it_is_named(self, tmp_path: Path) -> None:
+        model = Mixed()
+        for name, to in {"a.onnx": "onnx", "a.pt2": "pt2", "a.pt": "torchscript"}.items():
+            assert fpgm.export(model, X, tmp_path / name).format == to
+        for name in ("a.foo", "a"):
+            with pytest.raises(fpgm.RequestError) as caught:
+                fpgm.export(model, X, tmp_path / name)
+            assert str(caught.value) == (
+                f"{name} does not say which format it is to be: let it end in .onnx, .pt2, .pt, "
+                "or name the format."
+            )
+            assert not (tmp_path / name).exists()
+        assert fpgm.export(model, X, tmp_path / "a.foo", to="onnx").format == "onnx"
+
+    def test_inputs_the_model_cannot_take(self, tmp_path: Path) -> None:
+        """Which has nothing to do with the size of a batch."""
+        grey, why = X[:, :1], "Given groups=1"
+        with pytest.raises(fpgm.ModelError, match=why) as caught:
+            fpgm.export(Mixed(), grey, tmp_path / "a.onnx")
+        assert str(caught.value).startswith("The model's own forward fails on the example input: ")
+        assert "any_batch" not in str(caught.value)
+        with pytest.raises(fpgm.ModelError, match=why) as caught:
+            fpgm.export(Mixed(), X, tmp_path / "a.onnx", loader=[grey])
+        assert "fails on a batch of the loader (" in str(caught.value)
+        assert "any_batch" not in str(caught.value)
+
+
+def description(file: Path, to: str) -> dict[str, str]:
+    """What a file says about itself, as its own runtime reads it."""
+    if to == "onnx":
+        return {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+    keys = ("fpgm_version", "torch_version", "fpgm_plans", "fpgm_low_rank", "fpgm_int8")
+    found: dict[str, Any] = dict.fromkeys(keys, "")
+    if to == "pt2":
+        torch.export.load(file, extra_files=found)
+        return found
+    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
+        torch.jit.load(file, _extra_files=found)
+    return {key: value.decode() for key, value in found.items()}
+
+
+class TestDescription:
+    @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
+    def test_versions_and_plans(self, tmp_path: Path, to: str) -> None:
+        small = fpgm.prune(stir(resnet(20)), X, rate=0.4)
+        fpgm.export(small, X, tmp_path / "a", to=to)  # type: ignore[arg-type]
+        told = description(tmp_path / "a", to)
+        ((name, (plan,)),) = json.loads(told["fpgm_plans"]).items()
+        assert name == ""
+        assert fpgm.Plan.from_json(json.dumps(plan)) == small.fpgm_plans[0]
+        assert told["fpgm_version"] == fpgm.__version__
+        assert told["torch_version"] == torch.__version__
+        assert (told["fpgm_int8"], told["fpgm_low_rank"]) == ("false", "null")
+        if to == "onnx":
+            assert told["onnx_version"] == onnx.__version__
+            assert told["onnxruntime_version"] == onnxruntime.__version__
+
+    def test_submodules_pruned_alone_have_their_plans_as_when_saved(self, tmp_path: Path) -> None:
+        backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
+        small = fpgm.prune(backbone, X, rate=0.5, align=1)
+        model = nn.Sequential(small, nn.Flatten(), nn.LazyLinear(2)).eval()
+        model(X)
+        fpgm.export(model, X, tmp_path / "a.onnx")
+        fpgm.save(model, tmp_path / "a.safetensors")
+        told = json.loads(description(tmp_path / "a.onnx", "onnx")["fpgm_plans"])
+        plans = {
+            name: tuple(fpgm.Plan.from_json(json.dumps(plan)) for plan in own)
+            for name, own in told.items()
+        }
+        assert plans == {"0": small.fpgm_plans} == read_plans(tmp_path / "a.safetensors")
+
+    def test_split_layers_and_eight_bits(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(comparison, "_SECONDS", 0.2)
+        small = fpgm.prune(stir(resnet(20)), X, rate=0.4)
+        file = tmp_path / "a.onnx"
+        thin = fpgm.export(small, X, file, low_rank=0.2)
+        first = description(file, "onnx")
+        ranks = {split.layer: split.rank for split in thin.splits}
+        assert ranks
+        assert json.loads(first["fpgm_low_rank"]) == {"error": 0.2, "ranks": ranks}
+        assert first["fpgm_int8"] == "false"
+        fpgm.export(small, X, file, low_rank=0.2, int8=True, loader=[torch.randn(8, 3, 16, 16)])
+        second = description(file, "onnx")
+        assert second["fpgm_int8"] == "true"
+        assert {**second, "fpgm_int8": "false"}.items() >= first.items()
+
+
+def test_channels_are_placed_by_a_gather() -> None:
+    """Runtimes have no cheap scatter."""
+    small = fpgm.prune(stir(resnet(20)), X, rate=0.4, residual="independent").eval()
+    data = to_onnx(small, Example((X,), {}))
+    kinds = {node.op_type for node in onnx.load_from_string(data).graph.node}
+    assert "Gather" in kinds
+    assert not kinds & {"ScatterND", "ScatterElements", "Transpose"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `fpgm prune` leaves."""
+    made = tmp_path_factory.mktemp("export") / "small"
+    run("prune", "resnet20", "--weights", "shipped", "--rate", 0.3, "--out", made)
+    return made
+
+
+class TestCommand:
+    few = ("--data", "cifar10-sample", "--images", 64, "--test", 64)
+
+    def test_it_writes_what_it_compared(self, folder: Path, tmp_path: Path) -> None:
+        told = json.loads(run("export", folder, *self.few, "--json")[0])
+        assert told["error"] < 1e-4
+        assert told["noise"] == 1 + 2 + 5
+        assert told["inputs"] >= 64
+        assert told["accuracy"]["PyTorch"] == told["accuracy"]["small.onnx"]
+        assert (folder / "small.onnx").stat().st_size == told["bytes"]
+        text, _ = run("export", folder, "--out", tmp_path / "a.pt2")
+        assert "a.pt2: pt2, " in text
+        assert "Its outputs differ from PyTorch's by" in text
+        assert "at most, over 8 inputs of noise.\n" in text
+
+    def test_of_one_batch_size(self, folder: Path, tmp_path: Path) -> None:
+        options = ("--fixed-batch", "--input", "3x3x32x32", "--out", tmp_path / "a.onnx")
+        text, _ = run("export", folder, *self.few, *options)
+        assert re.search(r"over 3 inputs of noise and \d+ pictures\.\n", text)
+        shares = re.search(r"Accuracy on test pictures: PyTorch (\S+), a.onnx (\S+)\.\n", text)
+        assert shares is not None
+        assert shares[1] == shares[2]
+
+    @pytest.mark.parametrize(
+        ("options", "key", "name", "title"),
+        [
+            (("--int8",), "int8", "small.int8.onnx", "Eight bits"),
+            (("--low-rank", 0.05), "low_rank", "small.low-rank.onnx", r"\d+ layers in two"),
+        ],
+    )
+    def test_what_is_lost_and_gained_stands_beside_the_float_model(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        options: tuple[object, ...],
+        key: str,
+        name: str,
+        title: str,
+    ) -> None:
+        monkeypatch.setattr(comparison, "_SECONDS", 0.2)
+        told = json.loads(run("export", folder, *self.few, *options, "--json")[0])
+        beside = told[key]
+        assert 0 < beside["error"] < 0.5
+        assert min(beside["seconds"], beside["seconds_before"], beside["faster"]) > 0
+        assert told["bytes"] < beside["bytes_before"]
+        assert set(told["accuracy"]) == {"PyTorch", name}
+        assert told["accuracy"][name] == pytest.approx(told["accuracy"]["PyTorch"], abs=0.1)
+        assert bool(told["splits"]) == (key == "low_rank")
+        text, _ = run("export", folder, *self.few, *options)
+        assert re.search(
+            rf"^{title}: \S+ MB before; the outputs' squared error is \S+% of their squares; "
+            r"\S+ ms before, \S+ ms now \(\S+× as fast, ONNX Runtime, threads: \d+\)\.$",
+            text,
+            re.MULTILINE,
+        )
+        assert re.search(
+            rf"^Accuracy on test pictures: PyTorch \S+%, {name} \S+%\.$", text, re.MULTILINE
+        )
+
+    def test_bad_requests(self, folder: Path) -> None:
+        assert "go with --to onnx" in refused("export", folder, "--to", "pt2", "--low-rank", 0.1)
+        assert "--to is 'tflite'" in refused("export", folder, "--to", "tflite")
+        assert "let it end in .onnx, .pt2, .pt" in refused(
+            "export", folder, "--out", folder / "a.foo"
+        )
+        assert "give --data" in refused("export", folder, "--int8")

@@ -1,0 +1,196 @@
+"""Which package may import which: the table in docs/architecture.md, held against the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import fpgm
+
+ROOT = Path(fpgm.__file__).parent
+FILES = {
+    ".".join(("fpgm", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+
+
+def imports(module: str) -> set[str]:
+    """Modules that a file imports, in functions and for type checkers too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES else base for name in names}
+    return found
+
+
+def inside(module: str) -> set[str]:
+    """Modules of this package that a file imports, without the package's name."""
+    return {name.removeprefix("fpgm.") for name in imports(module) if name.startswith("fpgm.")}
+
+
+def packages(module: str) -> set[str]:
+    """First-level names of this package that a file imports."""
+    return {name.split(".")[0] for name in inside(module)}
+
+
+def outside(module: str) -> set[str]:
+    """Packages that a file imports, neither this one nor the standard library's."""
+    top = {name.partition(".")[0] for name in imports(module)}
+    return top - {"fpgm"} - sys.stdlib_module_names
+
+
+def under(name: str) -> list[str]:
+    return [module for module in FILES if module == name or module.startswith(f"{name}.")]
+
+
+def layers() -> list[list[str]]:
+    """The lines of the architecture page's table, first to last, each with its packages."""
+    page = ROOT.parents[1] / "docs" / "architecture.md"
+    rows = re.findall(r"^\| ((?:`\w+` ?)+)\|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.findall(r"\w+", row) for row in rows]
+
+
+def test_the_root_holds_errors_and_criteria_only() -> None:
+    files = {path.name for path in ROOT.glob("*.py")}
+    assert files == {"__init__.py", "__main__.py", "_version.py", "criteria.py", "errors.py"}
+
+
+def test_the_architecture_page_has_every_package_once() -> None:
+    named = [name for line in layers() for name in line]
+    assert len(named) == len(set(named))
+    first = {module.split(".")[1] for module in FILES if module != "fpgm"}
+    assert set(named) == first - {"_version", "__main__"}
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m not in ("fpgm", "fpgm.__main__")])
+def test_imports_go_up_the_architecture_page(module: str) -> None:
+    lines = [["_version"], *layers()]
+    order = {name: number for number, line in enumerate(lines) for name in line}
+    own = order.get(module.split(".")[1], 0)
+    assert {name for name in packages(module) if order[name] > own} == set()
+
+
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    first = {module.split(".")[1] for module in FILES if module != "fpgm"}
+    assert first & set(fpgm.__all__) == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fpgm.errors", "fpgm.pruning.plan", "fpgm.planning.budget", "fpgm.pruning.plan_text"],
+)
+def test_values_need_the_standard_library_only(module: str) -> None:
+    todo, seen = [module], set()
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        assert outside(name) == set(), name
+        todo += [f"fpgm.{used}" for used in inside(name) if f"fpgm.{used}" not in seen]
+
+
+def test_criteria_are_maths() -> None:
+    assert outside("fpgm.criteria") == outside("fpgm.utils.distances") == {"torch"}
+    assert inside("fpgm.criteria") == {"errors", "utils.distances", "utils.text"}
+
+
+@pytest.mark.parametrize("module", under("fpgm.tracing.ops"))
+def test_operator_rules_know_labels_only(module: str) -> None:
+    assert outside(module) <= {"torch"}
+    allowed = {"tracing.labels", "tracing.constraints", "utils.parameter_info"}
+    assert {used for used in inside(module) if not used.startswith("tracing.ops")} <= allowed
+
+
+@pytest.mark.parametrize("module", under("fpgm.tracing"))
+def test_tracing_decides_and_changes_nothing(module: str) -> None:
+    assert not packages(module) & {"pruning", "planning"}
+
+
+@pytest.mark.parametrize("module", under("fpgm.pruning"))
+def test_a_plan_applies_without_tracing(module: str) -> None:
+    assert "tracing" not in packages(module)
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in FILES if m not in (*under("fpgm.cli"), "fpgm.__main__")]
+)
+def test_nothing_needs_the_command_line(module: str) -> None:
+    assert "cli" not in packages(module)
+    assert not outside(module) & {"rich", "typer"}
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in FILES if m not in (*under("fpgm.cli"), *under("fpgm.paper"))]
+)
+def test_nothing_but_the_command_line_needs_the_paper(module: str) -> None:
+    assert "paper" not in packages(module)
+
+
+@pytest.mark.parametrize("module", [*under("fpgm.models"), *under("fpgm.data")])
+def test_networks_and_data_know_nothing_of_pruning(module: str) -> None:
+    assert packages(module) <= {"data", "errors", "models", "utils"}
+
+
+def test_every_import_of_the_core_is_a_declared_dependency() -> None:
+    declared = {"torch", "safetensors", "numpy", "rich", "typer"}
+    types_only = {"typing_extensions"}
+    extra = [under(f"fpgm.{name}") for name in ("exporters", "latency", "report", "training")]
+    core = set(FILES) - set().union(*extra)
+    assert set().union(*(outside(module) for module in core)) <= declared | types_only
+
+
+@pytest.mark.parametrize("module", [*under("fpgm.exporters"), *under("fpgm.latency")])
+def test_other_runtimes_are_needed_only_where_they_are_used(module: str) -> None:
+    """Imported inside functions: `import fpgm` works without any of them."""
+    assert outside(module) <= {"torch", "numpy", "onnx", "onnxruntime", "openvino"}
+    top = ast.parse(FILES[module].read_text(encoding="utf-8")).body
+    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+    assert not {name.partition(".")[0] for name in names} & {"onnx", "onnxruntime", "openvino"}
+
+
+def test_training_needs_its_extra() -> None:
+    trainer = [m for m in under("fpgm.training") if m not in under("fpgm.training.callbacks")]
+    used = set().union(*(outside(module) for module in trainer))
+    assert used <= {"torch", "numpy", "accelerate", "tomli"}
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("lightning", "lightning"), ("huggingface", "transformers")]
+)
+def test_a_callback_needs_its_own_library_and_nothing_needs_it(name: str, library: str) -> None:
+    own = f"fpgm.training.callbacks.{name}"
+    assert outside(own) == {"torch", library}
+    others = [m for m in FILES if m not in under("fpgm.training.callbacks")]
+    assert all(own not in imports(module) for module in others)
+
+
+@pytest.mark.parametrize("module", [*under("fpgm.report.charts"), "fpgm.report.analysis.result"])
+def test_charts_are_drawn_from_values(module: str) -> None:
+    assert outside(module) <= {"altair", "numpy", "PIL"}
+    assert packages(module) <= {"errors", "pruning", "report", "utils"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [m for m in under("fpgm.report") if m not in under("fpgm.report.analysis")
+     and m not in under("fpgm.report.charts")],
+)  # fmt: skip
+def test_a_page_reads_values_and_never_builds_a_model(module: str) -> None:
+    assert outside(module) <= {"jinja2", "vl_convert"}
+    assert packages(module) <= {"_version", "errors", "pruning", "report", "utils"}
+    assert {u for u in inside(module) if u.startswith("pruning")} <= {"pruning.plan"}
+
+
+def test_this_file_can_tell() -> None:
+    assert "tracing.grouping" in inside("fpgm.planning.planner")
+    assert "torch" in outside("fpgm.pruning.compaction")
