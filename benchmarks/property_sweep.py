@@ -6,7 +6,8 @@
 Draws the networks of `tests/networks` from a seed and checks on each what
 `tests/integration/test_random_networks.py` states. Writes property.json and property.md beside this
 file and ends with status 1 if anything failed; a failure is printed in its smallest form, ready to
-paste. Ctrl-C stops early and keeps what was found; `--add FILE` adds the property.json of another run.
+paste. Ctrl-C stops early and keeps what was found; `--add FILE` adds the property.json of another
+run.
 """
 
 from __future__ import annotations
