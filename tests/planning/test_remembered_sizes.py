@@ -249,3 +249,32 @@ def test_a_loop_over_channels_is_not_shortened() -> None:
 
     with pytest.raises(ModelError, match="a size is fixed in the code"):
         fpgm.plan(Loops(None), X, rate=0.5, align=1)
+
+
+class ChecksWidth(nn.Module):
+    """Its two inner layers may keep different numbers of channels: `in_channels` is of which?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_channels = 8
+        self.a, self.b, self.head = unit(3, 8, 3), unit(8, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def check(self, width: int) -> None:
+        if width != self.in_channels:  # pytest rewrites an assert into code that is always run
+            raise ValueError("another width")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        self.check(x.shape[1])
+        out: Tensor = self.head(self.b(x))
+        return out
+
+
+def test_a_plan_that_leaves_a_size_that_code_may_read_is_run_once() -> None:
+    torch.manual_seed(7)
+    net = ChecksWidth().eval()
+    plan = fpgm.plan(net, X, rates={"a.0": 0.25, "b.0": 0.125}, align=1)
+    assert any(s.name == "in_channels" for s in plan.stale)
+    assert {g.name: g.kept for g in plan.groups}.get("a.0", 8) == 8
+    assert any("ValueError" in f.reason for f in plan.frozen)
+    fpgm.compact(net, plan)(X)

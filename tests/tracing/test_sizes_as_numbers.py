@@ -34,6 +34,8 @@ SCALES: dict[str, Callable[[Base, Tensor], float]] = {
     "numel": lambda net, f: f.numel() ** -0.5,
     "out_channels": lambda net, f: net.a.out_channels**-0.5,
     "weight": lambda net, f: net.a.weight.shape[0] ** -0.5,
+    "compared": lambda net, f: 2.0 if f.shape[1] == 16 else 1.0,
+    "looked up": lambda net, f: 2.0 if f.shape[1] in (16, 32) else 1.0,
 }
 
 

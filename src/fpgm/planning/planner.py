@@ -205,8 +205,13 @@ class Planner:
         )
 
     def _looks_wrong(self, made: Plan) -> bool:
-        """Run once, if code may use a width as a number: a certificate then says what is wrong."""
-        may = self.structure.seen.code.may_compute_with_sizes
+        """Run once, if code may use a width as a number: a certificate then says what is wrong.
+
+        So it may where it computes with sizes or compares them, and where it may read an attribute
+        that still says an old width.
+        """
+        code = self.structure.seen.code
+        may = code.may_compute_with_sizes or any(code.may_read(s.name) for s in made.stale)
         return may and not runs_alike(self.model, made, self.examples[0])
 
     def _find_difference(self, made: Plan) -> str | None:

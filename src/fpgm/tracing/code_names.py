@@ -62,7 +62,10 @@ class CodeNames:
 
     @property
     def may_compute_with_sizes(self) -> bool:
-        """Whether code may use a width as a number (`y / y.shape[1]`): labels do not show that."""
+        """Whether code may use a width as a number: labels do not show that.
+
+        `y / y.shape[1]` does, and so does `if y.shape[1] == 64`.
+        """
         return self._computes_with_sizes or not self.complete
 
     @property
@@ -183,7 +186,7 @@ class CodeNames:
         self.names |= names
         if not names.isdisjoint(_SIZE_NAMES):
             codes = _codes_in(function.__code__)
-            computes = any(not _ARITHMETIC.isdisjoint(code.co_code[::2]) for code in codes)
+            computes = any(not _ON_NUMBERS.isdisjoint(code.co_code[::2]) for code in codes)
             self._computes_with_sizes = self._computes_with_sizes or computes
         if any(_names_at_run_time(code) for code in _codes_in(function.__code__)):
             self.complete = False
@@ -228,11 +231,13 @@ _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_
 _MOST_OBJECTS = 2000
 """So many objects are looked at; a model that refers to more may do anything with them."""
 _SIZE_NAMES = LAYER_SIZES | {"shape", "size", "numel", "nelement"}
-_ARITHMETIC = frozenset(
+_ON_NUMBERS = frozenset(
     code
     for name, code in dis.opmap.items()
-    if name.startswith(("BINARY_", "INPLACE_")) and not name.startswith(("BINARY_SUB", "BINARY_SL"))
+    if name.startswith(("BINARY_", "INPLACE_", "COMPARE_", "CONTAINS_"))
+    and not name.startswith(("BINARY_SUB", "BINARY_SL"))
 )
+"""Arithmetic and comparisons; reading an item or a slice is neither."""
 _RUN_TIME_NAMES = frozenset(
     ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
      "globals", "locals", "import_module", "__import__")
