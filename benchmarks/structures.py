@@ -31,8 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from structures_report import Record, report, summary  # noqa: E402
 
-LIMIT_SECONDS = 120
-"""A network that takes longer in all its settings counts as a crash."""
+LIMIT_SECONDS = {"ours": 120, "peer": 20}
+"""For one pruning, by tool. Ours that takes longer is a crash, the peer's is a timeout."""
 
 
 def main() -> int:
@@ -64,81 +64,124 @@ def main() -> int:
 
 
 def run_all(names: list[str], workers: int, peer: bool) -> Iterator[Record]:
-    """Judge networks in processes of their own, each with a time limit."""
-    waiting = list(reversed(names))
-    running: dict[Connection, tuple[Any, str, float]] = {}
+    """Judge networks in processes of their own, each pruning with a time limit."""
     context = multiprocessing.get_context("fork")
     import tests.structures.judge  # noqa: F401  (once, before the processes fork)
 
     if peer:
         import torch_pruning  # noqa: F401
+    waiting = [Job(name, prunings(peer)) for name in reversed(names)]
+    running: dict[Connection, tuple[Any, Job]] = {}
     while waiting or running:
         while waiting and len(running) < workers:
             receiver, sender = context.Pipe(duplex=False)
-            name = waiting.pop()
-            process = context.Process(target=_work, args=(name, peer, sender))
+            job = waiting.pop()
+            process = context.Process(target=_work, args=(job.name, job.left, sender))
             process.start()
             sender.close()
-            running[receiver] = (process, name, time.perf_counter() + LIMIT_SECONDS)
-        first = min(limit for _, _, limit in running.values())
+            job.start_clock()
+            running[receiver] = (process, job)
+        first = min(job.limit for _, job in running.values())
         ready = wait(list(running), timeout=max(0.0, first - time.perf_counter()))
-        for receiver in [*ready, *_late(running, ready)]:
-            process, name, limit = running.pop(receiver)
-            yield _received(receiver, process, name, limit)
+        now = time.perf_counter()
+        late = [r for r, (_, job) in running.items() if job.limit < now and r not in ready]
+        for receiver in [*ready, *late]:
+            process, job = running[receiver]
+            if receiver in late:
+                job.lose("timeout")
+            elif not _receive(receiver, job):
+                job.lose("the process died")
+            elif job.left:
+                continue
+            del running[receiver]
+            process.kill()
+            process.join()
+            receiver.close()
+            if job.left:
+                waiting.append(job)
+            else:
+                yield job.record
 
 
-def _late(running: dict[Connection, tuple[Any, str, float]], ready: list[Any]) -> list[Connection]:
-    now = time.perf_counter()
-    return [r for r, (_, _, limit) in running.items() if limit < now and r not in ready]
+def prunings(peer: bool) -> list[tuple[str, str]]:
+    """Tool and setting of everything to measure on one network, ours first."""
+    from tests.structures.judge import SETTINGS
+
+    from structures_peer import SETTINGS as PEER_SETTINGS
+
+    theirs = [("peer", setting) for setting in PEER_SETTINGS] if peer else []
+    return [*(("ours", setting) for setting in SETTINGS), *theirs]
 
 
-def _received(receiver: Connection, process: Any, name: str, limit: float) -> Record:
-    late = time.perf_counter() > limit and not receiver.poll()
-    try:
-        record: Record = {} if late else receiver.recv()
-    except EOFError:
-        record = {}
-    if not record:
+class Job:
+    """One network: what was measured of it, and what is left to measure."""
+
+    def __init__(self, name: str, left: list[tuple[str, str]]) -> None:
         from tests.structures import NETWORKS
-        from tests.structures.judge import SETTINGS, Verdict
 
-        reason = "no result in time" if late else "the process died"
-        lost = {setting: asdict(Verdict("crash", reason)) for setting in SETTINGS}
-        record = {"network": name, "family": NETWORKS[name].family, "ours": lost, "peer": {}}
-        process.kill()
-    process.join()
-    receiver.close()
-    return record
+        self.name = name
+        self.left = left
+        self.limit = 0.0
+        self.record: Record = {
+            "network": name, "family": NETWORKS[name].family, "ours": {}, "peer": {},
+        }  # fmt: skip
+
+    def start_clock(self) -> None:
+        """Give the next pruning its time."""
+        if self.left:
+            self.limit = time.perf_counter() + LIMIT_SECONDS[self.left[0][0]]
+
+    def take(self, verdict: Record) -> None:
+        """Write the next pruning's verdict down."""
+        tool, setting = self.left.pop(0)
+        self.record[tool][setting] = verdict
+        self.start_clock()
+
+    def lose(self, reason: str) -> None:
+        """Write down that the tool whose turn it was gave no result: no other loses by it."""
+        from tests.structures.judge import Verdict
+
+        tool = self.left[0][0]
+        late = reason == "timeout"
+        if late:
+            reason = f"no result in {LIMIT_SECONDS[tool]} s"
+        word = "timeout" if late and tool == "peer" else "crash"
+        self.take(asdict(Verdict(word, reason)))
 
 
-def _work(name: str, peer: bool, sender: Connection) -> None:
+def _receive(receiver: Connection, job: Job) -> bool:
+    """Take one verdict; False if the process ended without it."""
+    try:
+        job.take(receiver.recv())
+    except EOFError:
+        return False
+    return True
+
+
+def _work(name: str, left: list[tuple[str, str]], sender: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        record = judge_network(name, peer)
-    sender.send(record)
+        for tool, setting in left:
+            sender.send(judge_pruning(name, tool, setting))
     sender.close()
 
 
-def judge_network(name: str, peer: bool) -> Record:
-    """Judge one network in all settings, ours and the peer's."""
+def judge_pruning(name: str, tool: str, setting: str) -> Record:
+    """Judge one network in one setting, with one of the tools."""
     from tests.structures import NETWORKS
     from tests.structures.judge import SETTINGS, first_lock, judge
 
-    network = NETWORKS[name]
-    record: Record = {"network": name, "family": network.family, "ours": {}, "peer": {}}
-    for setting, options in SETTINGS.items():
-        verdict = judge(network, options)
-        verdict.first_lock, verdict.seconds = first_lock(network, options)
-        record["ours"][setting] = asdict(verdict)
-    if peer:
-        from structures_peer import SETTINGS as PEER_SETTINGS
-        from structures_peer import judge_peer
+    from structures_peer import SETTINGS as PEER_SETTINGS
+    from structures_peer import judge_peer
 
-        for setting, options in PEER_SETTINGS.items():
-            record["peer"][setting] = asdict(judge_peer(network, options))
-    return record
+    network = NETWORKS[name]
+    if tool == "peer":
+        return asdict(judge_peer(network, PEER_SETTINGS[setting]))
+    verdict = judge(network, SETTINGS[setting])
+    verdict.first_lock, verdict.seconds = first_lock(network, SETTINGS[setting])
+    return asdict(verdict)
 
 
 def _progress(record: Record, done: int, total: int) -> None:

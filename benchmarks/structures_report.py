@@ -13,7 +13,7 @@ from typing import Any
 
 Record = dict[str, Any]
 WORDS = ("exact", "frozen in part", "refused", "silent", "crash", "untrainable")
-PEER_WORDS = ("exact", "refused", "not checkable", "silent", "crash", "untrainable")
+PEER_WORDS = ("exact", "refused", "not checkable", "silent", "crash", "timeout", "untrainable")
 FAULTS = ("silent", "crash", "untrainable")
 
 
@@ -46,13 +46,16 @@ def report(records: list[Record], command: str, seconds: float) -> Report:
         "filters are noise and their consumers zero, on new inputs (other sizes where the network",
         "accepts them), every output channel on its own scale. Torch-Pruning (TP) is told which",
         "layers make the output; `not checkable` means that its account of what it removed cannot",
-        "be replayed. Its settings: ratio 0.3, ratio 0.5, ratio 0.3 over all layers together,",
-        "ratio 0.5 with widths rounded to even numbers.",
+        "be replayed, `timeout` that a pruning gave no result within its time limit. Its settings:",
+        "ratio 0.3, ratio 0.5, ratio 0.3 over all layers together, ratio 0.5 with widths rounded",
+        "to even numbers. Both tools are given a limit for each pruning; one that runs into it is",
+        "stopped, and what the other tool did is measured all the same.",
         "",
         *_table(records),
         *_timing(records),
         *_locks(records),
         *_section("Wrong, crashed or untrainable", ours, FAULTS),
+        *_late_peer(records),
         *_section("Refused", ours, ("refused",)),
         *_frozen(records),
         *_blind(records),
@@ -149,6 +152,12 @@ def _section(
         kind = f"{word}, " if len(words) > 1 else ""
         lines.append(f"- {name} ({kind}{', '.join(settings)}): {reason}")
     return lines
+
+
+def _late_peer(records: list[Record]) -> list[str]:
+    """Prunings that Torch-Pruning did not end within its time limit, if it was run."""
+    theirs = _verdicts(records, "peer")
+    return _section("Torch-Pruning: no result in time", theirs, ("timeout",)) if theirs else []
 
 
 def _frozen(records: list[Record]) -> list[str]:
