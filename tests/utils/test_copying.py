@@ -4,6 +4,8 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -95,6 +97,88 @@ class Wraps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.inner(x)
         return out
+
+
+class ByFunction(nn.Module):
+    """Runs its layers by a function that refers to them in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)
+        layers, method = [self.a, self.b], self.features
+        ways: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+            "list": lambda: lambda x: layers[1](layers[0](x).relu()),
+            "method": lambda: lambda x: method(x),
+            "partial": lambda: partial(lambda k, x: self.features(x) * k, 2.0),
+            "compiled method": lambda: torch.compile(self.features, backend="eager"),
+            "remembered": lambda: lambda x: self.features(x) * remembered(2).sum(),
+        }
+        remembered = lru_cache(self.scale)
+        self.run = ways[way]()
+
+    def scale(self, k: int) -> Tensor:
+        return self.c.weight[:, 0] * k
+
+    def features(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x).relu())
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.run(x).relu())
+        return out
+
+
+WAYS = ("list", "method", "partial", "compiled method", "remembered")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copys_functions_call_its_own_layers(way: str) -> None:
+    net = ByFunction(way)
+    copied = copy_model(net)
+    before = copied(X)
+    for tensor in named_tensors(net).values():
+        tensor.data.add_(1)
+    assert torch.equal(copied(X), before)
+    copied(X).sum().backward()
+    assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("way", WAYS[:-1])
+def test_layers_that_a_function_runs_are_pruned(way: str) -> None:
+    net = ByFunction(way)
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    small = fpgm.compact(net, plan)
+    assert fpgm.verify(net, plan, X, compacted=small).ok
+    assert small(X).shape == (2, 4, 4, 4)
+    assert [cut.kept for cut in plan.cuts if cut.role == "filter"] == [4, 4]
+
+
+def test_a_function_that_holds_itself_and_the_model_is_copied() -> None:
+    class Walks(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+
+            def walk(x: Tensor, left: int) -> Tensor:
+                return walk(self.b(x), left - 1) if left else x
+
+            self.walk = walk
+
+    net = Walks()
+    copied: Any = copy_model(net)
+    net.b.weight.data.zero_()
+    assert copied.walk(torch.ones(1, 8, 5, 5), 2).abs().sum() > 0
+
+
+def test_a_compiled_part_is_pruned_and_the_original_left_alone() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    net[1].compile(backend="eager")
+    net.compile(backend="eager")
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    small = fpgm.prune(net, X, rate=0.5, align=1)
+    assert small(X).shape == (2, 4, 6, 6)
+    assert small[1].num_features == 4  # type: ignore[index]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,33 @@ def test_a_deeply_nested_list_is_put_back_and_not_copied() -> None:
     assert net.nested is nested
     with pytest.raises(ModelError, match="nested too deeply"):
         copy_model(net)
+
+
+def test_functions_that_remember_results_forget_what_was_only_looked_at() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+            self.own = lru_cache(self.scale)
+
+        @lru_cache  # noqa: B019
+        def shift(self, k: int) -> Tensor:
+            return self.a(torch.ones(k, 3)).mean()
+
+        def scale(self, k: int) -> Tensor:
+            return self.a(torch.ones(k, 3)).amax()
+
+        def forward(self, x: Tensor) -> Tensor:
+            factor = 2 if self.training else 1
+            out: Tensor = self.b(self.a(x)) * self.own(factor) + self.shift(factor)
+            return out
+
+    net, x = Remembers(), torch.randn(2, 3)
+    net(x)
+    with undisturbed(net):
+        net.eval()(x)
+    assert net.own.cache_info().currsize == Remembers.shift.cache_info().currsize == 0
+    net(x)
+    with undisturbed(net):
+        pass
+    assert net.own.cache_info().currsize == Remembers.shift.cache_info().currsize == 1

@@ -12,7 +12,8 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from types import BuiltinFunctionType, CellType, FunctionType
+from functools import lru_cache, partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from fpgm.errors import ModelError
 from fpgm.utils.modules import TABLES, every_module, named_tensors
+from fpgm.utils.preserve_state import CACHED
 
 Memo = dict[int, Any]
 """The copy of every object met so far, by the id of the original, as `copy.deepcopy` keeps it."""
@@ -65,6 +67,8 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
     for module in modules:
         new = memo[id(module)]
         for name, value in module.__dict__.items():
+            if name == "_compiled_call_impl":
+                continue  # it calls the original; torch's own copies leave it out as well
             waits = name == "_modules"  # a child that copies itself needs its own children first
             new.__dict__[name] = type(value)() if waits else _copy(value, memo, name in TABLES)
     for module in reversed(modules):
@@ -113,6 +117,16 @@ def _copy(value: Any, memo: Memo, own: bool = False) -> Any:
         return value if target is None else weakref.ref(target)
     if kind in _LOCKS:
         new = _LOCKS[kind]()
+    elif kind is CACHED and _is_of_model(value, memo):
+        new = lru_cache(**value.cache_parameters())(_copy(value.__wrapped__, memo))
+    elif kind is MethodType:
+        new = MethodType(value.__func__, _copy(value.__self__, memo))
+    elif kind is partial:
+        new = partial(
+            _copy(value.func, memo),
+            *(_copy(v, memo) for v in value.args),
+            **{k: _copy(v, memo) for k, v in value.keywords.items()},
+        )
     elif isinstance(value, Tensor) and not value.is_leaf:
         new = value.detach().clone()  # a cached result: deepcopy refuses those
     else:
@@ -141,31 +155,66 @@ def _copy_items(value: Any, memo: Memo) -> Any:
 
 def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     """Let a function that holds a module or parameter of the model hold the copy's."""
-    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    if not any(_is_of_model(value, memo) for value in held):
+    if not _is_of_model(function, memo):
         return function
 
     def follow(value: Any) -> Any:
         return _copy(value, memo) if _is_of_model(value, memo) else value
 
-    cells = tuple(
-        cell if cell == CellType() else CellType(follow(cell.cell_contents))
-        for cell in function.__closure__ or ()
-    )
-    defaults = None if function.__defaults__ is None else tuple(map(follow, function.__defaults__))
+    cells = tuple(CellType() for _ in function.__closure__ or ())
     new = FunctionType(
-        function.__code__, function.__globals__, function.__name__, defaults, cells or None
+        function.__code__, function.__globals__, function.__name__, None, cells or None
     )
+    memo[id(function)] = new  # it may hold itself
+    for cell, own in zip(cells, function.__closure__ or (), strict=True):
+        if own != CellType():
+            cell.cell_contents = follow(own.cell_contents)
+    if function.__defaults__ is not None:
+        new.__defaults__ = tuple(map(follow, function.__defaults__))
     if function.__kwdefaults__:
         new.__kwdefaults__ = {k: follow(v) for k, v in function.__kwdefaults__.items()}
-    new.__dict__.update(function.__dict__)
-    memo[id(function)] = new
+    new.__dict__.update((name, follow(value)) for name, value in function.__dict__.items())
     return new
 
 
 def _is_of_model(value: Any, memo: Memo) -> bool:
-    return isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and id(value) in memo)
+    """Whether a value is part of the model, or holds a part: a method, a list, an object."""
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_HELD:
+        value = waiting.pop()
+        if isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and id(value) in memo):
+            return True
+        if type(value) not in _ATOMIC and id(value) not in seen:
+            seen.add(id(value))
+            waiting += _held_by(value)
+    return False
+
+
+_MOST_HELD = 10_000
+"""So many values that a function holds are looked at: it may hold a whole data set."""
+
+
+def _held_by(value: Any) -> list[Any]:
+    """What a function, a method, a container or an object of the user's own holds."""
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        named = (value.__kwdefaults__ or {}).values()
+        return [*cells, *(value.__defaults__ or ()), *named]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, CACHED):
+        return [value.__wrapped__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        return list(value)
+    home = type(value).__module__.partition(".")[0]
+    if home in sys.stdlib_module_names or home in ("torch", "numpy") or isinstance(value, type):
+        return []
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _deepcopy(value: Any, memo: Memo) -> Any:

@@ -7,6 +7,7 @@ parameters in place changes them for good. Nor are long lists and large tensors 
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
 import sys
@@ -50,9 +51,14 @@ class State:
         self._values: dict[int, tuple[Tensor, Tensor]] = {}
         self._parameters: dict[int, tuple[nn.Parameter, Tensor, bool]] = {}
         self._scripted: list[tuple[nn.Module, bool]] = []
+        self._caches: dict[int, tuple[Any, int]] = {}
+        """Functions that remember their results, with how often they had to compute one."""
         self._waiting: list[tuple[Any, bool]] = []
         """Values still to look at, and whether only an object outside the model holds them."""
         for module in every_module(model):
+            kind: Any = type(module)
+            for function in _cached_methods(kind):
+                self._note_cache(function)
             if isinstance(module, torch.jit.ScriptModule):
                 self._scripted.append((module, module.training))
             else:
@@ -87,6 +93,8 @@ class State:
                 self._empty.append(value)
         elif isinstance(value, tuple):
             self._note_all(value, outside)
+        elif isinstance(value, CACHED):
+            self._note_cache(value)
         elif isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn."):
             self._note_layer(value)
         elif isinstance(value, nn.Module) or _is_plain_object(value):
@@ -98,6 +106,9 @@ class State:
             self._parameters[id(value)] = (value, value.data, value.requires_grad)
         elif not value.is_meta and not (outside and value.numel() > _MOST_NUMBERS):
             self._values.setdefault(id(value), (value, value.detach().clone()))
+
+    def _note_cache(self, function: Any) -> None:
+        self._caches.setdefault(id(function), (function, function.cache_info().misses))
 
     def _note_all(self, values: Iterable[Any], outside: bool) -> None:
         self._waiting += [(value, outside) for value in values if type(value) not in _ATOMIC]
@@ -117,6 +128,9 @@ class State:
                 now.clear()
                 fill = now.extend if isinstance(now, list | deque) else now.update
                 fill(before)
+        for function, misses in self._caches.values():
+            if function.cache_info().misses != misses:  # it may remember what was only looked at
+                function.cache_clear()
         for module, training in self._scripted:
             module.train(training)
         with torch.no_grad():
@@ -132,6 +146,19 @@ class State:
                 parameter.data = data
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
+
+
+CACHED = type(functools.lru_cache(id))
+"""Functions that remember their results."""
+
+
+@functools.cache
+def _cached_methods(kind: type) -> tuple[Any, ...]:
+    """List the methods of a class that remember their results."""
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+    return tuple(
+        value for base in own for value in vars(base).values() if isinstance(value, CACHED)
+    )
 
 
 _MOST_ITEMS = 1000
