@@ -250,3 +250,10 @@ def test_scores_come_as_float64_on_the_cpu(name: str) -> None:
     assert scores.dtype == torch.float64
     assert scores.device.type == "cpu"
     assert scores.shape == (10,)
+
+
+def test_imaginary_parts_of_filters_count() -> None:
+    filters = torch.tensor([[1 + 4j, 2.0], [1 - 4j, 2.0], [0.0, 3j]])
+    parts = torch.view_as_real(filters).flatten(1)
+    for criterion in (criteria.fpgm, criteria.l1, criteria.l2):
+        assert torch.equal(criterion(filters), criterion(parts))

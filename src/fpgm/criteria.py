@@ -240,9 +240,14 @@ def _mix_share(criterion: str) -> tuple[str, float]:
 
 
 def _rows(filters: Tensor) -> Tensor:
-    """Filters as rows, in float32 at least: half precision is for storing, not for comparing."""
+    """Filters as rows, in float32 at least: half precision is for storing, not for comparing.
+
+    A complex number is two real ones.
+    """
     if filters.ndim < 2:
         raise RequestError(f"Filters come as [n, d], one row each; got {list(filters.shape)}.")
+    if filters.is_complex():
+        filters = torch.view_as_real(filters.resolve_conj())
     dtype = torch.float64 if filters.dtype == torch.float64 else torch.float32
     return filters.detach().to(dtype).flatten(1)
 

@@ -173,6 +173,29 @@ class Complex(nn.Module):
         return self.real(x), torch.complex(self.real(x), self.imag(x))
 
 
+class ComplexWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 12, 3, dtype=torch.complex64)
+        self.b = nn.Conv2d(12, 8, 3, dtype=torch.complex64)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(torch.complex(x, x.flip(-1)))
+        y = self.b(torch.complex(y.real.relu(), y.imag.relu()))
+        out: Tensor = self.head(y.abs().mean((2, 3)))
+        return out
+
+
+def test_complex_weights_are_certified_in_double_precision() -> None:
+    net, x = ComplexWeights(), torch.randn(2, 3, 8, 8)
+    plan = fpgm.plan(net, x, rate=0.5, align=1)
+    certificate = fpgm.verify(net, plan, x)
+    assert certificate.ok
+    assert certificate.precision == "float64"
+    assert [cut.kept for cut in plan.cuts if cut.role == "filter"] == [6, 4]
+
+
 def test_complex_outputs_are_compared_too() -> None:
     model = Complex()
     plan = fpgm.plan(model, X, rate=0.5, align=1)

@@ -133,7 +133,7 @@ def follow_(small: nn.Module, plan: Plan, model: nn.Module) -> None:
     """Give a compact model the weights that the plan keeps of this model's."""
     tensors = named_tensors(small)
     for name, value in named_tensors(rebuild(model, plan)).items():
-        if value.is_floating_point():
+        if value.is_floating_point() or value.is_complex():
             tensors[name].copy_(value)
 
 

@@ -208,8 +208,10 @@ class _Check:
     def _widen(self) -> None:
         try:
             with quietly():  # a scripted part's parameters are no leaves once they are copied
-                self.original.double()
-                self.small.double()
+                for copied in (self.original, self.small):
+                    copied.double()
+                    if any(tensor.is_complex() for tensor in named_tensors(copied).values()):
+                        copied._apply(widen)
         except Exception as error:
             text = describe_error(error)
             raise _OriginalError(f"The model cannot be cast to float64: {text}.") from error
