@@ -270,3 +270,26 @@ def test_every_error_is_an_fpgm_error_and_a_familiar_one() -> None:
         assert issubclass(kind, ValueError)
     assert issubclass(fpgm.FileError, fpgm.FpgmError)
     assert issubclass(fpgm.FileError, OSError)
+
+
+def test_an_empty_example_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+    with pytest.raises(fpgm.RequestError) as error:
+        fpgm.plan(net, torch.zeros(0, 3, 8, 8), rate=0.5)
+    assert str(error.value) == "The example input is empty (0×3×8×8 float32): give one in full."
+
+
+def test_an_output_keeps_its_width_though_the_example_leaves_it_empty() -> None:
+    class Boxes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.boxes = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            boxes = self.boxes(self.body(x)).flatten(2).transpose(1, 2)
+            return [one[: int(picture.mean() > 1)] for one, picture in zip(boxes, x, strict=True)]
+
+    plan = fpgm.plan(Boxes(), torch.zeros(2, 3, 8, 8), rate=0.5, align=1)
+    assert [group.name for group in plan.groups] == ["body"]
+    small = fpgm.compact(Boxes(), plan)
+    assert small(torch.full((1, 3, 8, 8), 2.0))[0].shape == (1, 4)

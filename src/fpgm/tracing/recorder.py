@@ -413,11 +413,12 @@ def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
             f"The model's own forward fails on the example input: {describe_error(error)}."
             f"{_dtype_hint(seen, example)}"
         ) from error
-    results = [leaf.value for leaf in read_outputs(out) if leaf.is_tensor and leaf.value.numel()]
+    returned = [leaf.value for leaf in read_outputs(out) if leaf.is_tensor]
+    results = [tensor for tensor in returned if tensor.numel()]
     seen.recognize(results)
     seen.results[seen.runs] = [Factor(seen.fields(t), tuple(t.shape)) for t in results]
     if keep_outputs:
-        for tensor in results:
+        for tensor in returned:  # no boxes are found, but each would have its four numbers
             for f in seen.fields(tensor):
                 seen.stops.append(Stop(f.reshape(-1), "the model's output", False))
     elif not seen.passes:

@@ -59,15 +59,23 @@ def as_examples(inputs: Any) -> list[Example]:
             raise RequestError("example_inputs is an empty list: give at least one example.")
         return [example for item in inputs for example in as_examples(item)]
     if isinstance(inputs, Tensor):
-        return [Example((inputs,), {})]
+        return [_filled(Example((inputs,), {}))]
     if isinstance(inputs, tuple):
-        return [Example(inputs, {})]
+        return [_filled(Example(inputs, {}))]
     if isinstance(inputs, Mapping):
-        return [Example((), dict(inputs))]
+        return [_filled(Example((), dict(inputs)))]
     raise RequestError(
         f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
         "a dict of keyword arguments, or a list of these."
     )
+
+
+def _filled(example: Example) -> Example:
+    """Refuse an example without a single number: torch skips operators on such tensors."""
+    tensors = tensors_in((example.args, dict(example.kwargs)))
+    if tensors and not any(tensor.numel() for tensor in tensors):
+        raise RequestError(f"The example input is empty ({described(example)}): give one in full.")
+    return example
 
 
 def described(example: Example) -> str:
