@@ -516,3 +516,17 @@ def test_noise_drawn_around_channels_passes_them_on(draw: Callable[[Tensor], Ten
     torch.manual_seed(0)
     small = fpgm.prune(Draws(), torch.randn(2, 3, 8, 8), rate=0.5, align=1)
     assert small.first.out_channels == 4
+
+
+def test_a_layer_that_runs_inside_vmap_and_grad_does_not_stop_planning() -> None:
+    def push(net: Any, x: Tensor) -> Tensor:
+        energy = torch.func.grad(lambda one: net.inner(one).pow(2).sum())
+        return x - 0.1 * torch.func.vmap(energy)(x.mean((2, 3)))[..., None, None]
+
+    torch.manual_seed(0)
+    net = Layers(
+        lambda net, x: net.head(push(net, net.b(net.a(x).relu())).mean((2, 3))),
+        a=conv(3, 8, 3), b=conv(8, 8), inner=nn.Linear(8, 8), head=nn.Linear(8, 4),
+    )  # fmt: skip
+    small = fpgm.prune(net, torch.randn(2, 3, 8, 8), rate=0.5, align=1)
+    assert small.a.out_channels == 4

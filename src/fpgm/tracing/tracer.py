@@ -190,9 +190,10 @@ class Tracer(TorchDispatchMode):
         source = None
         if id(tensor) not in self._given and tensor.is_floating_point() and tensor.numel() > 1:
             place = _place_of(tensor)
-            others = [*rules.tensors(reversed(self._recent)), *self._known.living()]
-            source = next((other for other in others if _place_of(other) == place), None)
-            self.uncertain = self.uncertain or place is None or source is None
+            if place is not None:
+                others = [*rules.tensors(reversed(self._recent)), *self._known.living()]
+                source = next((other for other in others if _place_of(other) == place), None)
+            self.uncertain = self.uncertain or source is None
         self._known.add(tensor)
         if source is not None:
             self._take_over(source, tensor)
@@ -541,8 +542,13 @@ class Tracer(TorchDispatchMode):
 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Where in memory a tensor's numbers are, and how they are laid out."""
+    """Where in memory a tensor's numbers are, and how they are laid out; None if nowhere.
+
+    Inside `vmap` and `grad` a tensor only wraps another and has no memory of its own.
+    """
     if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
