@@ -22,7 +22,7 @@ class ValuesNeededError(BaseException):
 _LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
-def outline(func: Any, args: tuple[Any, ...]) -> Tensor | None:
+def outline(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tensor] | None:
     """Zeros in the shape of a heavy operator's result; None for what must really run.
 
     Arguments that do not fit together are left to the operator, which says so in its own words.
@@ -33,14 +33,25 @@ def outline(func: Any, args: tuple[Any, ...]) -> Tensor | None:
     >>> outline(torch.ops.aten.convolution.default, call).shape
     torch.Size([1, 4, 4, 4])
     """
+    if func is _MAX_POOL:
+        pooled = _max_pool(*args)
+        return None if pooled is None else (_zeros(args[0], pooled), _indices(args[0], pooled))
     if func not in _SHAPES:
         if _looks_at_values(func, args):
             raise ValuesNeededError
         return None
     shape_of, count = _SHAPES[func]
     shape = shape_of(*args) if len(args) == count else None
-    first = args[0]
-    return None if shape is None else torch.zeros(shape, dtype=first.dtype, device=first.device)
+    return None if shape is None else _zeros(args[0], shape)
+
+
+def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def _indices(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Where a pooling's maxima lie: the first position of every map will do."""
+    return torch.zeros(shape, dtype=torch.int64, device=like.device)
 
 
 def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
@@ -103,11 +114,41 @@ def _add_product(added: Tensor, a: Tensor, b: Tensor) -> list[int] | None:
     return shape if fits else None
 
 
+def _max_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> list[int] | None:
+    """Sizes as torch's `pooling_output_shape` finds them; None where torch has something to say."""
+    lists = [_both(numbers) for numbers in (kernel, stride or kernel, padding, dilation)]
+    if x.ndim != 4 or not x.is_floating_point() or any(len(numbers) != 2 for numbers in lists):
+        return None
+    sizes = []
+    for size, window, step, pad, gap in zip(x.shape[2:], *lists, strict=True):
+        if window < 1 or step < 1 or gap < 1 or not 0 <= 2 * pad <= window:
+            return None
+        room = size + 2 * pad - gap * (window - 1) - 1
+        count = (room + (step - 1 if ceil_mode else 0)) // step + 1
+        if ceil_mode and (count - 1) * step >= size + pad:
+            count -= 1  # the last window would begin in the padding
+        sizes.append(count)
+    return [*x.shape[:2], *sizes] if min(*x.shape, *sizes) > 0 else None
+
+
+def _both(numbers: Sequence[int]) -> Sequence[int]:
+    """One number stands for both dims."""
+    return [*numbers, *numbers] if len(numbers) == 1 else numbers
+
+
 def _alike(*tensors: Tensor | None) -> bool:
     return len({(t.dtype, t.device) for t in tensors if t is not None}) == 1
 
 
 _ATEN = torch.ops.aten
+_MAX_POOL = _ATEN.max_pool2d_with_indices.default
 _SHAPES: dict[Any, tuple[Any, int]] = {
     _ATEN.convolution.default: (_convolution, 9),
     _ATEN.mm.default: (_product, 2),
