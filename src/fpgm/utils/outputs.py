@@ -61,8 +61,13 @@ def read_outputs(value: Any) -> list[Leaf]:
 
 def find_tensors(value: Any) -> list[Tensor]:
     """List the tensors in a nested value; what cannot be read is skipped."""
+    if type(value) in (tuple, list) and all(type(item) in _NUMBERS for item in value):
+        return []  # a stride, a padding: what most modules hold
     found = _Walk(strict=False).leaves(value, "")
     return [leaf.value for leaf in found if isinstance(leaf.value, Tensor)]
+
+
+_NUMBERS = frozenset((int, float, bool, str, type(None)))
 
 
 class _Walk:

@@ -8,7 +8,7 @@ name as the reason. `TABLE` can be queried for what is supported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,30 +69,34 @@ def apply(
     inputs: Sequence[Tensor],
 ) -> None:
     """Let the operator's rule move labels from its arguments (`inputs`: the tensors) to `out`."""
-    if func not in _found:
-        _found[func] = _look_up(func)
-    name, rule = _found[func]
+    found = _found.get(func)
+    if found is None:
+        found = _found[func] = _look_up(func)
+    name, rule = found
     if name in _ENDS:
         rule(tracer, name, args, kwargs, out)
     else:
         carried = tracer.carried(inputs)
         rule(tracer, name, args, kwargs, out)
         tracer.check_passed(name, carried, out)
+    results = tensors((out,))
     if name in RISKY:
         source = args[0] if args and isinstance(args[0], Tensor) else None
-        for result in tensors((out,)):
+        for result in results:
             tracer.risky(result, source)
-    for result in tensors((out,)):
+    for result in results:
         tracer.mark_zero(result, zeros.after(tracer, name, inputs, result))
 
 
-def tensors(values: Any) -> Iterator[Tensor]:
+def tensors(values: Any) -> list[Tensor]:
     """Tensors among the arguments, lists included."""
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors(value)
+            found += tensors(value)
+    return found
 
 
 def name_of(func: Any) -> str:
