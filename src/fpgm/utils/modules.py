@@ -22,10 +22,8 @@ def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
     As `dict(model.named_modules())`, without a generator for every level above every module, and
     without wrappers that move channels: the module inside has its path.
     """
-    return {
-        path: unwrap(module) if isinstance(module, Adapted) else module
-        for path, module in called_by_path(model).items()
-    }
+    walk = _WALKS.get().get(id(model))
+    return _unwrapped(_walk(model)) if walk is None else dict(walk.modules)
 
 
 def called_by_path(model: nn.Module) -> dict[str, nn.Module]:
@@ -34,12 +32,20 @@ def called_by_path(model: nn.Module) -> dict[str, nn.Module]:
     return _walk(model) if walk is None else dict(walk.called)
 
 
+def _unwrapped(called: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {
+        path: unwrap(module) if isinstance(module, Adapted) else module
+        for path, module in called.items()
+    }
+
+
 @dataclass
 class _Walk:
     """What a walk over a model's modules found."""
 
     model: nn.Module
     called: dict[str, nn.Module]
+    modules: dict[str, nn.Module]
     tensors: dict[str, Tensor]
 
 
@@ -53,7 +59,8 @@ def walk_once(model: nn.Module) -> Iterator[None]:
     if id(model) in before:
         yield
         return
-    walk = _Walk(model, _walk(model), {})
+    called = _walk(model)
+    walk = _Walk(model, called, _unwrapped(called), {})
     token = _WALKS.set({**before, id(model): walk})
     walk.tensors = _named_tensors(model)
     try:
