@@ -20,7 +20,7 @@ from fpgm.tracing.grouping import Structure
 from fpgm.tracing.tracer import RuleError
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.example_inputs import Example, tensors_in
-from fpgm.utils.modules import module_at
+from fpgm.utils.modules import module_at, walk_once
 from fpgm.utils.preserve_state import undisturbed
 
 
@@ -78,8 +78,14 @@ def _replay(
     values: bool,
 ) -> tuple[list[Adapter], MismatchError | None]:
     small = rebuild(model, plan, values=values)
-    checker = Checker(small, structure, plan, removed, tolerated, values)
-    with undisturbed(small):
+    with walk_once(small):
+        checker = Checker(small, structure, plan, removed, tolerated, values)
+        return _replay_passes(checker)
+
+
+def _replay_passes(checker: Checker) -> tuple[list[Adapter], MismatchError | None]:
+    small, structure = checker.model, checker.structure
+    with undisturbed(small), checker.hooked():
         for one in (p for p in structure.seen.passes if not p.repeats_eval):
             small.train(one.training)
             checker.runs = one.number - 1

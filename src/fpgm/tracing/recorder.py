@@ -38,7 +38,7 @@ from fpgm.tracing.pass_comparison import repeats
 from fpgm.tracing.tracer import RuleError, Tracer, source_line
 from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.example_inputs import Example, batch_of, resized, tensors_in
-from fpgm.utils.modules import TABLES, module_at, modules_by_path, named_tensors
+from fpgm.utils.modules import TABLES, every_module, module_at, modules_by_path, named_tensors
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.parameter_info import Role
 from fpgm.utils.preserve_state import undisturbed
@@ -137,7 +137,8 @@ class Watch(Tracer):
         return labels
 
     def relate(self, a: Tensor, b: Tensor) -> None:
-        a, b = torch.broadcast_tensors(a, b)
+        if a.shape != b.shape:
+            a, b = torch.broadcast_tensors(a, b)
         if a is not b:
             self.pairs.append((a.reshape(-1), b.reshape(-1)))
             self.meetings.append(self.pairs[-1])
@@ -172,15 +173,19 @@ class Watch(Tracer):
 
     def _named(self, tensor: Tensor) -> Sequence[Tensor]:
         """Labels that a tensor has; a parameter that no rule has seen gets none by being asked."""
-        return () if self.untouched(tensor) is not None else self.fields(tensor)
+        slot = self.slots.get(id(tensor))
+        return () if slot is not None and not slot.seen else self.fields(tensor)
 
     def check_passed(self, name: str, carried: _Carried, out: Any) -> None:
         """Freeze labels that were lost: whoever reads the result may depend on them."""
         if not carried.fields:
             return
         passed = [f for result in rules.tensors((out,)) for f in self._named(result)]
-        places = {f.data_ptr() for f in passed}
-        missing = [f for f in carried.fields if f.data_ptr() not in places]
+        same = set(map(id, passed))
+        missing = [f for f in carried.fields if id(f) not in same]
+        if missing:
+            places = {f.data_ptr() for f in passed}
+            missing = [f for f in missing if f.data_ptr() not in places]
         if not missing:
             return
         stops, pairs = self.stops[carried.stops :], self.pairs[carried.pairs :]
@@ -299,7 +304,7 @@ def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -
     only training uses (an auxiliary head, noise of a fixed shape) must fit the compact model.
     """
     model = seen.model
-    with undisturbed(model):
+    with undisturbed(model), seen.hooked():
         failed = watch_eval(seen, examples, keep_outputs)
         if failed and not seen.values:
             raise failed[0][1]  # values decide whether it works
@@ -318,7 +323,8 @@ def watch_eval(
     seen: Watch, examples: Sequence[Example], keep_outputs: bool = True
 ) -> list[tuple[Example, ForwardError]]:
     """Run the examples in eval mode; return those that fail, or raise if all of them do."""
-    seen.model.eval()
+    if seen.code.changes_mode or any(m.training for m in every_module(seen.model)):
+        seen.model.eval()
     failed = []
     for example in examples:
         error = _failure(_run, seen, example, keep_outputs)

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -67,24 +67,25 @@ class _KnownTensors:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Tensor], _Known]] = {}
+        self.entries: dict[int, tuple[weakref.ref[Tensor], _Known]] = {}
+        """By the tensor's id; read directly where a call for every look-up would be felt."""
 
     def get(self, tensor: Tensor) -> _Known | None:
         """Return what is known of a tensor, if anything is."""
-        entry = self._entries.get(id(tensor))
+        entry = self.entries.get(id(tensor))
         return None if entry is None else entry[1]
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._entries
+        return id(tensor) in self.entries
 
     def living(self) -> list[Tensor]:
         """Return the tensors that something is known of."""
-        tensors = (reference() for reference, _ in list(self._entries.values()))
+        tensors = (reference() for reference, _ in list(self.entries.values()))
         return [tensor for tensor in tensors if tensor is not None]
 
     def add(self, tensor: Tensor) -> _Known:
         """Begin to know a tensor; the entry goes when the tensor does."""
-        key, entries, known = id(tensor), self._entries, _Known()
+        key, entries, known = id(tensor), self.entries, _Known()
 
         def forget(_: object) -> None:
             entries.pop(key, None)
@@ -97,6 +98,11 @@ class Tracer(TorchDispatchMode):
     """Runs a model and lets labels follow the data; subclasses decide what relations mean."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap every operator in a switch that `without_compiling` sets once a run."""
+        return not hasattr(torch.compiler, "set_stance")
 
     def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,6 +122,7 @@ class Tracer(TorchDispatchMode):
         self._weight_norms = {(id(n.direction), id(n.gain)) for n in weight_norms(model)}
         self._moving = False
         """Whether one of our own adapters runs, whose operators need no rules."""
+        self._hooked = False
         self.placed = moves.Memory()
         self.uncertain = False
         """Whether a tensor came from nowhere: what it depends on is not known."""
@@ -133,7 +140,7 @@ class Tracer(TorchDispatchMode):
         given = args
         if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
             given = (self._as_it_was(args[0]), *args[1:])
-        inputs = list(rules.tensors((*args, *kwargs.values()) if kwargs else args))
+        inputs = rules.tensors((*args, *kwargs.values()) if kwargs else args)
         self.recognize(inputs)
         constant = all(map(self.is_constant, inputs))
         out = self.call(func, args, kwargs)
@@ -180,8 +187,9 @@ class Tracer(TorchDispatchMode):
 
         Subclasses (`as_subclass`), `nn.Parameter(y)` and DLPack make such objects.
         """
+        known, slots = self._known.entries, self.slots
         for tensor in tensors:
-            if tensor in self._known or id(tensor) in self.slots:
+            if id(tensor) in known or id(tensor) in slots:
                 continue
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self._recognize(tensor)
@@ -217,9 +225,9 @@ class Tracer(TorchDispatchMode):
 
     def fields(self, tensor: Tensor) -> Fields:
         """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
-        known = self._known.get(tensor)
-        if known is not None and known.fields is not None:
-            return known.fields
+        entry = self._known.entries.get(id(tensor))
+        if entry is not None and entry[1].fields is not None:
+            return entry[1].fields
         slot = self.slots.get(id(tensor))
         if slot is None:
             return ()
@@ -256,8 +264,8 @@ class Tracer(TorchDispatchMode):
         """Whether a tensor is made of parameters and buffers only."""
         if id(tensor) in self.slots:
             return True
-        known = self._known.get(tensor)
-        return known is not None and known.constant
+        entry = self._known.entries.get(id(tensor))
+        return entry is not None and entry[1].constant
 
     def made_of(self, tensor: Tensor) -> frozenset[int]:
         """Ids of the parameters and buffers a constant tensor is computed from."""
@@ -485,25 +493,39 @@ class Tracer(TorchDispatchMode):
                     yield from tensors_in(value)
 
     @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        handles = []
+    def hooked(self) -> Iterator[None]:
+        """Let several runs use one set of hooks: a set costs as much as a good part of a run."""
+        handles: list[Any] = []
         try:
-            for path, module in called_by_path(self.model).items():
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue  # takes no hooks; its operators are seen all the same
-                for part, adapter in adapters_of(module, path):
-                    handles.append(part.register_forward_pre_hook(self._starts_moving(adapter)))
-                    done = self._moved(adapter)
-                    handles.append(part.register_forward_hook(done, always_call=True))
-                handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-                handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
+            self._hook_all(handles)
+            self._hooked = True
             yield
         finally:
+            self._hooked = False
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        try:
+            with nullcontext() if self._hooked else self.hooked():
+                yield
+        finally:
             self.stack.clear()
             self._moving = False
             self._recent.clear()
+
+    def _hook_all(self, handles: list[Any]) -> None:
+        """Put hooks on every module; handles of those that are there are kept in the list."""
+        for path, module in called_by_path(self.model).items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks; its operators are seen all the same
+            for part, adapter in adapters_of(module, path):
+                handles.append(part.register_forward_pre_hook(self._starts_moving(adapter)))
+                done = self._moved(adapter)
+                handles.append(part.register_forward_hook(done, always_call=True))
+            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
 
     def _starts_moving(self, adapter: Adapter) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
