@@ -3,7 +3,7 @@
 Every weight carries the labels it kept. Two labels that meet must be of one class, sizes must be as
 predicted, and a module must return its channels in the predicted order. A mere change of order at
 a module's output is mended by a gather there; all else is a mismatch at a known place. Which model
-is run, and on what, is left to `replay`.
+is run, and on what, is left to `dry_run`.
 """
 
 from __future__ import annotations

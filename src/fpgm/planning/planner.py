@@ -2,7 +2,7 @@
 
 A plan is drawn by choosing, writing the choice down and replaying the smaller network; what does
 not follow is frozen and the choice is made again. What `fpgm.plan` takes, and what it makes of it,
-is `planning`.
+is `workflow.api`.
 """
 
 from __future__ import annotations

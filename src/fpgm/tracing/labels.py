@@ -4,7 +4,7 @@ A field is an int64 tensor with as many dims as the tensor it describes, each of
 does not change along that dim) or full. A tensor may carry several fields: a weight has one along
 the axis it writes and one along the axis it reads. Fields never have a single element: one
 channel alone can never be removed, so it needs no name. This file holds the pure arithmetic on
-fields; what an operator does to them is in `rules`.
+fields; what an operator does to them is in `ops`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The dispatch mode under which a model runs while labels follow its data.
 
 `Tracer` knows which module is running, hands each operator to its rule and keeps the labels of
-living tensors. What a rule's findings mean is left to subclasses: `watch.Watch` collects them,
-`checker.Checker` checks a compact model against them.
+living tensors. What a rule's findings mean is left to subclasses: `recorder.Watch` collects them,
+`dry_run_tracer.Checker` checks a compact model against them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ layers would keep their names, but tools that match exact types would no longer 
 dropped or refused by most of these tools.) The layer's attributes are the wrapper's too, and
 state dicts have the names of the original model, as with torch's wrapper for checkpointed
 activations; only `named_parameters()` and `named_modules()` show the level `base_layer`. Which
-layer gets which adapter is left to `adapters`.
+layer gets which adapter is left to `adapter_placement`.
 
 Annotations are evaluated here, not strings, because `torch.jit.script` reads those of classes.
 """
