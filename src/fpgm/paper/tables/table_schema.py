@@ -90,7 +90,7 @@ class Row:
     """By column, as printed."""
     network: str
     method: str
-    """Of `fpgm.methods`, or a criterion where a recipe prunes while training."""
+    """Of `fpgm.paper.baselines`, or a criterion where a recipe prunes while training."""
     macs: float
     """Share of MACs that went, by the paper."""
     rate: float | None = None
