@@ -29,7 +29,7 @@ import torch
 torch.set_num_threads(1)
 from fpgm.cli import app
 for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.save", "altair", "jinja2",
-             "fpgm.training"):
+             "fpgm.training.trainer"):
     with contextlib.suppress(ImportError):
         importlib.import_module(late)
 

@@ -159,7 +159,7 @@ def test_homes(home: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     env = {key: own for key, own in os.environ.items() if key not in ("HOME", "FPGM_CACHE")}
     env |= {"TMPDIR": str(tmp_path), **({} if place is None else {"HOME": place})}
-    alone = "from fpgm.latency import neighbours; neighbours._worked = lambda: None"
+    alone = "from fpgm.utils import machine_load; machine_load._worked = lambda: None"
     code = f"import os; {alone}; {before or ''}"
     if before:  # folders above that belong to the tests alone
         for above in own_parents(tmp_path):

@@ -83,7 +83,7 @@ def test_a_sensitivity_that_both_measure(tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_times_that_both_keep(tmp_path: Path) -> None:
     env = {**os.environ, "FPGM_CACHE": str(tmp_path / "cache")}
-    alone = "from fpgm.latency import neighbours; neighbours._worked = lambda: None"
+    alone = "from fpgm.utils import machine_load; machine_load._worked = lambda: None"
     running = [
         Command(*PRUNE, tmp_path / str(n), "--latency", 0.1, env=env, before=alone)
         for n in range(2)

@@ -59,7 +59,7 @@ def test_channels_whose_values_leave_stay_and_others_go(name: str) -> None:
 def test_the_reason_names_the_method_and_the_line() -> None:
     plan = fpgm.plan(Scaled(LEAVING["tolist"]), X, rate=0.5, align=1)
     reason = next(f.reason for f in plan.frozen if "a" in f.layers)
-    assert reason.startswith("their values leave torch by 'tolist' in the model (test_leaving")
+    assert reason.startswith("their values leave torch by 'tolist' in the model (test_values_")
 
 
 def test_sizes_read_by_python_leave_nothing() -> None:

@@ -139,7 +139,7 @@ def epoch_line(metrics: dict[str, Any]) -> str:
 def _engine() -> Any:
     """The engine, which needs more than the rest of the package does."""
     with common.extra("train"):
-        import fpgm.training
+        import fpgm.training.trainer
     return fpgm.training
 
 

@@ -154,8 +154,12 @@ def _copy_items(value: Any, memo: Memo) -> Any:
 
 
 def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
-    """Let a function that holds a module or parameter of the model hold the copy's."""
-    if not _is_of_model(function, memo):
+    """Let a function that holds a module or parameter of the model hold the copy's.
+
+    Hooks of this package are not the model's: another thread may be tracing it just now.
+    """
+    ours = (function.__module__ or "").partition(".")[0] == "fpgm"
+    if ours or not _is_of_model(function, memo):
         return function
 
     def follow(value: Any) -> Any:
