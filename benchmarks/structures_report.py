@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ def report(records: list[Record], command: str, seconds: float) -> Report:
     versions["python"] = platform.python_version()
     raw = {"command": command, "seconds": round(seconds, 1), "versions": versions}
     text = json.dumps({**raw, "networks": records}, indent=1) + "\n"
+    text = re.sub(r"/[^\s`\"]*/site-packages/", "", text)  # where packages lie differs by machine
     ours = _verdicts(records, "ours")
     faults = sum(v["word"] in FAULTS for _, _, v in ours)
     page = [
