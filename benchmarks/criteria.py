@@ -3,8 +3,8 @@
 Run: python benchmarks/criteria.py            (five to ten minutes; `--threads 8` for more threads)
 Out: benchmarks/criteria.json, benchmarks/criteria.md
 
-Each round times every implementation once, in turn, so that whatever else the machine does hits
-all alike. Peak memory is measured in a fresh process each, accuracy against a float64 brute force.
+Each round times every implementation once, so that other load on the machine affects all of them
+equally. Peak memory is measured in fresh processes, accuracy against a float64 brute force.
 """
 
 import argparse
@@ -186,12 +186,12 @@ def page(results: dict[str, list[dict[str, object]]], machine: dict[str, object]
         (
             f"torch {machine['torch']}, scipy {machine['scipy']}, threads: {machine['threads']}, "
             f"{machine['architecture']}. Filters of {WEIGHTS} float32 weights. Medians of "
-            f"interleaved rounds, one run only of what takes over {SLOW_S:.0f} s; memory is what "
-            "one call adds to a fresh process's peak."
+            f"interleaved rounds; a single run if it takes over {SLOW_S:.0f} s. Memory is the "
+            "increase in the peak of a fresh process by one call."
         ),
         "",
         (
-            "| filters | distance | fpgm s | torch s | scipy s | faster rival ÷ fpgm "
+            "| filters | distance | fpgm s | torch s | scipy s | faster of the two ÷ fpgm "
             "| fpgm MB | torch MB | scipy MB |"
         ),
         "|--:|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -210,11 +210,11 @@ def page(results: dict[str, list[dict[str, object]]], machine: dict[str, object]
             "vectors. scipy is `cdist(x, x).sum(1)`, which works in float64."
         ),
         "",
-        "## Layers that are hard to get right",
+        "## Numerically difficult layers",
         "",
         (
-            "Time on 512 filters, l2: pairs too close for a Gram matrix are measured again, "
-            "directly, which costs time where there are many."
+            "Time on 512 filters, l2. Distances of pairs too close for a Gram matrix are "
+            "recomputed directly, which takes time if there are many."
         ),
         "",
         "| layer | fpgm s | torch.cdist s |",
@@ -227,11 +227,11 @@ def page(results: dict[str, list[dict[str, object]]], machine: dict[str, object]
         "",
         (
             f"Accuracy on {ACCURACY_FILTERS} such filters, against a float64 brute force: the "
-            "worst relative error of a score, and how many of the "
-            f"{int(RATE * ACCURACY_FILTERS)} filters chosen at rate {RATE} are "
-            "others than float64 chooses. Where filters are equal or nearly so, scores tie to the "
-            "last digit and either choice is as good. Zero filters under cosine are a matter of "
-            "convention: ours are 1/2 away from the others, torch's 1."
+            f"worst relative error of a score, and how many of the {int(RATE * ACCURACY_FILTERS)} "
+            f"filters selected at rate {RATE} differ from the float64 selection. If filters are "
+            "equal or nearly equal, scores tie to the last digit and either selection is correct. "
+            "The distance of zero filters under cosine is a convention: ours is 1/2 to all "
+            "others, torch's is 1."
         ),
         "",
         "| layer | distance | fpgm error | torch error | fpgm wrong | torch wrong |",

@@ -2,7 +2,7 @@
 
     python benchmarks/figures.py          # seconds
 
-Weights are read from FPGM_WEIGHTS; the picture comes with the package. Writes docs/figures/*.svg
+Weights are read from FPGM_WEIGHTS; the image comes with the package. Writes docs/figures/*.svg
 and the numbers behind them.
 """
 
@@ -27,7 +27,7 @@ from fpgm.models import resnet
 from fpgm.models.checkpoint import load_weights
 from fpgm.report import charts as figures
 from fpgm.report.analysis.api import analyze
-from fpgm.report.analysis.similar_channels import layer_output, most_alike, removed_filters
+from fpgm.report.analysis.similar_channels import layer_output, most_correlated, removed_filters
 from recovery import shown
 from trained import add_weights
 
@@ -79,9 +79,9 @@ def maps(model: nn.Module) -> dict[str, Any]:
         figures.feature_maps(first, gone, title=f"ResNet-56, {LAYER}: framed channels go"),
         DRAWN / "maps.svg",
     )
-    pairs = most_alike(np.concatenate(outputs, axis=1), gone)
+    pairs = most_correlated(np.concatenate(outputs, axis=1), gone)
     figures.save(
-        figures.replaced_maps(first, pairs, title="Removed, and the kept channel most like it"),
+        figures.similar_maps(first, pairs, title="Removed, and the kept channel most like it"),
         DRAWN / "maps-replaced.svg",
     )
     return {
@@ -110,14 +110,14 @@ def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
         yield f"- {count} layers: {words}"
     yield ""
     yield (
-        f"Of the filters that FPGM removes at 40 %, the l2 norm would remove "
-        f"{result['norms']['fpgm and l2 agree']:.0%} too, in the mean over layers."
+        "Of the filters that FPGM removes at 40 %, the l2 norm removes "
+        f"{result['norms']['fpgm and l2 agree']:.0%} too, on average over layers."
     )
     yield ""
     m = result["maps"]
     yield (
-        f"Channels of {m['layer']} (behind its norm) that go at 40 %, and the kept one each "
-        f"correlates with most, over {m['pictures']} test pictures:"
+        f"Channels of {m['layer']} (after its batch norm) removed at 40 %, and the kept channel "
+        f"each correlates with most, over {m['pictures']} test images:"
     )
     yield ""
     yield "| removed | kept | correlation |"

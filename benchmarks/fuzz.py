@@ -1,10 +1,10 @@
-"""Damage saved models in every way and load them: a clear error or a whole model, nothing else.
+"""Load damaged saved models: each must give a clear error or a complete model.
 
     python benchmarks/fuzz.py --files 20000 --forged 20000 --jobs 2
 
-Forged files are changed on purpose, and their digest is made right again. A file that ends in
+Forged files are changed deliberately and given a matching digest. A file is a failure if it raises
 anything but one of the package's own one-line errors, makes Python run or open something else, or
-takes much time or memory, is a failure; its seed is written down.
+exceeds the limits on time and memory; its seed is recorded.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ HERE = Path(__file__).resolve().parent
 CHUNK = 500
 WAYS = {"damaged": damage, "forged": forge}
 ABOUT = {
-    "damaged": "flipped bits, cuts, insertions, other lengths, other headers and other plans",
-    "forged": "changed plans, metadata and tensors, and a digest that agrees with them: numbers "
-    "huge, negative or of another kind, texts with escape codes or without end, lists repeated, "
-    "emptied or very long, keys renamed, deep nesting, tensors of other kinds and shapes",
+    "damaged": "flipped bits, truncations, insertions, changed lengths, headers and plans",
+    "forged": "changed plans, metadata and tensors with a matching digest: huge or negative "
+    "numbers, wrong types, very long text or escape codes, repeated, empty or very long lists, "
+    "renamed keys, deep nesting, tensors of other dtypes and shapes",
 }
 
 
@@ -81,11 +81,11 @@ def sweep(pool: ProcessPoolExecutor, way: str, files: int) -> dict[str, Any]:
 
 
 def page(command: str, found: dict[str, dict[str, Any]]) -> str:
-    """The figures for people."""
+    """Return the results as Markdown."""
     wrong = [line for own in found.values() for line in own["failures"]]
-    bounds = f"{MOST_BYTES >> 20} MB of memory and {MOST_SECONDS:.0f} s of processor time"
+    bounds = f"{MOST_BYTES >> 20} MB of memory and {MOST_SECONDS:.0f} s of CPU time"
     lines = [
-        "# Files from strangers",
+        "# Damaged and forged files",
         "",
         f"    {command}",
         "",
@@ -93,7 +93,7 @@ def page(command: str, found: dict[str, dict[str, Any]]) -> str:
         "",
         *(f"- **{way}**: {about}." for way, about in ABOUT.items()),
         "",
-        "| | files | refused with one clear line | loaded whole | anything else |",
+        "| | files | refused with a one-line error | loaded completely | anything else |",
         "|---|--:|--:|--:|--:|",
         *(
             f"| {way} | {own['files']:,} | {own['refused']:,} | {own['loaded']:,} | "

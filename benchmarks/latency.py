@@ -1,11 +1,12 @@
-"""Saving in theory and in time: the paper's Table 5 networks, budgets in time, and eight bits.
+"""Theoretical and measured saving: the paper's Table 5 networks, latency budgets, and int8.
 
     python benchmarks/latency.py            # resumes; run it on an idle machine: about an hour
 
-ResNets and MobileNetV2 at the paper's rates, in every runtime, with one and two threads, beside
-Torch-Pruning at equal MACs; three models asked to be twice as fast; a CIFAR-10 ResNet-56 all the
-way (trained weights from FPGM_WEIGHTS, CIFAR-10 from where `fpgm data cifar10` put it). Original
-and pruned model take turns in one run. What was measured is kept in --runs.
+ResNets and MobileNetV2 at the paper's rates, in every runtime, with one and two threads, compared
+with Torch-Pruning at equal MACs; three models with a budget of half their time; a CIFAR-10
+ResNet-56 pruned, recovered and exported (trained weights from FPGM_WEIGHTS, CIFAR-10 from
+`fpgm data cifar10`). Original and pruned model are timed alternately in one run. Results are kept
+in --runs.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.data import cifar10
-from fpgm.exporters.onnx import OnnxModule, session_of
+from fpgm.exporters.onnx import OnnxModule, create_session
 from fpgm.latency.backends import BACKENDS
 from fpgm.models import resnet
 from fpgm.models.checkpoint import load_weights
 from fpgm.models.registry import load_model
 from fpgm.utils.atomic_io import write_text
 from fpgm.utils.example_inputs import Example
-from fpgm.utils.timing import ratio, side_by_side
+from fpgm.utils.timing import time_interleaved, time_ratio
 from peer import macs_of, peer_pruned
 from recovery import accuracy, shown
 from trained import add_weights
@@ -104,12 +105,12 @@ class Bench:
         pair = self._models(row.model, row.way)
         example = Example((self.x,), {})
         loaded = [BACKENDS[row.backend].load(net, example, row.threads) for net in pair]
-        original, small = side_by_side([own.run for own in loaded], self.seconds)
+        original, small = time_interleaved([own.run for own in loaded], self.seconds)
         whole, left = (macs_of(net, self.x) for net in pair)
         return {
             **asdict(row),
             "theory": 1 - left / whole,
-            "realised": 1 - 1 / ratio(original, small),
+            "realised": 1 - 1 / time_ratio(original, small),
             "milliseconds": [1000 * own.median for own in (original, small)],
             "spread": [own.spread for own in (original, small)],
         }
@@ -171,24 +172,25 @@ def together(files: dict[str, bytes], x: Tensor, threads: int) -> dict[str, floa
     """Milliseconds of all these models in ONNX Runtime, one picture at a time, in turns."""
 
     def call(data: bytes) -> Callable[[], Any]:
-        session = session_of(data, threads)
+        session = create_session(data, threads)
         feed = {session.get_inputs()[0].name: x.numpy()}
         return lambda: session.run(None, feed)
 
-    timed = side_by_side([call(data) for data in files.values()], 8.0)
+    timed = time_interleaved([call(data) for data in files.values()], 8.0)
     return {name: 1000 * own.median for name, own in zip(files, timed, strict=True)}
 
 
 def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
-    yield "# Saving in theory and in time"
+    yield "# Theoretical and measured saving"
     yield ""
     yield f"    {command}"
     yield ""
     yield (
-        f"Batch {result['batch']}, 224×224, fresh weights (time does not depend on them), original "
-        "and pruned model in turns in one run; saving of MACs, of time, and their quotient; what "
-        "is empty has not been measured. Torch-Pruning at the coupled plan's MACs. "
-        f"torch {torch.__version__}, {result['processor']}."
+        f"Batch {result['batch']}, 224×224, random weights (time does not depend on them), "
+        "original and pruned model timed alternately in one run. Cells are the saving of time "
+        "and, in parentheses, its ratio to the saving of MACs; empty cells were not measured. "
+        f"Torch-Pruning at the coupled plan's MACs. torch {torch.__version__}, "
+        f"{result['processor']}."
     )
     for threads in (1, 2):
         yield ""
@@ -225,9 +227,9 @@ def _line(model: str, way: str, threads: int, known: list[dict[str, Any]]) -> st
 
 def _targets(found: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
-    yield "## Half the time asked"
+    yield "## Half the time requested"
     yield ""
-    yield "| network | runtime | threads | asked | predicted | measured | MACs removed |"
+    yield "| network | runtime | threads | requested | predicted | measured | MACs removed |"
     yield "|---|---|--:|--:|--:|--:|--:|"
     for r in found:
         yield (
@@ -241,9 +243,9 @@ def _cifar(found: dict[str, Any]) -> Iterator[str]:
     yield "## CIFAR-10, ResNet-56"
     yield ""
     yield (
-        f"{found['macs_removed']:.1%} of MACs removed, 10,000 test pictures. Milliseconds in ONNX "
-        "Runtime, batch 1: all four models in turns in one run, with how many times as fast as the "
-        "original that is."
+        f"{found['macs_removed']:.1%} of MACs removed, 10,000 test images. Milliseconds in ONNX "
+        "Runtime, batch 1, with the speedup over the original; all four models timed alternately "
+        "in one run."
     )
     yield ""
     yield "| | accuracy | kB | 1 thread | 2 threads |"

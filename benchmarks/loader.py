@@ -1,9 +1,9 @@
-"""Images a second from our CIFAR-10 batches and from torchvision's loader, the same augmentation.
+"""Images per second from our CIFAR-10 batches and from torchvision's loader, same augmentation.
 
     python benchmarks/loader.py
 
-Crops after padding by 4, mirroring, normalisation, batches of 128. The ways take turns, so that a
-busy machine slows all of them; the ratio is what counts.
+Crops after padding by 4, flips, normalization, batches of 128. The loaders are timed alternately,
+so that other load on the machine affects all of them; the ratio is what matters.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def main() -> None:
         f"    {command}",
         "",
         (
-            f"Batches of {BATCH} with random crops, mirroring and normalisation; median of "
-            f"{options.rounds} rounds in turns, one torch thread, {os.cpu_count()} cores, "
-            f"torch {torch.__version__}, {platform.machine()}."
+            f"Batches of {BATCH} with random crops, flips and normalization; median of "
+            f"{options.rounds} alternating rounds, one torch thread, {os.cpu_count()} cores, torch "
+            f"{torch.__version__}, {platform.machine()}."
         ),
         "",
-        "| | images/s | ours against it |",
+        "| | images/s | fpgm's speedup |",
         "|---|--:|--:|",
         *(f"| {r['way']} | {r['images_per_second']:,} | {r['ours_is_faster']:g}× |" for r in rows),
     ]

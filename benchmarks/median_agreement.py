@@ -1,10 +1,10 @@
-"""Does Eq. 7 choose what the exact geometric median would? On every conv of real CIFAR ResNets.
+"""Compare Eq. 7 with the exact geometric median on every convolution of trained CIFAR ResNets.
 
 Run: FPGM_WEIGHTS=path/to/weights python benchmarks/median_agreement.py      (a few seconds)
 Out: benchmarks/median_agreement.json, benchmarks/median_agreement.md
 
 The paper replaces the distance to the geometric median (Eq. 5) by the sum of distances to all
-filters (Eq. 7). Here both choose filters in the same trained layers, and so does the l2 norm.
+filters (Eq. 7). Here both select filters in the same trained layers, and so does the l2 norm.
 """
 
 import argparse
@@ -73,12 +73,12 @@ def page(command: str, rows: list[dict[str, float | int | str]]) -> str:
         f"    {command}",
         "",
         (
-            "Every convolution of trained CIFAR-10 ResNets, each layer on its own. Shares are "
-            "of the filters that Eq. 7's sum of distances chooses."
+            "Every convolution of trained CIFAR-10 ResNets, each layer separately. Percentages "
+            "are fractions of the filters that Eq. 7 selects."
         ),
         "",
         (
-            "| model | rate | filters chosen | also by exact median | layers with the same set "
+            "| model | rate | filters selected | also by exact median | layers with the same set "
             "| also by l2 norm | layers with the norm's set |"
         ),
         "|---|--:|--:|--:|--:|--:|--:|",

@@ -3,11 +3,11 @@
     python benchmarks/paper.py --jobs 2     # resumes; about six hours on two cores
 
 ResNet-20 at 30 and 40 %, ResNet-56 at 40 %, from trained weights (FPGM_WEIGHTS), every convolution
-on its own as in the paper, all methods at the MACs that whole filters leave; and a quarter-width
-VGG-16 trained here, for the paper's Tables 3 and 4. Accuracy on all 10,000 test pictures (CIFAR-10
-from where `fpgm data cifar10` put it): at once, recovered without training, and after as many steps
-of training for all. MIL, which makes its zeros while it trains from random weights, is trained so
-too. What was measured is kept in --runs.
+separately as in the paper, all methods at the MACs that whole filters leave; and a quarter-width
+VGG-16 trained here, for the paper's Tables 3 and 4. Accuracy on all 10,000 test images (CIFAR-10
+from `fpgm data cifar10`): one-shot, recovered without training, and after the same number of
+training steps for all. MIL, whose zeros appear when training from random weights, is also trained
+that way. Results are kept in --runs.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from fpgm.data.base import ALONE
-from fpgm.data.loaders import Epochs, Once
-from fpgm.data.registry import Sets, Wanted, open_sets
+from fpgm.data.base import SINGLE_PROCESS
+from fpgm.data.loaders import Epochs, FirstEpoch
+from fpgm.data.registry import DataSpec, DataSplits, open_splits
 from fpgm.errors import FpgmError
 from fpgm.models import resnet
 from fpgm.models.checkpoint import load_weights
 from fpgm.paper.baselines.comparison import compare
-from fpgm.paper.baselines.registry import METHODS, Schedule, Task
-from fpgm.paper.flops import cifar_resnet, fractional, saving, whole
-from fpgm.paper.tables import TABLES, Results
-from fpgm.paper.tables.full_scale import Full
-from fpgm.paper.tables.paper_tables import BASELINES, baseline_of
-from fpgm.paper.tables.quick_scale import Data, Effort, Quick
-from fpgm.paper.tables.render import shown
+from fpgm.paper.baselines.registry import METHODS, SgdSchedule, Task
+from fpgm.paper.flops import cifar_resnet, fractional_width, integer_width, percent_saved
+from fpgm.paper.tables import TABLES, RowStore
+from fpgm.paper.tables.full_scale import FullScale
+from fpgm.paper.tables.paper_tables import BASELINES, baseline_row
+from fpgm.paper.tables.quick_scale import QuickBudget, QuickData, QuickScale
+from fpgm.paper.tables.render import table_cells
 from fpgm.utils.atomic_io import write_text
 from paper_page import page
 from trained import add_weights
@@ -57,7 +57,7 @@ SEEDS = 3
 VGG = {"table3": 25, "table4": 6}
 """Tables, and the epochs of all trainings from scratch in them: Table 4 has nine of its own."""
 MIL = ("table1", "resnet32-mil-scratch")
-SCRATCH = ((BASELINES.name, baseline_of("resnet32").key), MIL)
+SCRATCH = ((BASELINES.name, baseline_row("resnet32").key), MIL)
 """MIL from random weights, and the same network without it."""
 CHANGES = (
     "train.epochs=3", "train.schedule=cosine", "train.warmup=1", "train.warmup_lr=0.01",
@@ -81,15 +81,15 @@ def settings() -> Iterator[Setting]:
         yield Setting(
             f"resnet{depth}-{rate:.0%}".replace("%", ""),
             f"ResNet-{depth}, {rate:.0%} of all filters",
-            saving(layers, rate, whole) / 100,
-            f"{saving(layers, rate, fractional):.1f} %",
+            percent_saved(layers, rate, integer_width) / 100,
+            f"{percent_saved(layers, rate, fractional_width):.1f} %",
         )
 
 
 @cache
-def sets(augment: bool) -> Sets:
-    wanted = Wanted("cifar10", 128, crop=4 if augment else 0, flip=augment, mean=MEAN, std=STD)
-    return open_sets(wanted, 0, ALONE, "cpu")
+def sets(augment: bool) -> DataSplits:
+    wanted = DataSpec("cifar10", 128, crop=4 if augment else 0, flip=augment, mean=MEAN, std=STD)
+    return open_splits(wanted, 0, SINGLE_PROCESS, "cpu")
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def model_of(name: str, weights: Path) -> nn.Module:
 def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> str:
     """Measure a row and keep it."""
     torch.set_num_threads(1)
-    model, look = model_of(setting.name, weights), Once(sets(False))
+    model, look = model_of(setting.name, weights), FirstEpoch(sets(False))
     task = Task(
         model,
         next(iter(look))[0][:1],
@@ -117,7 +117,7 @@ def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> 
         loader=look,
         training=Epochs(sets(True), seed),
         images=IMAGES,
-        before=Schedule(STEPS // 2),
+        before_pruning=SgdSchedule(STEPS // 2),
         residual="independent",
         seed=seed,
     )
@@ -127,9 +127,9 @@ def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> 
         done = compare(
             METHODS[method],
             task,
-            Schedule(STEPS),
+            SgdSchedule(STEPS),
             accuracy,
-            recovering=seed == 0 or by_chance,
+            with_recovery=seed == 0 or by_chance,
         )
         told: dict[str, Any] = done.row.to_dict()
     except FpgmError as error:
@@ -144,33 +144,33 @@ def original(setting: Setting, weights: Path, file: Path) -> str:
     return file.name
 
 
-def vgg_rows(table: str, runs: Path) -> Quick:
+def vgg_rows(table: str, runs: Path) -> QuickScale:
     """Makes rows of the paper's Table 3 or 4 at quick scale, from a network trained here."""
-    data = Data(Once(sets(False)), partial(Epochs, sets(True)), accuracy)
-    effort = Effort(steps=STEPS, epochs=VGG[table], images=IMAGES)
+    data = QuickData(FirstEpoch(sets(False)), partial(Epochs, sets(True)), accuracy)
+    effort = QuickBudget(steps=STEPS, epochs=VGG[table], images=IMAGES)
     kept = runs / f"vgg16-{VGG[table]}-epochs.safetensors"
-    return Quick(runs / "weights", lambda: data, effort, None, kept)
+    return QuickScale(runs / "weights", lambda: data, effort, None, kept)
 
 
-def vgg_results(table: str, runs: Path) -> Results:
+def vgg_results(table: str, runs: Path) -> RowStore:
     """Rows made with another effort are refused."""
     spent = {"steps": STEPS, "epochs": VGG[table], "images": IMAGES}
-    return Results(runs, TABLES[table], "quick", lambda _row, _seed: spent)
+    return RowStore(runs, TABLES[table], "quick", lambda _row, _seed: spent)
 
 
 def vgg_trained(table: str, runs: Path) -> str:
     """Train the network a table starts from, if it never was."""
     torch.set_num_threads(1)
-    vgg_rows(table, runs).make(BASELINES.name, baseline_of("vgg16"), 0)
+    vgg_rows(table, runs).run(BASELINES.name, baseline_row("vgg16"), 0)
     return f"{table}, its VGG-16"
 
 
 def vgg(table: str, key: str, seed: int, runs: Path) -> str:
     torch.set_num_threads(1)
     row = TABLES[table].row(key)
-    made = vgg_rows(table, runs).make(table, row, seed)
+    made = vgg_rows(table, runs).run(table, row, seed)
     assert made is not None
-    vgg_results(table, runs).keep(row, seed, made, vgg_command(table))
+    vgg_results(table, runs).save(row, seed, made, vgg_command(table))
     return f"{table} {key} {seed}"
 
 
@@ -184,13 +184,13 @@ def scratch(table: str, key: str, runs: Path) -> str:
     """A row by the paper's schedule, cut short."""
     torch.set_num_threads(1)
     row = TABLES[table].row(key)
-    made = Full(runs, runs, CHANGES).make(TABLES[table], row, 0)
-    scratch_results(table, runs).keep(row, 0, made, scratch_command(table, key))
+    made = FullScale(runs, runs, CHANGES).run(TABLES[table], row, 0)
+    scratch_results(table, runs).save(row, 0, made, scratch_command(table, key))
     return f"{table} {key}"
 
 
-def scratch_results(table: str, runs: Path) -> Results:
-    return Results(runs, TABLES[table], "full", Full(runs, runs, CHANGES).settings)
+def scratch_results(table: str, runs: Path) -> RowStore:
+    return RowStore(runs, TABLES[table], "full", FullScale(runs, runs, CHANGES).settings)
 
 
 def scratch_command(table: str, key: str) -> str:
@@ -236,12 +236,12 @@ def measure(runs: Path, weights: Path, jobs: int) -> None:
             for seed in range(SEEDS)
             for name in VGG
             for row in TABLES[name].rows
-            if vgg_results(name, runs).made(row, seed) is None
+            if vgg_results(name, runs).load(row, seed) is None
         ]
         unfinished = sorted({name for name, _, _ in missing})
         trained = [pool.submit(vgg_trained, name, runs) for name in unfinished]
         for name, key in SCRATCH:
-            if scratch_results(name, runs).made(TABLES[name].row(key), 0) is None:
+            if scratch_results(name, runs).load(TABLES[name].row(key), 0) is None:
                 waiting.append(pool.submit(scratch, name, key, runs))
         for done in trained:
             print(done.result(), flush=True)
@@ -268,11 +268,11 @@ def collected(runs: Path) -> dict[str, Any]:
         whole_model = read(f"{setting.name}-original.json")
         found["settings"].append({**asdict(setting), "original": whole_model, "rows": rows})
     for name in VGG:
-        header, lines = shown(vgg_results(name, runs))
+        header, lines = table_cells(vgg_results(name, runs))
         found["tables"][name] = {"epochs": VGG[name], "command": vgg_command(name),
                                  "header": header, "lines": lines}  # fmt: skip
     name, key = MIL
-    header, lines = shown(scratch_results(name, runs), [TABLES[name].row(key)])
+    header, lines = table_cells(scratch_results(name, runs), [TABLES[name].row(key)])
     found["mil"] = {"table": name, "command": scratch_command(name, key), "header": header,
                     "lines": lines}  # fmt: skip
     return found

@@ -10,7 +10,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fpgm.paper.flops import Row, as_printed, fractional, macs, rows, whole
+from fpgm.paper.flops import (
+    FlopsRow,
+    flops_rows,
+    fractional_width,
+    integer_width,
+    macs,
+    paper_layer_list,
+)
 
 HEADER = (
     "table",
@@ -28,7 +35,7 @@ HEADER = (
 
 def main() -> None:
     here = Path(__file__).parent
-    table = rows()
+    table = flops_rows()
     lines = [HEADER, ("---",) * len(HEADER), *(cells(row) for row in table)]
     markdown = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
     (here / "paper_flops.md").write_text(markdown, encoding="utf-8")
@@ -38,39 +45,41 @@ def main() -> None:
     print(markdown, end="")
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    printed = "–" if row.printed_percent is None else f"{row.printed_percent:.1f}"
-    if row.printed_flops is not None:
-        printed += f" ({row.printed_flops:.2E})".replace("E+0", "E")
-    agrees = {True: " ✓", False: " ✗", None: ""}[row.reproduced]
+def cells(row: FlopsRow) -> tuple[str, ...]:
+    printed = "–" if row.paper_percent is None else f"{row.paper_percent:.1f}"
+    if row.paper_flops is not None:
+        printed += f" ({row.paper_flops:.2E})".replace("E+0", "E")
+    agrees = {True: " ✓", False: " ✗", None: ""}[row.matches_paper]
     return (
         str(row.table),
         row.model,
-        row.asked,
+        row.rate_label,
         printed,
-        f"{row.counted_their_way:.1f}{agrees}",
-        f"{row.fractional:.1f}",
-        f"{row.whole:.1f}",
+        f"{row.paper_count_percent:.1f}{agrees}",
+        f"{row.fractional_percent:.1f}",
+        f"{row.integer_percent:.1f}",
         f"{macs(row.layers):,.0f}",
-        f"{macs(row.layers, row.rate, whole):,.0f}",
+        f"{macs(row.layers, row.rate, integer_width):,.0f}",
         row.note,
     )
 
 
-def record(row: Row) -> dict[str, object]:
+def record(row: FlopsRow) -> dict[str, object]:
     return {
         "table": row.table,
         "model": row.model,
-        "rate": row.asked,
-        "printed_percent": row.printed_percent,
-        "printed_flops": row.printed_flops,
-        "counted_as_printed_percent": round(row.counted_their_way, 3),
-        "counted_as_printed_macs": round(macs(as_printed(row.layers), row.rate, fractional)),
-        "fractional_percent": round(row.fractional, 3),
-        "whole_percent": round(row.whole, 3),
+        "rate": row.rate_label,
+        "printed_percent": row.paper_percent,
+        "printed_flops": row.paper_flops,
+        "counted_as_printed_percent": round(row.paper_count_percent, 3),
+        "counted_as_printed_macs": round(
+            macs(paper_layer_list(row.layers), row.rate, fractional_width)
+        ),
+        "fractional_percent": round(row.fractional_percent, 3),
+        "whole_percent": round(row.integer_percent, 3),
         "macs": round(macs(row.layers)),
-        "macs_after_whole": round(macs(row.layers, row.rate, whole)),
-        "reproduced": row.reproduced,
+        "macs_after_whole": round(macs(row.layers, row.rate, integer_width)),
+        "reproduced": row.matches_paper,
         "note": row.note,
     }
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import paper_flops
 from fpgm.paper.baselines.registry import METHODS
-from fpgm.paper.flops import rows as flops_rows
+from fpgm.paper.flops import flops_rows
 from fpgm.paper.tables import TABLES
-from fpgm.paper.tables.full_scale import LEAST, SPEED, command, hours
-from fpgm.paper.tables.quick_scale import LONG
-from fpgm.utils.tables import markdown, mean_and_spread
+from fpgm.paper.tables.full_scale import MACS_PER_SECOND, MIN_EPOCH_SECONDS, gpu_hours, row_command
+from fpgm.paper.tables.quick_scale import LONG_TUNING_FACTOR
+from fpgm.utils.tables import markdown_table, mean_and_spread
 
 LEVEL = 0.005
 """Accuracies this near are called level: of 10,000 pictures, two standard errors of one network's
@@ -31,20 +31,21 @@ def page(result: dict[str, Any]) -> Iterator[str]:
     yield f"    {result['command']}"
     yield ""
     yield (
-        "Accuracy on CIFAR-10's 10,000 test pictures. *At once*: as the method leaves the network. "
-        f"*Recovered*: its choice of units, weights solved for with {result['images']} unlabelled "
-        f"pictures. *Trained on*: from at once, {result['steps']} steps of SGD with 128 pictures "
-        "each, which is all the training a method gets: one that trains before it prunes has half "
-        "of them left. Every convolution on its own (`independent`), the classifier left alone, "
-        "all at the MACs that whole filters leave; the paper's own figure, of fractional filters, "
-        "stands beside. Mean and deviation of as many seeds as the last column says: they decide "
-        "the order of pictures, and which units go where that is by chance or follows training. A "
-        "figure without a deviation is the same for all. Seconds are those of "
-        "choosing, and of training before it, on one thread beside other work. What is missing has "
-        "not been measured. All of it takes about six hours on two cores, with trained weights "
-        "(FPGM_WEIGHTS names their folder, [where from](trained.py)) and CIFAR-10 (`fpgm data "
-        "cifar10`). FPGM takes the same share of every layer here; [recovery](recovery.md) gets "
-        "further with layers that lose what they can spare, and with more pictures."
+        "Accuracy on CIFAR-10's 10,000 test images. *At once*: one-shot, as the method leaves the "
+        "network. *Recovered*: the method's selection of units with weights from least squares on "
+        f"{result['images']} unlabeled images. *Trained on*: from *at once*, {result['steps']} "
+        "steps of SGD with batch size 128, which is all the training a method gets; one that "
+        "trains before it prunes has half of them left. Every convolution is pruned separately "
+        "(`independent`), except the classifier, all to the MACs that whole filters leave; the "
+        "paper's number, with fractional filters, is in parentheses. Mean and standard deviation "
+        "over the number of seeds in the last column. Seeds determine the order of images, and "
+        "the selection of methods that use random numbers or train first. A number without a "
+        "deviation is the same for all seeds. Seconds are for selection and any training before "
+        "it, on one thread of a machine with other load. Missing cells were not measured. "
+        "Everything takes about six hours on two cores and needs trained weights (set "
+        "FPGM_WEIGHTS to their folder, [where to get them](trained.py)) and CIFAR-10 (`fpgm data "
+        "cifar10`). FPGM removes the same fraction of every layer here; [recovery](recovery.md) "
+        "reaches higher accuracy with rates by sensitivity and more images."
     )
     for setting in result["settings"]:
         yield from _section(setting)
@@ -63,8 +64,8 @@ def _section(setting: dict[str, Any]) -> Iterator[str]:
     kept = setting["original"]
     first = "missing" if kept is None else f"{kept['accuracy']:.2%}"
     yield (
-        f"{setting['macs']:.1%} of MACs asked of all (the paper prints {setting['printed']}); "
-        f"original {first}."
+        f"Target for all methods: {setting['macs']:.1%} of MACs removed (the paper prints "
+        f"{setting['printed']}); original {first}."
     )
     yield ""
     rows = []
@@ -82,7 +83,7 @@ def _section(setting: dict[str, Any]) -> Iterator[str]:
                 (METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}", str(len(own)))
             )
     header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds", "seeds")
-    yield markdown(header, rows)
+    yield markdown_table(header, rows)
     for name in METHODS:
         told = [row["notes"] for row in setting["rows"] if row["method"] == name and "notes" in row]
         if notes := dict.fromkeys(note.rstrip(".") for own in told for note in own):
@@ -96,10 +97,10 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
     yield "## Where FPGM wins, ties and loses"
     yield ""
     yield (
-        f"Level is within {100 * LEVEL:g} points, after training within {100 * TRAINED:g}. MIL "
-        "removes nothing and is left out, and so are FPGM's own variants and what is figure for "
-        "figure another method's network. SFP, which zeroes while it trains, stands beside the "
-        "variant of FPGM that does so too."
+        f"On par means within {100 * LEVEL:g} points, after training within {100 * TRAINED:g}. MIL "
+        "removes nothing and is not listed, nor are FPGM's own variants and methods that give "
+        "exactly the same network as another. SFP, which zeroes during training, is compared with "
+        "the variant of FPGM that does the same."
     )
     yield ""
     rows = []
@@ -122,8 +123,8 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
                     if _means(setting, name).get(key, 1.0) < chance]  # fmt: skip
             sides = map("; ".join, (ahead, level, behind, poor))
             rows.append((setting["title"], title, *sides))
-    header = ("network", "", "FPGM is ahead of", "level with", "behind", "chance is ahead of")
-    yield markdown(header, rows, 6)
+    header = ("network", "", "FPGM is ahead of", "on par with", "behind", "random is ahead of")
+    yield markdown_table(header, rows, 6)
 
 
 def _others(setting: dict[str, Any]) -> Iterator[str]:
@@ -144,13 +145,14 @@ def _mil(own: dict[str, Any]) -> Iterator[str]:
     yield "## MIL from random weights"
     yield ""
     yield (
-        "Beside a trained network MIL's cheap layers hardly make a zero, so its rows above save "
-        "nothing. Its authors train the whole from random weights for hundreds of epochs. Here "
-        f"are a few, the first of them at a tenth of the rate: `{own['command']}`, which also "
-        "trains the network without cheap layers, the baseline. The saving is the theoretical one."
+        "Next to a trained network, MIL's cheap layers produce hardly any zeros, so its rows "
+        "above save nothing. The authors train the whole network from random weights for hundreds "
+        "of epochs. Here are a few epochs, the first at a tenth of the learning rate: "
+        f"`{own['command']}`, which also trains the baseline, the network without cheap layers. "
+        "The saving is theoretical."
     )
     yield ""
-    yield markdown(own["header"], own["lines"], len(TABLES[name].labels))
+    yield markdown_table(own["header"], own["lines"], len(TABLES[name].labels))
 
 
 def _share(rows: list[dict[str, Any]], key: str) -> str:
@@ -170,21 +172,21 @@ def _means(setting: dict[str, Any], method: str) -> dict[str, float]:
 def _vgg(name: str, own: dict[str, Any], steps: int) -> Iterator[str]:
     """A table of VGG-16, as `fpgm reproduce` shows it."""
     how = {
-        "table3": f"; fine-tuning of {steps} and {LONG * steps} steps stands for the paper's 40 "
-        "and 160 epochs. Narrow and briefly trained as it is, both methods bring it nearly to "
-        "chance without fine-tuning; which of the two does it was not measured",
-        "table4": " and pruned after each; the baseline has as many",
+        "table3": f"; fine-tuning for {steps} and {LONG_TUNING_FACTOR * steps} steps replaces the "
+        "paper's 40 and 160 epochs. Without fine-tuning both methods leave it near chance "
+        "accuracy; whether its narrow width or its short training is the reason was not measured",
+        "table4": " and pruned after each; the baseline is trained for as many",
     }
     yield ""
     yield f"## {TABLES[name].title} (Table {name[-1]})"
     yield ""
     yield (
-        f"`{own['command']}`: VGG-16 a quarter as wide, trained for {own['epochs']} "
-        f"epochs{how[name]}. The baseline is one network for all seeds. The paper's figures are of "
-        "the full width."
+        f"`{own['command']}`: VGG-16 with a quarter of its width, trained for {own['epochs']} "
+        f"epochs{how[name]}. The baseline is one network for all seeds. The paper's numbers are "
+        "for the full width."
     )
     yield ""
-    yield markdown(own["header"], own["lines"], len(TABLES[name].labels))
+    yield markdown_table(own["header"], own["lines"], len(TABLES[name].labels))
 
 
 def _flops() -> Iterator[str]:
@@ -192,13 +194,13 @@ def _flops() -> Iterator[str]:
     yield "## The FLOPs columns"
     yield ""
     yield (
-        "`python benchmarks/paper_flops.py`: what the paper prints; the same counted as its "
-        "authors' script does, with fractional filters and without what that leaves out; the whole "
-        "network with fractional and with whole filters. [The paper and us](../docs/paper.md) says "
-        "more."
+        "`python benchmarks/paper_flops.py`: the paper's numbers; the same counted like the "
+        "authors' script, with fractional filters and without the layers it omits; and the whole "
+        "network with fractional and with whole filters. See [the paper and "
+        "us](../docs/paper.md)."
     )
     yield ""
-    yield markdown(paper_flops.HEADER, [paper_flops.cells(row) for row in flops_rows()], 3)
+    yield markdown_table(paper_flops.HEADER, [paper_flops.cells(row) for row in flops_rows()], 3)
 
 
 def _commands() -> Iterator[str]:
@@ -206,20 +208,20 @@ def _commands() -> Iterator[str]:
     yield "## At the paper's scale"
     yield ""
     yield (
-        "One command a row; without `accelerate launch -m` on one GPU. Hours are of one V100 in "
-        f"float32 by calculation: three times the forward pass at {SPEED / 1e12:.1f}e12 "
-        f"multiply-accumulates a second, at least {LEAST:g} s an epoch of CIFAR-10; a row from "
-        "scratch also trains its baseline, once for all rows of a network (`fpgm reproduce TABLE "
-        "--list` prints the same). WEIGHTS is your folder of trained weights "
-        "(cifar10_resnet56.safetensors and so on); one that is not there is taken from the "
-        "baselines made in the same --out. IMAGENET holds train and val. None of these was run "
-        "here."
+        "One command per row; without `accelerate launch -m` it runs on one GPU. Hours are "
+        "estimated for one V100 in float32: three times the forward pass at "
+        f"{MACS_PER_SECOND / 1e12:.1f}e12 multiply-accumulates per second, and at least "
+        f"{MIN_EPOCH_SECONDS:g} s per epoch of CIFAR-10. A row from scratch also trains its "
+        "baseline, once for all rows of a network (`fpgm reproduce TABLE --list` prints "
+        "the same). WEIGHTS is your folder of trained weights "
+        "(cifar10_resnet56.safetensors and so on); missing files are taken from the baselines "
+        "trained in the same --out. IMAGENET contains train and val. None of these was run here."
     )
     yield ""
     rows = [
-        (name, row.key, f"`{command(table, row, Path('runs/reproduce'))}`",
-         f"{hours(table, row):.1f}")
+        (name, row.key, f"`{row_command(table, row, Path('runs/reproduce'))}`",
+         f"{gpu_hours(table, row):.1f}")
         for name, table in TABLES.items()
         for row in table.rows
     ]  # fmt: skip
-    yield markdown(("table", "row", "command", "GPU hours"), rows, 3)
+    yield markdown_table(("table", "row", "command", "GPU hours"), rows, 3)

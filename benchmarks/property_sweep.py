@@ -4,9 +4,9 @@
     python benchmarks/property_sweep.py --seconds 600 --seed 7 --workers 2
 
 Draws the networks of `tests/networks` from a seed and checks on each what
-`tests/integration/test_random_networks.py` states. Writes property.json and property.md beside this
-file and ends with status 1 if anything failed; a failure is printed in its smallest form, ready to
-paste. Ctrl-C stops early and keeps what was found; `--add FILE` adds the property.json of another
+`tests/integration/test_random_networks.py` states. Writes property.json and property.md to this
+folder and exits with status 1 if anything failed; a failure is printed in its smallest form, ready
+to paste. Ctrl-C stops early and keeps the results; `--add FILE` adds the property.json of another
 run.
 """
 
@@ -221,16 +221,15 @@ def _write(out: Path, total: Tally, smallest: list[tuple[str, str]]) -> None:
         *(f"    {command}" for command in total.commands),
         "",
         f"{_summary(total)} (torch {torch.__version__}).",
-        f"{total.without_units:,} had nothing to prune. {total.units_removed:,} units went,",
-        f"in {total.unmoved:,} networks without touching the output.",
+        f"{total.without_units:,} had nothing to prune. {total.units_removed:,} units were",
+        f"removed, in {total.unmoved:,} networks without changing the output.",
         "",
-        "Each network is pruned at a random rate, alignment and residual policy. Its compact model",
-        "is compared with the masked original by the package's own verification and apart from it,",
-        "and on new inputs with a reference of its own (noise in",
-        "removed filters, zeros in their consumers, every output channel on its own scale).",
-        "It must also train one step.",
+        "Each network is pruned with a random rate, alignment and residual policy. Its compact",
+        "model is compared with the masked original by `verify` and independently of it, and on",
+        "new inputs with a separate reference (noise in removed filters, zeros in their consumers,",
+        "each output channel relative to its own scale). It must also train for one step.",
         "",
-        "| structure | networks | of them pruned |",
+        "| structure | networks | pruned |",
         "|---|---:|---:|",
     ]
     lines += [

@@ -1,11 +1,11 @@
-"""Accuracy of pruned CIFAR-10 ResNets with nothing, little and much done to recover it.
+"""Accuracy of pruned CIFAR-10 ResNets without recovery and with each recovery method.
 
-    python benchmarks/recovery.py --part 1/2 --threads 1       # beside it 2/2; two hours; resumes
-    python benchmarks/recovery.py                              # what is missing, and the tables
+    python benchmarks/recovery.py --part 1/2 --threads 1       # 2/2 in parallel; 2 h; resumes
+    python benchmarks/recovery.py                              # missing rows, and the tables
 
-Trained weights are read from FPGM_WEIGHTS, CIFAR-10 from where `fpgm data cifar10` put it. Every
-accuracy is of all 10,000 test images; recovery looks at training images only, without labels. A
-result is kept in --runs as soon as it is there, so nothing is measured twice.
+Trained weights are read from FPGM_WEIGHTS, CIFAR-10 from `fpgm data cifar10`. Accuracy is
+measured on all 10,000 test images; recovery uses training images only, without labels. Each result
+is kept in --runs, so nothing is measured twice.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ SETTINGS: dict[str, dict[str, float]] = {
 }
 METHODS = {
     "none": "nothing",
-    "norms": "norms' statistics",
-    "weights": "from weights alone",
+    "norms": "BN re-estimated",
+    "weights": "data-free",
     "solve": "least squares",
     "allocated": "least squares + allocation",
-    "distilled": "the same + a minute of distillation",
+    "distilled": "the same + 1 min distillation",
 }
 CRITERIA = ("fpgm", "l1", "l2", "random")
 PEER = "Torch-Pruning"
 TABLE_IMAGES, HEADLINE_IMAGES = 512, 2048
 MINUTES = 300
-"""Seconds of distillation from which on rates are chosen without trials."""
+"""From this many seconds of distillation on, rates are allocated by the probe estimate."""
 
 Method = Literal["none", "norms", "weights", "solve", "allocated", "distilled"]
 
@@ -234,7 +234,7 @@ class Bench:
         Of these networks it makes models that do not run: it does not follow the shortcuts that pad
         with zeros. So it is only given what no shortcut reads, the first convolution of each block.
         """
-        from fpgm.recovery.bn_reestimation import reestimate_
+        from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
         from fpgm.utils.calibration_data import read_inputs
 
         model = self.model(row.depth)
@@ -242,7 +242,7 @@ class Bench:
         ours = fpgm.plan(model, x, align=1, **SETTINGS[row.setting])  # type: ignore[arg-type]
         small, removed = peer_pruned(model, x, ours.macs_removed, ignored=_in_stream)
         if row.method == "norms":
-            reestimate_(small, read_inputs(self.batches(row.images), row.images))
+            reestimate_batch_norms_(small, read_inputs(self.batches(row.images), row.images))
         return small, removed
 
 
@@ -293,14 +293,14 @@ def markdown(
     yield f"    {command}"
     yield ""
     yield (
-        "Trained ResNet-20, 32 and 56, pruned at once (align 1); accuracy of the compact model on "
-        f"the 10,000 test images. Recovery looked at {TABLE_IMAGES} training images, sensitivity "
-        "at as many, never at a label; a minute of distillation is 60 s of one core with all "
-        "training images. With allocation a rate stands for the MACs it would leave. Rows with "
-        "512 images ran on one core, each part of the table beside another. Torch-Pruning leaves "
-        "models that do not run if it is given all layers (it does not follow shortcuts that pad "
-        "with zeros), so it was given the first convolution of each block, at equal MACs. "
-        f"torch {torch.__version__}, {platform.machine()}."
+        "Trained ResNet-20, 32 and 56, pruned one-shot (align 1); accuracy of the compact model "
+        f"on the 10,000 test images. Recovery and sensitivity used {TABLE_IMAGES} training images "
+        "each, without labels. A minute of distillation is 60 s on one core with all training "
+        "images. With allocation, a rate stands for the MACs it would leave. Rows with 512 images "
+        "ran on one core, two parts of the table in parallel. Torch-Pruning produces models that "
+        "do not run if it may prune all layers (it does not support shortcuts that pad with "
+        "zeros), so it pruned only the first convolution of each block, at equal MACs. torch "
+        f"{torch.__version__}, {platform.machine()}."
     )
     yield ""
     yield f"## ResNet-56 solved with {HEADLINE_IMAGES} images on two cores"
@@ -318,8 +318,9 @@ def markdown(
             )
     yield ""
     yield (
-        "For minutes of distillation rates are chosen without trials. Accuracy after them varies "
-        "by about 0.1 from run to run: [what was tried](../docs/recovery.md) has the others."
+        "With minutes of distillation, rates are allocated by the probe estimate "
+        "(`trials=False`). Accuracy then varies by about 0.1 between runs; [what was "
+        "tried](../docs/recovery.md) lists other results."
     )
     for depth in DEPTHS:
         lines = list(_of_depth(depth, found))
@@ -343,7 +344,7 @@ def _of_depth(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iter
                 lines.append(f"| {setting} | {removed} | {cells} |")
         if lines:
             yield ""
-            yield f"{policy.capitalize()}, FPGM; in brackets processor seconds to plan and recover:"
+            yield f"{policy.capitalize()}, FPGM; CPU seconds to plan and recover in parentheses:"
             yield ""
             yield f"| removed | MACs removed | {' | '.join(METHODS.values())} |"
             yield "|---|--:|" + "--:|" * len(METHODS)
@@ -366,7 +367,7 @@ def _criteria(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iter
                 lines.append(f"| {setting} | {policy} | {cells} |")
     if lines:
         yield ""
-        yield "Criteria, with nothing done and with least squares, uniform rate:"
+        yield "Criteria, without recovery and with least squares, uniform rate:"
         yield ""
         yield f"| removed | policy | {' | '.join(CRITERIA)} | {PEER} (its FPGM), norms anew |"
         yield "|---|---|" + "--:|" * (len(CRITERIA) + 1)

@@ -1,10 +1,9 @@
-"""How much nearer recovery brings the outputs of pruned networks of other kinds, on random images.
+"""How much recovery reduces the output error of other pruned networks, on random images.
 
     python benchmarks/recovery_outputs.py          # 10 minutes
 
-Weights are random, as a network that was never trained has them; norms' statistics are those of the
-images. The error is the squared distance of the outputs to the original's, as a share of their
-squares, over images that recovery has not seen.
+Weights are randomly initialized; batch norms are estimated on the images. The error is the relative
+squared error of the outputs over images that recovery has not seen.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.models.registry import load_model
-from fpgm.recovery.bn_reestimation import reestimate_
+from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
 from fpgm.utils.calibration_data import read_inputs
 
 HERE = Path(__file__).resolve().parent
@@ -85,7 +84,7 @@ def measure(subject: Subject, rate: float) -> dict[str, Any]:
     torch.manual_seed(0)
     model = subject.build().eval()
     data = pictures(subject.images, subject.side, 1)
-    reestimate_(model, read_inputs(data, subject.images))
+    reestimate_batch_norms_(model, read_inputs(data, subject.images))
     plan = fpgm.plan(model, data[0][:1], rate=rate, residual=subject.residual)  # type: ignore[arg-type]
     start = time.perf_counter()
     small = fpgm.recover(model, plan, data)
@@ -111,9 +110,9 @@ def markdown(command: str, rate: float, rows: Sequence[dict[str, Any]]) -> Itera
     yield f"    {command}"
     yield ""
     yield (
-        f"{rate:.0%} of the units removed by FPGM. The error is the outputs' squared distance to "
-        "the original's as a share of their squares, over 128 images that recovery has not "
-        f"seen. torch {torch.__version__}, {platform.machine()}."
+        f"{rate:.0%} of the units removed by FPGM. The error is the relative squared error of the "
+        f"outputs over 128 images that recovery has not seen. torch {torch.__version__}, "
+        f"{platform.machine()}."
     )
     yield ""
     yield "| network | residual | images | MACs removed | before | after | smaller by | seconds |"

@@ -1,10 +1,10 @@
-"""How a zeroed filter comes back: the first steps after pruning, ResNet-20 on CIFAR-10.
+"""How a zeroed filter regrows: the first steps after pruning, ResNet-20 on CIFAR-10.
 
     FPGM_WEIGHTS=DIR python benchmarks/regrowth.py      # two minutes
 
-Trained weights, 40 % zeroed by FPGM, `independent`; then training goes on, at the learning rate of
-`cifar10-resnet20-quick` and at the last one of the paper's schedule. What is shown are means over
-all convolutions that add into the stream, where the shortcut lets a zeroed unit see its gradient.
+Trained weights, 40 % zeroed by FPGM, `independent`; then training continues, at the learning rate
+of `cifar10-resnet20-quick` and at the last one of the paper's schedule. Values are means over all
+convolutions that add into the stream, where the shortcut passes a gradient to zeroed units.
 """
 
 from __future__ import annotations
@@ -108,20 +108,20 @@ def main() -> None:
     record = {"command": command, "torch": torch.__version__, "rows": rows}
     (HERE / "regrowth.json").write_text(json.dumps(record, indent=1) + "\n")
     lines = [
-        "# How a zeroed filter comes back",
+        "# How a zeroed filter regrows",
         "",
         f"    {command}",
         "",
         (
             "ResNet-20 on CIFAR-10, trained weights, 40 % zeroed by FPGM, `independent`, batch "
             f"{BATCH}, SGD with momentum. Means over the filters of all convolutions that add into "
-            "the stream, at each step before it is taken. Volume: the spread of what the norm "
-            f"behind returns, over the norm's scale. torch {torch.__version__}."
+            "the stream, before each step. Amplitude: the standard deviation of the following "
+            f"batch norm's output, divided by the norm's scale. torch {torch.__version__}."
         ),
         "",
         (
             "| learning rate | step | loss | gradient, zeroed | gradient, kept | norm, zeroed "
-            "| norm, kept | volume, zeroed | volume, kept |"
+            "| norm, kept | amplitude, zeroed | amplitude, kept |"
         ),
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]

@@ -2,9 +2,9 @@
 
     python benchmarks/scaling.py                      # writes scaling.json and scaling.md
 
-Ten times as many layers should take about ten times as long. One thread; each figure is processor
-time, the best of several runs, so that other work on the machine does not count. Runs of the depths
-alternate, for the same reason.
+Ten times as many layers should take about ten times as long. One thread; each value is CPU time,
+the best of several runs, so that other load on the machine does not matter. Runs of the depths
+alternate for the same reason.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def _markdown(about: Row, rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield f"Made by `{about['command']}` with {versions}."
     yield (
-        f"CIFAR ResNets, rate {about['rate']}, one thread, processor time, best of "
+        f"CIFAR ResNets, rate {about['rate']}, one thread, CPU time, best of "
         f"{about['repeats']}. Time grows as depth to the power {about['exponent']:.2f} "
         "(1 is linear)."
     )
     yield ""
-    yield "| depth | plan s | compact s | both s | ms a layer |"
+    yield "| depth | plan s | compact s | both s | ms per layer |"
     yield "|--:|--:|--:|--:|--:|"
     for row in rows:
         yield (

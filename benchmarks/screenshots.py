@@ -1,9 +1,9 @@
-"""Pictures of a real report for the documentation: CIFAR-10, ResNet-56, pruned, recovered, timed.
+"""Screenshots of a report for the documentation: CIFAR-10, ResNet-56, pruned, recovered, timed.
 
     python benchmarks/screenshots.py          # five minutes; needs chromium
 
-Trained weights are read from FPGM_WEIGHTS, CIFAR-10 from where `fpgm data cifar10` put it. Every
-step is a command of the package; a folder that is there already is not made again. Writes
+Trained weights are read from FPGM_WEIGHTS, CIFAR-10 from `fpgm data cifar10`. Every step
+is a command of the package; existing folders are reused. Writes
 docs/figures/report-*.png.
 """
 

@@ -1,12 +1,13 @@
 """CIFAR-10 ResNet-20, 40 % soft-pruned for 3 epochs from trained weights: criteria and policies.
 
     FPGM_WEIGHTS=DIR python benchmarks/soft_cifar.py               # 90 minutes; resumes
-    FPGM_WEIGHTS=DIR python benchmarks/soft_cifar.py --part 1/2 --threads 1    # and 2/2 beside it
+    FPGM_WEIGHTS=DIR python benchmarks/soft_cifar.py --part 1/2 --threads 1    # and 2/2 in parallel
 
-A part only trains; without --part what is still missing is trained, and the table written.
+With --part a run only trains; without it, missing rows are trained and the table is written.
 
-Every way has the same budget, seed and recipe (`cifar10-resnet20-quick`, shown as the weights were
-trained: ImageNet's mean and spread). Accuracy is the compact model's on all 10,000 test images.
+Every variant has the same budget, seed and recipe (`cifar10-resnet20-quick` with the normalization
+the weights were trained with, ImageNet's). Accuracy is that of the compact model on all 10,000
+test images.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fpgm.cli.train import Bars
+from fpgm.cli.train import TrainingBar
 from fpgm.training import read_recipe, train
 from fpgm.training.recipes import SHIPPED
 from trained import add_weights
@@ -74,7 +75,7 @@ def run(way: Way, weights: Path, runs: Path, changes: Sequence[str]) -> dict[str
         ],
     )
     folder = runs / way.name.replace(", ", "-").replace(" ", "-")
-    with Bars() as bars:
+    with TrainingBar() as bars:
         outcome = train(recipe, folder, bars)
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     threads = json.loads((folder / "environment.json").read_text())["threads"]
@@ -92,11 +93,11 @@ def markdown(command: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"    {command}"
     yield ""
     yield (
-        "From trained weights (91.73 %), 40 % of the filters, SGD at 0.02 falling to 0 over 3 "
-        "epochs, one seed for all. Pruned softly at the end of epochs 1 and 2; what the second "
-        "zeroes stays zero in the third, except where the name says otherwise. Accuracy of the "
-        "compact model on the 10,000 test images. Other numbers of threads round otherwise. "
-        f"torch {torch.__version__}, {platform.machine()}."
+        "From trained weights (91.73 %), 40 % of the filters, SGD with a learning rate from 0.02 "
+        "to 0 over 3 epochs, one seed. Soft pruning at the end of epochs 1 and 2; filters zeroed "
+        "the second time stay zero in the third epoch, unless the name says otherwise. Accuracy "
+        "of the compact model on the 10,000 test images. Results differ slightly with the number "
+        f"of threads, because of rounding. torch {torch.__version__}, {platform.machine()}."
     )
     yield ""
     yield "| | accuracy | MACs removed | parameters removed | threads |"
@@ -112,12 +113,12 @@ def markdown(command: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "## Regrowth"
     yield ""
     yield (
-        "At the end of each epoch: of the units zeroed an epoch before, how many filters were no "
-        "longer zero (regrown), how many then stayed (returned); how many of all units changed "
-        "sides; test accuracy just before and just after zeroing."
+        "At the end of each epoch: how many of the units zeroed an epoch before were no longer "
+        "zero (regrown), how many of those were then kept (returned), how many of all units were "
+        "zeroed or released (changed), and the test accuracy just before and just after zeroing."
     )
     yield ""
-    yield "| | epoch | zeroed | regrown | returned | changed sides | before | after |"
+    yield "| | epoch | zeroed | regrown | returned | changed | before | after |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|"
     for row in rows:
         for m in row["metrics"]:

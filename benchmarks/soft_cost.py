@@ -1,10 +1,10 @@
-"""What Algorithm 1's second half costs: a pruner's step against an epoch of ResNet-56 on CIFAR-10.
+"""Cost of pruning while training: a pruning step against an epoch of ResNet-56 on CIFAR-10.
 
     python benchmarks/soft_cost.py
 
 The epoch is 391 times the median training step at batch 128 on random images, measured in the same
-run; a real epoch also loads data, so the share is an upper bound. What hard mode adds to a training
-step is timed inside the pruner's hooks: as a difference of two steps it drowns in noise.
+run; a real epoch also loads data, so the fraction is an upper bound. The overhead of hard mode per
+training step is timed inside the pruner's hooks: a difference of two steps would be mostly noise.
 """
 
 from __future__ import annotations
@@ -134,12 +134,12 @@ def main() -> None:
     lines += [
         (
             f"CIFAR ResNet-56, batch {BATCH}, rate 0.4, `independent`, {options.threads} threads. "
-            f"An epoch is {BATCHES} training steps; in hard mode each of them is corrected too."
+            f"An epoch is {BATCHES} training steps; hard mode also corrects each of them."
         ),
         "",
         (
-            "| mode | watching, once | a pruner's step | training step | more per training step "
-            "| share of an epoch |"
+            "| mode | tracing, once | pruning step | training step | overhead per training step "
+            "| fraction of an epoch |"
         ),
         "|---|--:|--:|--:|--:|--:|",
     ]

@@ -1,6 +1,6 @@
-"""Algorithm 1 on scikit-learn's digits: modes and criteria beside the unpruned network.
+"""Algorithm 1 on scikit-learn's digits: modes and criteria compared with the unpruned network.
 
-    python benchmarks/soft_digits.py                # 5 seeds, some minutes
+    python benchmarks/soft_digits.py                # 5 seeds, a few minutes
     python benchmarks/soft_digits.py --seeds 1      # a first look
 
 Every run trains the same small residual network from scratch, 30 passes over 1,300 images, and
@@ -123,10 +123,10 @@ def markdown(command: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield (
         f"scikit-learn's digits, a residual network trained from scratch, {EPOCHS} epochs of "
         f"{PASSES} passes, {RATE:.0%} of the units pruned at the end of every epoch; accuracy of "
-        "the compact model on 497 images it has not seen, mean and standard deviation of "
-        f"{seeds} seeds. Regrown: share of the units zeroed at one epoch's end whose filters are "
-        "not zero at the next. Returned: share of them that then stay. "
-        f"torch {torch.__version__}, {platform.machine()}."
+        f"the compact model on 497 test images, mean and standard deviation of {seeds} seeds. "
+        "Regrown: fraction of the units zeroed at the end of one epoch whose filters are not zero "
+        "at the end of the next. Returned: fraction of them that is then kept. torch "
+        f"{torch.__version__}, {platform.machine()}."
     )
     yield ""
     yield "| | accuracy | ± | regrown | returned |"

@@ -28,7 +28,7 @@ import torch
 from rich.progress import track
 
 from fpgm.training import read_recipe, train
-from fpgm.training.recipe import PrunePart
+from fpgm.training.recipe import PruneConfig
 from fpgm.training.recipes import SHIPPED
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ def run(rate: float, interval: int, seed: int) -> dict[str, Any]:
     """Train once; accuracy in percent and the share of MACs that went."""
     torch.set_num_threads(1)
     recipe = read_recipe(SHIPPED / "digits-quick.toml", [f"train.epochs={EPOCHS}", f"seed={seed}"])
-    pruning = PrunePart(rate=rate, interval=interval, align=1)
+    pruning = PruneConfig(rate=rate, interval=interval, align=1)
     recipe = replace(recipe, prune=pruning if rate else None)
     with tempfile.TemporaryDirectory() as folder:
         results = train(recipe, Path(folder) / "run").results
@@ -104,7 +104,7 @@ def markdown(
         f"{platform.machine()}."
     )
     yield ""
-    yield "## Every so many epochs, 40 % (the paper's Fig. 4a)"
+    yield "## Pruning interval, 40 % (the paper's Fig. 4a)"
     yield ""
     yield "![accuracy by interval](soft_interval.svg)"
     yield ""
@@ -113,7 +113,7 @@ def markdown(
     for r in intervals:
         yield f"| {r['interval']} | {r['accuracy']:.2f} | {r['spread']:.2f} |"
     yield ""
-    yield "## More and more of the network, every epoch (Fig. 4b)"
+    yield "## Pruning rate, every epoch (Fig. 4b)"
     yield ""
     yield "![accuracy by MACs removed](soft_flops.svg)"
     yield ""

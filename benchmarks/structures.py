@@ -3,10 +3,10 @@
     python benchmarks/structures.py --workers 2
     python benchmarks/structures.py --only interleaving --no-peer --out structures
 
-What is handed over is compared with a reference written apart from the package's own verification
+The returned model is compared with a reference that is independent of the package's verification
 (`tests/helpers/independent_reference.py`), on new inputs. Writes structures.json and structures.md
-beside this file and ends with status 1 if a wrong model was handed over, something crashed, or a
-compact model does not train. Torch-Pruning must be importable, or give --no-peer.
+to this folder and exits with status 1 if a wrong model was returned, something crashed, or a
+compact model does not train. Torch-Pruning must be importable, or pass --no-peer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the trained CIFAR-10 networks are that benchmarks begin with.
+"""Find the trained CIFAR-10 networks that benchmarks start from.
 
 They are the ResNet-20, 32 and 56 of the public repository akamaster/pytorch_resnet_cifar10, their
 state dicts without `module.` as cifar10_resnet20.safetensors and so on. They do not come with the

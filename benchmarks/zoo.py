@@ -1,13 +1,14 @@
-"""Prune the whole zoo at rate 0.3, verify every result, and run Torch-Pruning beside it.
+"""Prune the whole zoo at rate 0.3, verify every result, and run Torch-Pruning for comparison.
 
     python benchmarks/zoo.py                          # everything, resumes where it stopped
     python benchmarks/zoo.py --only 'resnet*'         # a part of it
     python benchmarks/zoo.py --suite timm --no-peer   # ours alone
+    python benchmarks/zoo.py --both                   # planning_time.md: models both tools prune
     python benchmarks/zoo.py --list --check           # does every model build and run?
 
-Each model gets a process of its own, one thread, both tools back to back on fresh models from the
-same seed. Results go line by line to `benchmarks/.cache/zoo.jsonl`; at the end `zoo.json` and
-`zoo.md` are written from it. This file is the command; the rest, in the order of a run:
+Each model runs in its own process with one thread, both tools one after the other on new models
+from the same seed. Results are appended to `benchmarks/.cache/zoo.jsonl`; at the end `zoo.json`
+and `zoo.md` are written from it. This file is the command; the rest, in the order of a run:
 
     zoo_models.py    which models, and how they are built
     zoo_cache.py     what has been run already
@@ -48,12 +49,22 @@ def main() -> None:
         for case in all_cases()
         if options.suite in {"all", case.suite} and fnmatch.fnmatch(case.name, options.only)
     ]
+    if options.both:
+        both = pruned_by_both()
+        cases = [case for case in cases if case.key in both]
     if options.list:
         show_list(cases, options)
     else:
         run_all(cases, options)
-        write_report(all_cases(), options.rate)
-        print(f"Written: {HERE.name}/zoo.md, {HERE.name}/zoo.json")
+        name = "planning_time" if options.both else "zoo"
+        write_report(cases if options.both else all_cases(), options.rate, name)
+        print(f"Written: {HERE.name}/{name}.md, {HERE.name}/{name}.json")
+
+
+def pruned_by_both() -> set[str]:
+    """Keys of the models that both tools pruned when the results were last written."""
+    rows = json.loads((HERE / "zoo.json").read_text())["rows"]
+    return {f"{row['suite']}:{row['model']}" for row in rows if row["ratio"] is not None}
 
 
 def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
@@ -112,6 +123,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", choices=[*SUITES, "all"], default="all")
     parser.add_argument("--only", metavar="PATTERN", default="*", help="models by wildcard")
+    parser.add_argument(
+        "--both", action="store_true", help="models that both tools pruned in the last results"
+    )
     parser.add_argument("--rate", type=float, default=0.3)
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for a tool on a model")

@@ -20,7 +20,7 @@ from zoo_cache import HERE, Record, read_cache
 from zoo_models import Case
 
 
-def write_report(cases: Sequence[Case], rate: float) -> None:
+def write_report(cases: Sequence[Case], rate: float, name: str = "zoo") -> None:
     """`zoo.json` for machines, `zoo.md` for people, both from the cache."""
     import fpgm
 
@@ -53,8 +53,8 @@ def write_report(cases: Sequence[Case], rate: float) -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     text = json.dumps({"about": about, "rows": rows}, indent=1)
-    (HERE / "zoo.json").write_text(text + "\n")
-    (HERE / "zoo.md").write_text("\n".join(_markdown(about, rows)) + "\n")
+    (HERE / f"{name}.json").write_text(text + "\n")
+    (HERE / f"{name}.md").write_text("\n".join(_markdown(about, rows)) + "\n")
 
 
 _PRIVATE = {"key", "tool", "run", "source", "time", "command"}
@@ -107,16 +107,16 @@ def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
     commands = [f"`{name}` ({count} models)" for name, count in about["commands"].items()]
     yield f"Made by {', then '.join(commands)} with {versions} on {about['machine']}."
     if any(row["peer"] is None for row in rows):
-        yield "A dash under *peer* means that it was left out."
+        yield "A dash under *peer* means that it was not run."
     yield (
-        f"Rate {about['rate']}, align {about['align']}, one thread, random weights with randomised "
-        "norm statistics and layer scales. Beside it Torch-Pruning with its `FPGMImportance(p=2)` "
-        "and `BasePruner`, output layers ignored, same seed, same process. Seconds: processor "
-        "time of plan + compact for ours, of build + step for the peer, the best of up to three "
-        "runs of each in one process. MACs are counted by `torch.utils.flop_counter` on the pruned "
-        "models. Frozen: share of channels left alone for a reason other than being a model's "
-        "output. `mismatch` means that the model runs but computes something else than the "
-        "original without the removed units; it cannot be told for the peer where units go "
+        f"Rate {about['rate']}, align {about['align']}, one thread, random weights with randomized "
+        "norm statistics and layer scales. The peer is Torch-Pruning with its "
+        "`FPGMImportance(p=2)` and `BasePruner`, output layers ignored, same seed, same process. "
+        "Seconds: CPU time of plan + compact for ours, of build + step for the peer, the best of "
+        "up to three runs of each in one process. MACs are counted by `torch.utils.flop_counter` "
+        "on the pruned models. Frozen: fraction of channels not pruned for a reason other than "
+        "being a model's output. `mismatch` means that the model runs but does not compute the "
+        "original without the removed units; this cannot be checked for the peer where units pass "
         "through a norm over channels."
     )
     yield ""
@@ -152,11 +152,11 @@ def _summary(rows: Sequence[Record]) -> Iterator[str]:
         floors = [row["ratio_at_least"] for row in rows if row["ratio_at_least"] is not None]
         if floors:
             yield (
-                f"Models on which Torch-Pruning ran into its time limit ({len(floors)}), counted "
-                "with at least limit ÷ our seconds, move that median from "
+                "Including the models on which Torch-Pruning exceeded its time limit "
+                f"({len(floors)}), each counted as limit ÷ our seconds, the median rises from "
                 f"{statistics.median(values):.1f}× to at least "
                 f"**{statistics.median(values + floors):.1f}×** (the limit is wall time, our "
-                "seconds are processor time)."
+                "seconds are CPU time)."
             )
         slower = [f"{name} ({ratio:.2f}×)" for ratio, name in ratios if ratio < 1]
         yield f"Models where we are slower: {', '.join(slower) or 'none'}."
@@ -167,21 +167,22 @@ def _summary(rows: Sequence[Record]) -> Iterator[str]:
     if good:
         names = [f"{row['model']} ({row['ours']['macs_removed']:.1%})" for row in light]
         yield (
-            f"CNNs with nothing frozen: {len(whole)}. Of these, losing less than 35 % of MACs: "
-            f"{', '.join(names) or 'none'}."
+            f"CNNs with nothing frozen: {len(whole)}. Of these, with less than 35 % of MACs "
+            f"removed: {', '.join(names) or 'none'}."
         )
         worst = max(good, key=lambda row: row["ours"]["max_error"])
         least = min(good, key=lambda row: row["ours"]["moved"])
         yield (
-            f"Largest error among the verified: {worst['ours']['max_error']:.1e} "
-            f"({worst['model']}); least movement: {least['ours']['moved']:.1e} ({least['model']})."
+            f"Largest error among verified models: {worst['ours']['max_error']:.1e} "
+            f"({worst['model']}); smallest change by masking: {least['ours']['moved']:.1e} "
+            f"({least['model']})."
         )
         yield ""
     loose = [row["model"] for row in good if row["ours"].get("approximate")]
     if loose:
         yield (
-            f"Nothing can go exactly, so pruned with norms over fewer channels (`approximate=True` "
-            f"allows it) and verified against that: {', '.join(loose)}."
+            f"No exact pruning possible, so pruned with norms over fewer channels "
+            f"(`approximate=True`) and verified against that: {', '.join(loose)}."
         )
         yield ""
     failed = [row for row in rows if row["ours"] and row["ours"]["status"] != "ok"]

@@ -1,10 +1,10 @@
-"""Prune a trained ResNet-20 in a plain PyTorch loop: train an epoch, prune, go on.
+"""Prune a trained ResNet-20 in a plain PyTorch loop: train for an epoch, prune, repeat.
 
     python examples/plain_loop.py
     python examples/plain_loop.py --rate 0.4 --mode soft --epochs 8
 
-The trained network and 1,900 pictures of CIFAR-10 come with the package, so nothing is downloaded.
-About a minute on two cores. Writes small.safetensors.
+The trained network and 1,900 CIFAR-10 images come with the package, so nothing is downloaded.
+Takes about a minute on two cores. Writes small.safetensors.
 """
 
 import argparse
@@ -21,32 +21,32 @@ from fpgm.data.registry import CIFAR10
 from fpgm.models import resnet, trained_resnet20
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--rate", type=float, default=0.3, help="share of filters that go")
+parser.add_argument("--rate", type=float, default=0.3, help="fraction of filters to remove")
 parser.add_argument("--mode", choices=["soft", "hard"], default="hard")
-parser.add_argument("--epochs", type=int, default=4, help="before the filters are removed")
-parser.add_argument("--more", type=int, default=2, help="epochs of the small model")
-parser.add_argument("--images", type=int, default=1000, help="of each part, at most")
+parser.add_argument("--epochs", type=int, default=4, help="epochs before the filters are removed")
+parser.add_argument("--more", type=int, default=2, help="epochs of training the compact model")
+parser.add_argument("--images", type=int, default=1000, help="maximum images per split")
 parser.add_argument("--out", default="small.safetensors")
 options = parser.parse_args()
 
 torch.manual_seed(0)
-train, test = (part.first(options.images) for part in read_sample())
+train, test = (part.take_first(options.images) for part in read_sample())
 loader = DataLoader(
     TensorDataset(CIFAR10.apply(train.images), train.labels), batch_size=32, shuffle=True
 )
-pictures = CIFAR10.apply(test.images)  # (1000, 3, 32, 32)
+test_images = CIFAR10.apply(test.images)  # (1000, 3, 32, 32)
 
 
 @torch.no_grad()
 def accuracy(net: nn.Module) -> float:
-    """Share of test pictures the network names rightly."""
+    """Return the accuracy on the test images."""
     net.eval()
-    answers = torch.cat([net(x).argmax(1) for x in pictures.split(250)])
-    return float((answers == test.labels).float().mean())
+    predictions = torch.cat([net(x).argmax(1) for x in test_images.split(250)])
+    return float((predictions == test.labels).float().mean())
 
 
 def train_one_epoch(net: nn.Module) -> None:
-    """The loop as you have it: nothing in it knows of pruning."""
+    """Train for one epoch: a regular loop, without any pruning code."""
     net.train()
     for x, y in loader:
         loss: Tensor = F.cross_entropy(net(x), y)
@@ -60,10 +60,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_d
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs + options.more)
 rich.print(f"original: {accuracy(model):.1%}")
 
-# Train and prune take turns. The pruner is given the optimizer because momentum would carry
-# zeroed filters on; in hard mode it also keeps them at zero between its steps.
+# Training and pruning alternate. The pruner needs the optimizer because momentum would move
+# zeroed filters; in hard mode it also keeps them at zero between its steps.
 pruner = fpgm.SoftPruner(
-    model, pictures[:1], rate=options.rate, mode=options.mode, optimizer=optimizer
+    model, test_images[:1], rate=options.rate, mode=options.mode, optimizer=optimizer
 )
 for _ in range(options.epochs):
     train_one_epoch(model)
@@ -72,8 +72,8 @@ for _ in range(options.epochs):
     step = pruner.step()
     rich.print(f"{step}\n  accuracy: {before:.1%} before pruning, {accuracy(model):.1%} after")
 
-# The filters at zero are removed. What is returned was verified against the masked model; the
-# optimizer goes over to it with its momentum, and the schedule with the optimizer.
+# Remove the zeroed filters. The compact model is verified against the masked one. The optimizer
+# now holds its parameters, with their momentum, and the schedule keeps working.
 small = pruner.compact(optimizer=optimizer)
 plan, certificate = pruner.plan, pruner.certificate
 assert plan is not None
@@ -86,8 +86,8 @@ rich.print(f"masked: {accuracy(model):.1%}, compact: {accuracy(small):.1%}")
 for _ in range(options.more):
     train_one_epoch(small)
     schedule.step()
-rich.print(f"compact, trained on: {accuracy(small):.1%}")
+rich.print(f"compact, trained further: {accuracy(small):.1%}")
 
 fpgm.save(small, options.out)
 again = fpgm.load(options.out, lambda: resnet(20))
-rich.print(f"written to {options.out}; read back: {accuracy(again):.1%}")
+rich.print(f"written to {options.out}; loaded again: {accuracy(again):.1%}")

@@ -1,11 +1,11 @@
-"""Try rates and criteria beside each other with Ray Tune, on one machine or a Ray cluster.
+"""Compare rates and criteria with Ray Tune, on one machine or a Ray cluster.
 
     pip install "ray[tune]"
     python examples/sweep_with_ray.py
     python examples/sweep_with_ray.py --rates 0.2 0.3 0.4 0.5 --criteria fpgm l2 bn random
 
-Each trial prunes the ResNet-20 that comes with the package, recovers it on pictures that come with
-it too, and reports accuracy and MACs. Two minutes on two cores. Writes sweep.json.
+Each trial prunes the ResNet-20 that comes with the package, recovers it on images that also
+come with it, and reports accuracy and MACs. Takes two minutes on two cores. Writes sweep.json.
 """
 
 import argparse
@@ -26,29 +26,29 @@ from fpgm.models import trained_resnet20
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rates", type=float, nargs="+", default=[0.2, 0.3, 0.4])
 parser.add_argument("--criteria", nargs="+", default=["fpgm", "l2", "random"])
-parser.add_argument("--images", type=int, default=512, help="pictures to recover from")
-parser.add_argument("--cpus", type=float, default=1, help="cores of a trial")
+parser.add_argument("--images", type=int, default=512, help="images to recover with")
+parser.add_argument("--cpus", type=float, default=1, help="cores per trial")
 parser.add_argument("--out", type=Path, default=Path("sweep.json"))
 
 
 def trial(config: dict[str, Any]) -> dict[str, float]:
-    """One point of the grid; Ray calls it in a process of its own, on whichever machine is free."""
+    """Run one point of the grid; Ray calls this in a separate process, on any free machine."""
     torch.set_num_threads(max(1, int(config["cpus"])))
     train, test = read_sample()
-    looked_at = CIFAR10.apply(train.first(config["images"]).images).split(50)
-    pictures = CIFAR10.apply(test.images)
+    train_batches = CIFAR10.apply(train.take_first(config["images"]).images).split(50)
+    test_images = CIFAR10.apply(test.images)
     model = trained_resnet20()
-    plan = fpgm.plan(model, pictures[:1], rate=config["rate"], criterion=config["criterion"])
-    fpgm.verify(model, plan, pictures[:8]).check()
-    small = fpgm.recover(model, plan, looked_at, images=config["images"])
+    plan = fpgm.plan(model, test_images[:1], rate=config["rate"], criterion=config["criterion"])
+    fpgm.verify(model, plan, test_images[:8]).check()
+    small = fpgm.recover(model, plan, train_batches, images=config["images"])
     with torch.no_grad():
-        answers = torch.cat([small(x).argmax(1) for x in pictures.split(250)])
-    accuracy = float((answers == test.labels).float().mean())
+        predictions = torch.cat([small(x).argmax(1) for x in test_images.split(250)])
+    accuracy = float((predictions == test.labels).float().mean())
     return {"accuracy": accuracy, "macs_removed": plan.macs_removed}
 
 
 def main() -> None:
-    """Every criterion at every rate, as many at once as there are cores."""
+    """Run every criterion at every rate, as many in parallel as there are cores."""
     options = parser.parse_args()
     space = {
         "rate": tune.grid_search(options.rates),

@@ -1,15 +1,15 @@
-"""Hours and memory that training on ImageNet takes, by calculation.
+"""Estimate the hours and the memory that training on ImageNet takes.
 
     python examples/training_cost.py                      # the table of docs/guides/scale.md
     python examples/training_cost.py --models torchvision:resnet50 --gpus 32 --batch 128
 
-    hours  = 3 · FLOPs of a forward pass · pictures · epochs / (sustained FLOP/s · GPUs · scaling)
-    memory = 16 bytes a parameter + pictures at once · bytes kept of each for the backward pass
+    hours  = 3 · FLOPs of a forward pass · images · epochs / (sustained FLOP/s · GPUs · scaling)
+    memory = 16 bytes per parameter + batch size · bytes saved per image for the backward pass
 
 The backward pass costs twice the forward pass, once for the gradients of the inputs, once for those
-of the weights: hence 3. A multiply-accumulate is two FLOPs. What a GPU sustains is taken from the
-pictures a second that NVIDIA publishes for ResNet-50, so the figures hold for networks like it.
-Nothing is trained, and no memory is used: networks are built without storage.
+of the weights: hence 3. A multiply-accumulate is two FLOPs. Sustained FLOP/s are derived from
+the images per second that NVIDIA publishes for ResNet-50, so the estimates hold for similar
+networks. Nothing is trained, and networks are built on the meta device, which needs no memory.
 """
 
 import argparse
@@ -23,36 +23,36 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fpgm.models.registry import load_model
 
-PICTURES, EPOCHS, SIZE = 1_281_167, 100, 224
-"""ImageNet's training pictures, and the paper's schedule."""
+IMAGES, EPOCHS, SIZE = 1_281_167, 100, 224
+"""ImageNet's training images, and the paper's schedule."""
 RESNET50 = 4_089_184_256
-"""Multiply-accumulates of one picture of 224×224 in torchvision's ResNet-50."""
+"""Multiply-accumulates of torchvision's ResNet-50 for one image of 224×224."""
 OPTIMIZED = 16
-"""Bytes a parameter: weight, gradient, momentum, and the gradient as processes exchange it."""
+"""Bytes per parameter: weight, gradient, momentum, and the gradient's communication buffer."""
 SCALING = 16_621 / (8 * 2470)
-"""Share of eight GPUs' speed that eight joined A100 had; kept for more of them."""
+"""Scaling efficiency of eight A100s; also used for more."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU at one precision, by the pictures of ResNet-50 it trains on in a second.
+    """A GPU at one precision, with its training speed for ResNet-50 in images per second.
 
     Source: NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5, README.
     """
 
     name: str
-    pictures_per_second: float
+    images_per_second: float
     element_bytes: int
-    """Of an activation."""
+    """Bytes per element of an activation."""
 
     @property
     def sustained(self) -> float:
-        """FLOP/s in training.
+        """Return the sustained FLOP/s in training.
 
         >>> round(GPUS[0].sustained / 1e12, 1)
         60.6
         """
-        return self.pictures_per_second * 3 * 2 * RESNET50
+        return self.images_per_second * 3 * 2 * RESNET50
 
 
 GPUS = (
@@ -65,17 +65,17 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Network:
-    """What a picture costs."""
+    """The cost of one image."""
 
     name: str
     macs: int
     parameters: int
     kept: int
-    """Elements that autograd keeps of one picture until the backward pass."""
+    """Elements that autograd saves per image for the backward pass."""
 
 
 def measure(name: str) -> Network:
-    """Count on tensors that have a shape and no storage."""
+    """Measure a model on the meta device."""
     with torch.device("meta"):
         net = load_model(name).train()
     return Network(
@@ -87,14 +87,14 @@ def measure(name: str) -> Network:
 
 
 def forward_macs(net: nn.Module, x: Tensor) -> int:
-    """Multiply-accumulates of a forward pass."""
+    """Count the multiply-accumulates of a forward pass."""
     with FlopCounterMode(display=False) as counter:
         net(x)
     return counter.get_total_flops() // 2
 
 
 def kept_elements(net: nn.Module, x: Tensor) -> int:
-    """Elements of all tensors kept for the backward pass, each once, weights not counted."""
+    """Count the elements saved for the backward pass, each tensor once, without weights."""
     own = {p.untyped_storage()._cdata for p in (*net.parameters(), *net.buffers())}
     kept: dict[int, Tensor] = {}
 
@@ -110,23 +110,23 @@ def kept_elements(net: nn.Module, x: Tensor) -> int:
 
 
 def hours(network: Network, gpu: Gpu, gpus: int = 1, epochs: int = EPOCHS) -> float:
-    """Of training, if the pictures are read as fast as the GPUs take them.
+    """Return the hours of training, assuming that data loading keeps up.
 
     >>> resnet50 = Network("resnet50", RESNET50, 25_557_032, 0)
     >>> round(hours(resnet50, GPUS[0]), 1)
     14.4
     """
-    flops = 3 * 2 * network.macs * PICTURES * epochs
+    flops = 3 * 2 * network.macs * IMAGES * epochs
     return flops / (gpu.sustained * gpus * (1 if gpus == 1 else SCALING)) / 3600
 
 
 def gigabytes(network: Network, gpu: Gpu, batch: int) -> float:
-    """On one GPU; cuDNN's workspaces and what the allocator holds in reserve come on top."""
+    """Return the memory per GPU, without cuDNN's workspaces and the allocator's reserve."""
     return (OPTIMIZED * network.parameters + batch * gpu.element_bytes * network.kept) / 1e9
 
 
 def table(names: Sequence[str], gpus: int, batch: int) -> Iterator[str]:
-    """Lines of Markdown: hours on one GPU and on many, and memory at either precision."""
+    """Return a Markdown table: hours on one GPU and on many, and memory at both precisions."""
     yield _row("network", "GMACs", *(gpu.name for gpu in GPUS), "GB mixed", "GB float32")
     yield _row("---", *["--:"] * (len(GPUS) + 3))
     for network in map(measure, names):
@@ -148,7 +148,7 @@ if __name__ == "__main__":
         "--models", nargs="+", default=[f"torchvision:resnet{depth}" for depth in (18, 34, 50, 101)]
     )
     parser.add_argument("--gpus", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=64, help="pictures at once on a GPU")
+    parser.add_argument("--batch", type=int, default=64, help="batch size per GPU")
     options = parser.parse_args()
     lines = "\n".join(table(options.models, options.gpus, options.batch))
     rich.get_console().print(lines, soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Prune a trained ResNet-20 in a loop of Hugging Face Accelerate, in one process or many.
+"""Prune a trained ResNet-20 with Hugging Face Accelerate, in one process or many.
 
     pip install "fpgm[train]"
     python examples/with_accelerate.py
@@ -6,7 +6,7 @@
 
 On a machine without a GPU the second command starts two processes on the CPU; with --cpu in place
 of --multi_gpu Accelerate would start one. Nothing is downloaded: the trained network and 1,900
-pictures of CIFAR-10 come with the package. About a minute on two cores. Writes small.safetensors.
+CIFAR-10 images come with the package. Takes about a minute on two cores. Writes small.safetensors.
 """
 
 import argparse
@@ -28,43 +28,43 @@ from fpgm.models import trained_resnet20
 from fpgm.utils.modules import tensors_sha256
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--rate", type=float, default=0.3, help="share of filters that go")
-parser.add_argument("--epochs", type=int, default=4, help="before the filters are removed")
-parser.add_argument("--more", type=int, default=2, help="epochs of the small model")
-parser.add_argument("--images", type=int, default=1000, help="of each part, at most")
+parser.add_argument("--rate", type=float, default=0.3, help="fraction of filters to remove")
+parser.add_argument("--epochs", type=int, default=4, help="epochs before the filters are removed")
+parser.add_argument("--more", type=int, default=2, help="epochs of training the compact model")
+parser.add_argument("--images", type=int, default=1000, help="maximum images per split")
 parser.add_argument("--out", default="small.safetensors")
 options = parser.parse_args()
 
-# Without a GPU, Accelerate joins processes only if it is told that the CPU is meant.
+# Without a GPU, Accelerate connects processes only with cpu=True.
 accelerator = Accelerator(cpu=not torch.cuda.is_available())
 set_seed(0)
-train, test = (part.first(options.images) for part in read_sample())
-pictures = CIFAR10.apply(test.images).to(accelerator.device)  # (1000, 3, 32, 32)
+train, test = (part.take_first(options.images) for part in read_sample())
+test_images = CIFAR10.apply(test.images).to(accelerator.device)  # (1000, 3, 32, 32)
 labels = test.labels.to(accelerator.device)
 
 
 def say(text: str) -> None:
-    """Once, however many processes there are."""
+    """Print from the main process only."""
     if accelerator.is_main_process:
         rich.print(text)
 
 
 def agree(net: nn.Module) -> None:
-    """Processes have seen other pictures, so their norms' statistics differ: take the first's."""
+    """Use the batch norm statistics of rank 0; each process has seen different images."""
     for buffer in net.buffers():
         broadcast(buffer)
 
 
 @torch.no_grad()
 def accuracy(net: nn.Module) -> float:
-    """Share of test pictures the network names rightly."""
+    """Return the accuracy on the test images."""
     net.eval()
-    answers = torch.cat([net(x).argmax(1) for x in pictures.split(250)])
-    return float((answers == labels).float().mean())
+    predictions = torch.cat([net(x).argmax(1) for x in test_images.split(250)])
+    return float((predictions == labels).float().mean())
 
 
 def train_one_epoch(net: nn.Module) -> None:
-    """Accelerate's usual loop; the loader gives every process its share of 32 pictures."""
+    """Train for one epoch; the loader gives every process its part of each batch of 32."""
     net.train()
     for x, y in loader:
         loss = F.cross_entropy(net(x), y)
@@ -83,8 +83,8 @@ loader = DataLoader(
 net, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 say(f"processes: {accelerator.num_processes}, original: {accuracy(model):.1%}")
 
-# Every process calls step() and compact(); the first one's choice is everybody's.
-pruner = fpgm.SoftPruner(net, pictures[:1], rate=options.rate, mode="hard", optimizer=optimizer)
+# Every process calls step() and compact(); all use the selection of rank 0.
+pruner = fpgm.SoftPruner(net, test_images[:1], rate=options.rate, mode="hard", optimizer=optimizer)
 for _ in range(options.epochs):
     train_one_epoch(net)
     agree(model)
@@ -92,8 +92,8 @@ for _ in range(options.epochs):
     step = pruner.step()
     say(f"{step}\n  accuracy: {before:.1%} before pruning, {accuracy(model):.1%} after")
 
-# The optimizer goes over to the verified compact model with its momentum; the model is wrapped anew
-# because the old wrapper watches the old weights.
+# The optimizer now holds the parameters of the verified compact model, with their momentum. The
+# model is wrapped again because the old wrapper refers to the old weights.
 small = pruner.compact(optimizer=optimizer)
 plan, certificate = pruner.plan, pruner.certificate
 assert plan is not None
@@ -106,7 +106,7 @@ net = accelerator.prepare(small)
 for _ in range(options.more):
     train_one_epoch(net)
 agree(small)
-say(f"compact, trained on: {accuracy(small):.1%}")
+say(f"compact, trained further: {accuracy(small):.1%}")
 
 digests = gather_object([tensors_sha256(small)])
 say(f"the same model in all processes: {'yes' if len(set(digests)) == 1 else 'no'}")
@@ -117,4 +117,4 @@ accelerator.end_training()
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads outlive their group, and may abort what Python still takes down
+    os._exit(0)  # gloo's threads outlive their group and may abort the process while Python exits

@@ -1,11 +1,11 @@
-"""Make the assets of `fpgm.models`: a trained ResNet-20 and the first pictures of CIFAR-10.
+"""Make the assets of `fpgm.models`: a trained ResNet-20 and the first CIFAR-10 images.
 
     fpgm data cifar10
     fpgm train cifar10-resnet20-baseline --out runs/resnet20
     python scripts/assets.py runs/resnet20
 
-Weights go from float32 to float16, which halves the file; both accuracies are printed and kept,
-with the run's figures, in resnet20.json.
+Weights are converted from float32 to float16, which halves the file. Both accuracies are printed
+and saved, with the metrics of the run, in resnet20.json.
 """
 
 import json
@@ -21,48 +21,48 @@ from fpgm.data.cifar10_sample import write_sample
 from fpgm.data.in_memory import Images
 from fpgm.data.registry import CIFAR10
 from fpgm.models import build
-from fpgm.models.assets import FOLDER, PICTURES, WEIGHTS
-from fpgm.utils.atomic_io import write_whole
+from fpgm.models.assets import FOLDER, SAMPLE_IMAGES, WEIGHTS
+from fpgm.utils.atomic_io import atomic_write_stream
 
 # -----------------------------------------------------------------------------
-train_pictures = 900
-test_pictures = 1000  # together just below 4 MB
+train_images = 900
+test_images = 1000  # together just below 4 MB
 # -----------------------------------------------------------------------------
 
 run = Path(sys.argv[1])
 data = cifar10.read(cifar10.default_root())
 train = Images(data.train_images, data.train_labels)
 test = Images(data.test_images, data.test_labels)
-write_sample(PICTURES, train.first(train_pictures), test.first(test_pictures))
+write_sample(SAMPLE_IMAGES, train.take_first(train_images), test.take_first(test_images))
 
 
 @torch.no_grad()
-def accuracy(state: dict[str, Tensor], pictures: Images) -> float:
+def accuracy(state: dict[str, Tensor], data: Images) -> float:
     model = build("resnet20").eval()
     model.load_state_dict(state)
     right = 0
-    for images, labels in zip(pictures.images.split(500), pictures.labels.split(500), strict=True):
+    for images, labels in zip(data.images.split(500), data.labels.split(500), strict=True):
         right += int((model(CIFAR10.apply(images)).argmax(1) == labels).sum())
-    return right / len(pictures)
+    return right / len(data)
 
 
 full = load_file(run / "weights.safetensors")
 half = {k: v.half() if v.is_floating_point() else v for k, v in full.items()}
-write_whole(WEIGHTS, lambda stream: stream.write(save(half, metadata={"format": "pt"})))
+atomic_write_stream(WEIGHTS, lambda stream: stream.write(save(half, metadata={"format": "pt"})))
 
 made_with = json.loads((run / "environment.json").read_text())
-told = {
+record = {
     "recipe": json.loads((run / "recipe.json").read_text()),
     "versions": {key: made_with[key] for key in ("fpgm", "torch", "python", "git", "threads")},
     "epochs": [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()],
     "accuracy": {
         "float32, 10,000 test pictures": accuracy(full, test),
         "float16, 10,000 test pictures": accuracy(half, test),
-        f"float16, the {test_pictures:,} that ship": accuracy(half, test.first(test_pictures)),
+        f"float16, the {test_images:,} that ship": accuracy(half, test.take_first(test_images)),
     },
 }
-(FOLDER / "resnet20.json").write_text(json.dumps(told, indent=1) + "\n")
-for what, share in told["accuracy"].items():
-    print(f"{share:.2%}  {what}")
-for file in (WEIGHTS, PICTURES):
+(FOLDER / "resnet20.json").write_text(json.dumps(record, indent=1) + "\n")
+for name, value in record["accuracy"].items():
+    print(f"{value:.2%}  {name}")
+for file in (WEIGHTS, SAMPLE_IMAGES):
     print(f"{file.stat().st_size:>9,} bytes  {file.name}")

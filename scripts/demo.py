@@ -1,10 +1,10 @@
-"""Prune a real network on real pictures: recover it, prove it, time it, and show it on one page.
+"""Prune a trained network on real images: verify, recover, time and report it.
 
     make demo                           # or: python scripts/demo.py
     python scripts/demo.py --rate 0.5   # prune harder
 
-The trained ResNet-20 and 1,900 pictures of CIFAR-10 come with the package, so nothing is
-downloaded. Every step is a command that you can run yourself; under two minutes on two cores.
+The trained ResNet-20 and 1,900 CIFAR-10 images come with the package, so nothing is
+downloaded. Every step is a command that you can run yourself. Takes under two minutes on two cores.
 """
 
 import argparse
@@ -15,26 +15,26 @@ import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-parser.add_argument("--rate", type=float, default=0.3, help="share of filters that go")
+parser.add_argument("--rate", type=float, default=0.3, help="fraction of filters to remove")
 parser.add_argument(
-    "--distil", type=float, default=20, help="seconds of learning from the original"
+    "--distil", type=float, default=20, help="seconds of distillation from the original"
 )
-parser.add_argument("--seconds", type=float, default=2, help="of timing in each runtime")
+parser.add_argument("--seconds", type=float, default=2, help="seconds of timing per runtime")
 parser.add_argument("--out", type=Path, default=Path("runs/demo"))
 wanted = parser.parse_args()
 
 out = str(wanted.out)
 steps = {
-    "Prune, prove it, and bring the accuracy back without a label": (
+    "Prune, verify, and recover accuracy without labels": (
         f"prune resnet20 --weights shipped --rate {wanted.rate:g} --recover solve "
         f"--distil {wanted.distil:g} --data cifar10-sample --force --out"
     ),
-    "Prove it again, from the files alone": "verify",
+    "Verify again, from the files alone": "verify",
     "Time it against the original": (
         "bench --backend eager --backend onnxruntime --batch 64 "
         f"--seconds {wanted.seconds:g} --keep"
     ),
-    "Put all of it on one page": "report",
+    "Write the report": "report",
 }
 
 started = time.perf_counter()

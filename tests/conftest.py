@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.helpers.clocks import Ideal
 from tests.helpers.runs import write_net
 from tests.helpers.shell import run
+from tests.helpers.skips import skip_summary
 from tests.helpers.small_cifar10 import COUNT, Small
 
 from fpgm.data import cifar10, cifar10_fetch
 from fpgm.errors import RequestError
-from fpgm.latency import budget_search as aim
+from fpgm.latency import backends, budget_search
 from fpgm.latency.backends import BACKENDS
 from fpgm.models.torchvision_import import import_torchvision
 from fpgm.utils import machine_load as neighbours
-from fpgm.utils.timing import side_by_side
+from fpgm.utils.timing import time_interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,6 +34,36 @@ def pytest_configure() -> None:
         import_torchvision()
 
 
+SWEPT = pytest.StashKey[int]()
+"""How many tests are marked `sweep` and were not selected."""
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    swept = sum(item.get_closest_marker("sweep") is not None for item in items)
+    config = items[0].config
+    config.stash[SWEPT] = config.stash.get(SWEPT, 0) + swept
+    if hasattr(config, "workeroutput"):  # one of several processes: it reports to the first
+        config.workeroutput["swept"] = config.stash[SWEPT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Note what a worker of pytest-xdist left out: each of them collects all tests."""
+    node.config.stash[SWEPT] = getattr(node, "workeroutput", {}).get("swept", 0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """End by saying what was left out, and the command that makes it run."""
+    skipped = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
+    reasons = [reason.removeprefix("Skipped: ") for reason in skipped]
+    swept = config.stash.get(SWEPT, 0) if "not sweep" in config.option.markexpr else 0
+    if lines := skip_summary(reasons, swept):
+        terminalreporter.section("not run, and how to run it")
+        terminalreporter.write_line("\n".join(lines))
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
@@ -40,7 +72,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that run beside each other are not to call the machine busy."""
-    monkeypatch.setattr(neighbours, "_worked", lambda: None)
+    monkeypatch.setattr(neighbours, "_busy_seconds", lambda: None)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,6 +80,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Times of layers measured on a busy machine are not to be kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FPGM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _brief_timing() -> Iterator[None]:
+    """Plans for a budget in time run models for moments: their figures are not looked at here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget_search, "SECONDS", 0.2)
+        patch.setattr(backends, "LAYER_SECONDS", 0.002)
         yield
 
 
@@ -116,6 +157,8 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def ideal(monkeypatch: pytest.MonkeyPatch) -> Ideal:
     backend = Ideal()
-    monkeypatch.setattr(aim, "side_by_side", partial(side_by_side, clock=lambda: backend.now))
+    monkeypatch.setattr(
+        budget_search, "time_interleaved", partial(time_interleaved, clock=lambda: backend.now)
+    )
     monkeypatch.setitem(BACKENDS, "ideal", backend)
     return backend

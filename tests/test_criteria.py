@@ -1,4 +1,4 @@
-"""The other criteria, their names, the choice by score, and what is refused."""
+"""Criteria other than Eq. 7, their names, the choice by score, and bad requests."""
 
 import math
 import re
@@ -30,14 +30,14 @@ def test_a_norm_scale_counts_by_size_not_sign() -> None:
     assert criteria.bn_scale(torch.tensor([[-2.0], [0.5], [0.0]])).tolist() == [2, 0.5, 0]
 
 
-def test_chance_is_repeatable_and_follows_its_seed_only() -> None:
+def test_random_is_repeatable_and_depends_on_its_seed_only() -> None:
     first = criteria.random(normal(50, 3), seed=7)
     assert torch.equal(first, criteria.random(normal(50, 8, seed=1), seed=7))
     assert not torch.equal(first, criteria.random(normal(50, 3), seed=8))
     assert sorted(first.tolist()) == list(range(50))
 
 
-def test_chance_leaves_the_global_generator_alone() -> None:
+def test_random_does_not_use_the_global_generator() -> None:
     before = torch.random.get_rng_state()
     criteria.random(torch.zeros(5, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -58,40 +58,40 @@ def test_mix_takes_30_percent_by_norm_then_10_percent_by_median() -> None:
     assert criteria.lowest(criteria.fpgm(filters), 2) == [4, 6]
 
 
-def test_mix_is_all_norm_at_share_1_and_all_median_at_share_0() -> None:
+def test_mix_is_all_norm_at_1_and_all_median_at_0() -> None:
     filters = normal(30, 5)
     norms, sums = criteria.l2(filters), criteria.fpgm(filters)
     assert torch.equal(criteria.mix(filters, 1.0).argsort(), norms.argsort())
     assert torch.equal(criteria.mix(filters, 0.0).argsort(), sums.argsort())
 
 
-def test_the_share_of_a_mix_is_part_of_its_name() -> None:
+def test_the_fraction_of_a_mix_is_part_of_its_name() -> None:
     filters = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     for share in (0.0, 0.5, 1.0):
         given = criteria.resolve(f"mix={share}")(filters, 0.4)
         assert torch.equal(given, criteria.mix(filters, share * 0.4))
     assert torch.equal(criteria.resolve("mix")(filters, 0.4), criteria.mix(filters, 0.3))
     for bad in ("mix=2", "mix=x", "mix=nan"):
-        with pytest.raises(RequestError, match="mix= takes a share from 0 to 1"):
+        with pytest.raises(RequestError, match="mix= takes a fraction from 0 to 1"):
             criteria.resolve(bad)
     with pytest.raises(RequestError, match="Unknown criterion 'fpgm=1'"):
         criteria.resolve("fpgm=1")
 
 
 @pytest.mark.parametrize(
-    ("share", "by_norm"), [(0.29, 15), (0.288, 14), (0.3, 15), (0.01, 1), (0.009, 0)]
+    ("fraction", "norm_count"), [(0.29, 15), (0.288, 14), (0.3, 15), (0.01, 1), (0.009, 0)]
 )
-def test_mix_rounds_half_up(share: float, by_norm: int) -> None:
+def test_mix_rounds_half_up(fraction: float, norm_count: int) -> None:
     norms = torch.arange(1.0, 51.0)[:, None]  # 50 * 0.29 is 14.5
-    scores = criteria.mix(norms, share)
-    assert scores[:by_norm].tolist() == list(range(by_norm))
-    assert scores[by_norm] != by_norm
+    scores = criteria.mix(norms, fraction)
+    assert scores[:norm_count].tolist() == list(range(norm_count))
+    assert scores[norm_count] != norm_count
 
 
-def test_mix_refuses_what_is_no_share() -> None:
+def test_mix_refuses_what_is_no_fraction() -> None:
     with pytest.raises(RequestError) as error:
         criteria.mix(torch.ones(2, 2), 30)
-    assert message(error) == "norm_share is a share between 0 and 1; got 30."
+    assert message(error) == "norm_fraction is 30: give a fraction from 0 to 1."
 
 
 # Choosing
@@ -103,12 +103,12 @@ def test_of_equal_scores_the_first_go() -> None:
     assert criteria.lowest(torch.zeros(4), 0) == []
 
 
-def test_half_precision_scores_are_told_apart_as_they_are() -> None:
+def test_half_precision_scores_are_ranked_exactly() -> None:
     assert criteria.lowest(torch.tensor([2.0, 1.0, 3.0], dtype=torch.bfloat16), 2) == [0, 1]
 
 
 @pytest.mark.parametrize("count", [-1, 4])
-def test_no_more_can_go_than_there_are(count: int) -> None:
+def test_lowest_refuses_counts_out_of_range(count: int) -> None:
     with pytest.raises(RequestError) as error:
         criteria.lowest(torch.zeros(3), count)
     assert message(error) == f"Cannot take the {count} lowest of 3 scores."
@@ -129,7 +129,7 @@ def test_no_more_can_go_than_there_are(count: int) -> None:
         ("mix", lambda filters: criteria.mix(filters, 0.3)),
     ],
 )
-def test_a_name_stands_for_its_function(name: str, function: Callable[[Tensor], Tensor]) -> None:
+def test_names_resolve_to_their_functions(name: str, function: Callable[[Tensor], Tensor]) -> None:
     filters = normal(10, 1)
     assert torch.equal(criteria.resolve(name)(filters, 0.4), function(filters))
     assert torch.equal(criteria.resolve(function)(filters, 0.4), function(filters))
@@ -174,13 +174,11 @@ def test_distance_and_seed_reach_the_criterion() -> None:
         ),
         (
             lambda: criteria.fpgm(torch.ones(4)),
-            "Filters come as [n, d], one row each; got [4].",
+            "Filters have shape [4]: give [n, d], one row each.",
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(
-    call: Callable[[], object], expected: str
-) -> None:
+def test_bad_requests(call: Callable[[], object], expected: str) -> None:
     with pytest.raises(RequestError, match=f"^{re.escape(expected)}$"):
         call()
 
@@ -223,7 +221,7 @@ def test_broken_weights_are_named(bad: float, dtype: torch.dtype) -> None:
         ),
     ],
 )
-def test_a_users_criterion_is_held_to_one_finite_score_a_filter(
+def test_a_users_criterion_has_to_return_one_finite_score_per_filter(
     criterion: Callable[[Tensor], Tensor], expected: str
 ) -> None:
     with pytest.raises(RequestError) as error:
@@ -231,7 +229,7 @@ def test_a_users_criterion_is_held_to_one_finite_score_a_filter(
     assert message(error) == expected
 
 
-def test_a_users_criterion_sees_float32_and_may_answer_in_integers() -> None:
+def test_a_users_criterion_gets_float32_and_may_return_integers() -> None:
     seen: list[torch.dtype] = []
 
     def largest_weight(filters: Tensor) -> Tensor:

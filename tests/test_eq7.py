@@ -13,6 +13,13 @@ from fpgm.utils import distances
 from fpgm.utils.precision import full_precision
 
 
+@pytest.fixture(params=["directly", "by a Gram matrix"], autouse=True)
+def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers are measured directly, large ones by a Gram matrix: test both on the same."""
+    if request.param != "directly":
+        monkeypatch.setattr(distances, "MAX_DIRECT_PRODUCTS", 0)
+
+
 def assert_close(scores: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
     torch.testing.assert_close(scores.double(), expected, rtol=relative, atol=1e-30)
 
@@ -83,14 +90,14 @@ def layers() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("distance", criteria.DISTANCES)
 @pytest.mark.parametrize("name", list(layers()))
-def test_scores_are_those_of_float64_brute_force(name: str, distance: str) -> None:
+def test_scores_equal_float64_brute_force(name: str, distance: str) -> None:
     filters = layers()[name]
     before = filters.clone()
     assert_close(criteria.fpgm(filters, distance), brute(filters, distance))
     assert torch.equal(filters, before)
 
 
-def test_reading_distances_off_a_gram_matrix_alone_would_have_failed() -> None:
+def test_distances_from_a_gram_matrix_alone_would_be_wrong() -> None:
     filters = layers()["common offset"]
     plain = torch.cdist(filters, filters, compute_mode="use_mm_for_euclid_dist").sum(1)
     assert (plain / brute(filters) - 1).abs().max() > 0.1
@@ -106,7 +113,7 @@ def test_reading_distances_off_a_gram_matrix_alone_would_have_failed() -> None:
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=150, deadline=None)
-def test_scores_are_those_of_brute_force_whatever_the_spread(
+def test_scores_equal_brute_force_for_any_spread(
     count: int, size: int, offset: float, spread: float, clusters: int, distance: str, seed: int
 ) -> None:
     centres = normal(clusters, size, seed=seed)[torch.arange(count) % clusters]
@@ -141,7 +148,7 @@ def test_float64_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize("distance", criteria.DISTANCES)
-def test_a_float64_model_is_left_as_it_was(distance: str) -> None:
+def test_a_float64_model_is_unchanged(distance: str) -> None:
     filters = normal(9, 4).double()
     before = filters.clone()
     criteria.fpgm(filters, distance)
@@ -155,8 +162,8 @@ def test_parameters_are_scored_without_a_graph() -> None:
         assert not criteria.resolve(name)(parameter, 0.4).requires_grad
 
 
-def test_reduced_precision_for_training_does_not_reach_the_scores() -> None:
-    filters = normal(40, 64)
+def test_reduced_precision_does_not_change_scores() -> None:
+    filters = normal(160, 128)  # large enough for a product
     expected = criteria.fpgm(filters)
     seen: list[str] = []
 
@@ -177,7 +184,7 @@ def test_reduced_precision_for_training_does_not_reach_the_scores() -> None:
     assert torch.equal(scores, expected)
 
 
-def test_precision_that_is_inherited_stays_so() -> None:
+def test_inherited_precision_settings_stay_inherited() -> None:
     backends = torch.backends
     if not hasattr(backends, "fp32_precision"):
         pytest.skip("this torch has one setting for all")
@@ -195,7 +202,7 @@ def test_precision_that_is_inherited_stays_so() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Size of the biggest tensor that any operation returns."""
+    """Records the size of the largest tensor that any operation returns."""
 
     numel = 0
 
@@ -235,7 +242,9 @@ def test_pairs_at_the_threshold_of_a_second_look_count_once_on_both_sides() -> N
         for _ in range(40):
             middle = (low + high) / 2
             first, last = moved(middle).double()[[0, 6]]
-            near = (first - last).square().sum() < distances.NEAR * (first @ first + last @ last)
+            near = (first - last).square().sum() < distances.NEAR_FRACTION * (
+                first @ first + last @ last
+            )
             low, high = (middle, high) if near else (low, middle)
         for bits in range(-60, 61):
             filters = moved(low * (1 + bits * 3e-8))

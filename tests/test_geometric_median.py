@@ -14,7 +14,7 @@ from fpgm.errors import RequestError
 
 
 def pull(points: Tensor, median: Tensor) -> float:
-    """Size of the gradient at the median, less what points on the spot can hold; 0 is optimal."""
+    """Compute the gradient norm at the median, less the number of points there; 0 is optimal."""
     offsets = points.double() - median.double()
     distances = offsets.norm(dim=1)
     away = distances > 0
@@ -44,7 +44,7 @@ def test_a_right_triangle_sees_its_sides_under_120_degrees() -> None:
     torch.testing.assert_close(torch.stack([a @ b, b @ c, c @ a]), expected)
 
 
-def test_most_points_on_one_spot_hold_the_median_there() -> None:
+def test_a_majority_of_equal_points_is_the_median() -> None:
     points = torch.tensor([[2.0, 7.0]] * 3 + [[0.0, 0.0], [9.0, 1.0]])
     assert criteria.geometric_median(points).tolist() == [2, 7]
     assert criteria.geometric_median(points[:3]).tolist() == [2, 7]
@@ -66,10 +66,10 @@ def test_the_unit_vectors_cancel_at_the_median(n: int, d: int, seed: int, offset
     assert pull(points, criteria.geometric_median(points)) < 1e-4 * n
 
 
-def test_no_points_have_no_median() -> None:
+def test_the_median_of_no_points_is_refused() -> None:
     with pytest.raises(RequestError) as error:
         criteria.geometric_median(torch.ones(0, 2))
-    assert str(error.value) == "No points have no geometric median: give at least one."
+    assert str(error.value) == "A geometric median needs at least one point: points is empty."
 
 
 def test_exact_measures_the_distance_to_the_median() -> None:

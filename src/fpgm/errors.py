@@ -2,6 +2,7 @@
 
     FpgmError
     ├── RequestError        an argument makes no sense: rate, budget, pattern, criterion
+    │   └── UnknownOptionError  a keyword that the function does not have: a TypeError too
     ├── ModelError          the model or its example input cannot be worked with
     │   └── ForwardError    the model's own forward fails on the example input
     ├── PlanError           the plan was made for another model
@@ -13,18 +14,22 @@ Messages are one line: what is wrong, where, and what to do. They may quote name
 control characters in them are shown as escapes.
 """
 
-from fpgm.utils.text import printable
+from fpgm.utils.text import escape_text
 
 
 class FpgmError(Exception):
     """Base of all errors raised on purpose by this package."""
 
     def __str__(self) -> str:
-        return printable(" ".join(line.strip() for line in super().__str__().strip().split("\n")))
+        return escape_text(" ".join(line.strip() for line in super().__str__().strip().split("\n")))
 
 
 class RequestError(FpgmError, ValueError):
     """An argument makes no sense."""
+
+
+class UnknownOptionError(RequestError, TypeError):
+    """A keyword is misspelt, or belongs to another function."""
 
 
 class ModelError(FpgmError):

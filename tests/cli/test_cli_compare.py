@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.helpers.shell import refused, run
 
-from fpgm.cli.compare import table
+from fpgm.cli.compare import format_table
 from fpgm.models.registry import load_model
 from fpgm.paper.baselines.registry import METHODS
 from fpgm.pruning.serialization import load, save
@@ -39,23 +39,23 @@ def compared(model: str, out: Path, *options: Any) -> dict[str, Any]:
 
 def test_a_table_and_what_is_behind_it(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a"
-    told = compared(model, out, "--methods", "fpgm,taylor,mil", "--steps", 4)
-    assert [row["method"] for row in told["rows"]] == ["fpgm", "taylor", "mil"]
-    fpgm, taylor, mil = told["rows"]
+    result = compared(model, out, "--methods", "fpgm,taylor,mil", "--steps", 4)
+    assert [row["method"] for row in result["rows"]] == ["fpgm", "taylor", "mil"]
+    fpgm, taylor, mil = result["rows"]
     for row in (fpgm, taylor):
         assert row["macs_removed"] == pytest.approx(0.4, abs=0.12)
         assert row["steps"] == 4
         assert None not in (row["once"], row["recovered"], row["tuned"])
     assert mil["recovered"] is None
-    assert (out / "compare.md").read_text().startswith("| method | MACs removed | at once |")
+    assert (out / "compare.md").read_text().startswith("| method | MACs removed | one-shot |")
     assert "- Taylor: " in (out / "compare.md").read_text()
-    assert told["methods"]["taylor"]["cite"].endswith("arXiv:1906.10771")
+    assert result["methods"]["taylor"]["cite"].endswith("arXiv:1906.10771")
     assert (out / "compare.tex").read_text().startswith(r"\begin{tabular}{lrrrrr}")
-    assert json.loads((out / "compare.json").read_text())["rows"] == told["rows"]
-    assert Path(told["page"]).is_file()
+    assert json.loads((out / "compare.json").read_text())["rows"] == result["rows"]
+    assert Path(result["page"]).is_file()
     shown = read_run(out / "taylor")
     assert shown.plan is not None
-    assert shown.asked["criterion"] == "taylor"
+    assert shown.settings["criterion"] == "taylor"
     small, _ = run("bench", out / "fpgm", "--backend", "eager", "--seconds", 0.05,
                    "--model", model, "--json")  # fmt: skip
     assert json.loads(small)["rows"]
@@ -75,8 +75,8 @@ def test_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
 
 
 def test_seeds_are_rows_of_their_own(model: str, tmp_path: Path) -> None:
-    told = compared(model, tmp_path / "a", "--methods", "random", "--seeds", 2)
-    assert [row["seed"] for row in told["rows"]] == [0, 1]
+    result = compared(model, tmp_path / "a", "--methods", "random", "--seeds", 2)
+    assert [row["seed"] for row in result["rows"]] == [0, 1]
     assert "±" in (tmp_path / "a" / "compare.md").read_text()
 
 
@@ -93,7 +93,7 @@ def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
         "--methods", "slimming,fpgm", "--steps", 2, code=2,
     )  # fmt: skip
     assert "| Slimming | " in said
-    assert "slimming: No unit has a batch norm with a scale behind it" in said
+    assert "slimming: No layer is followed by a batch norm with a scale" in said
     assert "| FPGM " in said
 
 
@@ -102,12 +102,12 @@ def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
     given = ("compare", model, *LOOK, "--macs", 0.4, "--images", 16, "--test", 16, "--out")
     said, _ = run(*given, tmp_path / "a", "--methods", "all")
     assert (
-        "Left out, since they train: fpgm-soft, fpgm-mix-soft, sfp, rethinking, mil, slimming, "
+        "Skipped, as they need training: fpgm-soft, fpgm-mix-soft, sfp, rethinking, mil, slimming, "
         "group-norm; give --steps 2 or more.\n"
     ) in said
-    told = json.loads((tmp_path / "a/compare.json").read_text())
-    rows = told["rows"]
-    assert set(told["left_out"]) | {row["method"] for row in rows} == set(METHODS)
+    document = json.loads((tmp_path / "a/compare.json").read_text())
+    rows = document["rows"]
+    assert set(document["left_out"]) | {row["method"] for row in rows} == set(METHODS)
     assert {METHODS[row["method"]].needs for row in rows} == {"weights", "inputs", "labels"}
     two = ("--methods", "sfp,fpgm", "--steps")
     assert refused(*given, tmp_path / "b", *two, 1) == (
@@ -121,10 +121,10 @@ def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--methods", "fpgn"), "There is no method 'fpgn' (did you mean 'fpgm'?)"),
+        (("--methods", "fpgn"), "Unknown method 'fpgn' (did you mean 'fpgm'?)"),
         (("--macs", 1.5), "macs is 1.5"),
-        (("--macs", 0), "--macs is 0: nothing would go."),
-        (("--test", 0), "--test and --images are whole numbers from 1 up."),
+        (("--macs", 0), "--macs is 0: nothing would be removed."),
+        (("--test", 0), "--test and --images must be at least 1."),
         (("--lr", "nan"), "--lr is nan: give a positive number."),
         (("--residual", "foo"), "residual is 'foo'"),
         (("--align", 0), "align is 0"),
@@ -142,14 +142,15 @@ def test_a_folder_of_something_else(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a"
     compared(model, out, "--methods", "fpgm")
     other = ("compare", model, *LOOK, "--macs", 0.3, "--methods", "fpgm", "--out")
-    assert "holds another comparison (another macs): choose another --out." in refused(*other, out)
+    message = "contains a different comparison (different macs): choose another --out."
+    assert message in refused(*other, out)
     assert "nodata" in refused(*other, out, "--data", "nodata")  # what is wrong comes first
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x").touch()
     assert "is not empty: choose another --out." in refused(*other, tmp_path / "b")
 
 
-def test_more_classes_than_answers(tmp_path: Path) -> None:
+def test_more_classes_than_outputs(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "from torch import nn\n"
@@ -159,7 +160,7 @@ def test_more_classes_than_answers(tmp_path: Path) -> None:
     )
     asked = ("compare", f"{file}:make", *LOOK, "--macs", 0.4, "--out", tmp_path / "a")
     assert refused(*asked, "--methods", "taylor") == (
-        f"--data synthetic has 10 classes and {file}:make answers with 9: give as many."
+        f"--data synthetic has 10 classes, but {file}:make has 9 outputs: they must match."
     )
     assert not (tmp_path / "a").exists()
 
@@ -177,14 +178,14 @@ def test_what_is_kept_is_proved_and_counted_on_the_pictures_there_are(
     with torch.no_grad():
         next(net.parameters()).add_(1)
     save(net, small)
-    told = refused("verify", out / "l2", "--model", model, code=1)
-    assert "its tensors have changed since" in told
+    message = refused("verify", out / "l2", "--model", model, code=1)
+    assert "its tensors have changed since" in message
 
 
 def test_means_and_failures_in_the_table() -> None:
     row = {"method": "random", "macs_removed": 0.5, "recovered": 0.8, "tuned": None, "seconds": 1.0}
     rows = [{**row, "once": 0.2, "seed": 0}, {**row, "once": 0.4, "seed": 1},
             {"method": "cp", "seed": 0, "failed": "no"}]  # fmt: skip
-    _, (_, random, cp) = table(rows, 0.9)
+    _, (_, random, cp) = format_table(rows, 0.9)
     assert random == ("random", "50.0%", "30.00% ± 14.14%", "80.00% ± 0.00%", "–", "1 s")
     assert cp == ("CP", "failed", "–", "–", "–", "–")

@@ -15,7 +15,7 @@ def test_a_short_command_says_nothing_beside() -> None:
 
 
 def test_after_a_silence_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "SILENT", 0.0)
+    monkeypatch.setattr(common, "LOG_SECONDS", 0.0)
     out, err = run(*INSPECT)
     assert out.startswith("{")  # the log is beside it
     assert len(err.splitlines()) == 3

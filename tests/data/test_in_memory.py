@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fpgm.data.base import Share
+from fpgm.data.base import ProcessShare
 from fpgm.data.image_folder import IMAGENET, FolderBatches
-from fpgm.data.in_memory import Augment, Images, Look, MemoryBatches, statistics
-from fpgm.data.registry import CIFAR10, Wanted, open_sets
+from fpgm.data.in_memory import Augment, Images, MemoryBatches, Normalization, channel_statistics
+from fpgm.data.registry import CIFAR10, DataSpec, open_splits
 from fpgm.errors import FileError, RequestError
 
-PLAIN = Look((0.0,), (1 / 255,))
+PLAIN = Normalization((0.0,), (1 / 255,))
 """Shows bytes as the numbers they are."""
 
 
@@ -82,12 +82,12 @@ def _window(image: Tensor, original: Tensor, flip: bool) -> tuple[int, int, bool
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_share_a_batch_picture_by_picture(world: int) -> None:
-    def all_of(share: Share) -> list[list[list[float]]]:
+    def all_of(share: ProcessShare) -> list[list[list[float]]]:
         batches = MemoryBatches(numbered(), 6, PLAIN, augment=Augment(1, True), seed=1, share=share)
         return [b.images.flatten(1).tolist() for b in batches.epoch(2)]
 
-    alone = all_of(Share())
-    shares = [all_of(Share(rank, world)) for rank in range(world)]
+    alone = all_of(ProcessShare())
+    shares = [all_of(ProcessShare(rank, world)) for rank in range(world)]
     for number, whole in enumerate(alone):
         parts = [share[number] for share in shares]
         together = [parts[i % world][i // world] for i in range(len(whole))]
@@ -96,7 +96,7 @@ def test_processes_share_a_batch_picture_by_picture(world: int) -> None:
 
 def test_a_look_centres_and_scales() -> None:
     random = torch.randint(0, 256, (500, 3, 8, 8), dtype=torch.uint8)
-    shown = statistics(random).apply(random)
+    shown = channel_statistics(random).apply(random)
     torch.testing.assert_close(shown.mean((0, 2, 3)), torch.zeros(3), atol=1e-3, rtol=0)
     torch.testing.assert_close(shown.std((0, 2, 3)), torch.ones(3), atol=1e-3, rtol=0)
 
@@ -110,27 +110,27 @@ def test_the_papers_look_of_cifar10() -> None:
 
 
 def test_digits_are_1300_to_train_and_497_to_test() -> None:
-    sets = open_sets(Wanted("digits", 100), 0, Share(), "cpu")
+    sets = open_splits(DataSpec("digits", 100), 0, ProcessShare(), "cpu")
     assert sets.shape == (1, 8, 8)
     counts = [sum(len(b.labels) for b in part.epoch(0)) for part in (sets.train, sets.test)]
     assert counts == [1300, 497]
 
 
 def test_a_limit_leaves_the_first_pictures() -> None:
-    sets = open_sets(Wanted("synthetic", 16, limit=40), 0, Share(), "cpu")
+    sets = open_splits(DataSpec("synthetic", 16, limit=40), 0, ProcessShare(), "cpu")
     assert sum(b.total for b in sets.train.epoch(0)) == 40
 
 
 def test_a_picture_too_large_to_be_true(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     batches = FolderBatches(pictures / "val", 6, IMAGENET, size=16, workers=0)
-    with pytest.raises(FileError, match=r"\.png is no picture that can be read: remove it\.$"):
+    with pytest.raises(FileError, match=r"\.png is not a readable image: remove it\.$"):
         next(batches.epoch(0))
 
 
 def test_an_unknown_data_set_is_named() -> None:
     with pytest.raises(RequestError) as caught:
-        open_sets(Wanted("cifar", 16), 0, Share(), "cpu")
+        open_splits(DataSpec("cifar", 16), 0, ProcessShare(), "cpu")
     assert str(caught.value) == (
         "There is no data set 'cifar': give one of 'cifar10', 'cifar10-sample', 'digits', "
         "'synthetic', 'folder'."
@@ -150,8 +150,10 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_folders_of_pictures(pictures: Path) -> None:
-    wanted = Wanted("folder", 4, str(pictures), size=16, workers=0, mean=(0.0,) * 3, std=(1.0,) * 3)
-    sets = open_sets(wanted, 0, Share(), "cpu")
+    wanted = DataSpec(
+        "folder", 4, str(pictures), size=16, workers=0, mean=(0.0,) * 3, std=(1.0,) * 3
+    )
+    sets = open_splits(wanted, 0, ProcessShare(), "cpu")
     assert sets.shape == (3, 16, 16)
     (first, second) = sets.test.epoch(0)
     assert first.images.shape == (4, 3, 16, 16)
@@ -164,23 +166,23 @@ def test_folders_of_pictures(pictures: Path) -> None:
 
 
 def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
-    def reds(share: Share) -> list[float]:
-        look = Look((0.0,) * 3, (1.0,) * 3)
+    def reds(share: ProcessShare) -> list[float]:
+        look = Normalization((0.0,) * 3, (1.0,) * 3)
         batches = FolderBatches(
             pictures / "train", 4, look, size=16, seed=0, share=share, workers=0
         )
         found = torch.cat([b.images[:, 0, 8, 8] for b in batches.epoch(1)]) * 255
         return [round(x) for x in found.tolist()]
 
-    both = reds(Share(0, 2)) + reds(Share(1, 2))
+    both = reds(ProcessShare(0, 2)) + reds(ProcessShare(1, 2))
     assert sorted(both) == [0, 40, 80, 120, 160, 200]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_process_without_a_picture_gets_an_empty_batch(pictures: Path, workers: int) -> None:
     """Six pictures by five are five and one, which only the first of two processes sees."""
-    look = Look((0.0,) * 3, (1.0,) * 3)
-    options = {"size": 16, "share": Share(1, 2), "workers": workers}
+    look = Normalization((0.0,) * 3, (1.0,) * 3)
+    options = {"size": 16, "share": ProcessShare(1, 2), "workers": workers}
     batches = FolderBatches(pictures / "val", 5, look, **options)  # type: ignore[arg-type]
     assert [(len(b.labels), b.total) for b in batches.epoch(0)] == [(2, 5), (0, 1)]
 
@@ -188,22 +190,20 @@ def test_a_process_without_a_picture_gets_an_empty_batch(pictures: Path, workers
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_picture_that_is_none_is_named(pictures: Path, workers: int) -> None:
     (pictures / "val/cats/1.png").write_bytes(b"none")
-    sets = open_sets(
-        Wanted("folder", 4, str(pictures), size=16, workers=workers), 0, Share(), "cpu"
+    sets = open_splits(
+        DataSpec("folder", 4, str(pictures), size=16, workers=workers), 0, ProcessShare(), "cpu"
     )
     with pytest.raises(FileError) as caught:
         list(sets.test.epoch(0))
-    assert str(caught.value) == (
-        f"{pictures}/val/cats/1.png is no picture that can be read: remove it."
-    )
+    assert str(caught.value) == (f"{pictures}/val/cats/1.png is not a readable image: remove it.")
 
 
 def test_folders_must_hold_the_same_classes(pictures: Path) -> None:
-    assert open_sets(Wanted("folder", 4, str(pictures)), 0, Share(), "cpu").classes == 2
+    assert open_splits(DataSpec("folder", 4, str(pictures)), 0, ProcessShare(), "cpu").classes == 2
     (pictures / "train/bats").mkdir()
     Image.new("RGB", (40, 30)).save(pictures / "train/bats/0.png")
     with pytest.raises(FileError, match="hold other classes: 'bats' is in one of them only"):
-        open_sets(Wanted("folder", 4, str(pictures)), 0, Share(), "cpu")
+        open_splits(DataSpec("folder", 4, str(pictures)), 0, ProcessShare(), "cpu")
 
 
 @pytest.mark.parametrize("given", [{"limit": 3}, {"flip": True}, {"crop": 1}])
@@ -211,19 +211,19 @@ def test_options_that_folders_do_not_have_are_refused(
     pictures: Path, given: dict[str, Any]
 ) -> None:
     with pytest.raises(RequestError, match="are for data sets in memory: leave them out"):
-        open_sets(Wanted("folder", 4, str(pictures), **given), 0, Share(), "cpu")
+        open_splits(DataSpec("folder", 4, str(pictures), **given), 0, ProcessShare(), "cpu")
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
-        open_sets(Wanted("folder", 4), 0, Share(), "cpu")
-    assert str(caught.value) == ("Pictures in folders need data.root: it holds 'train' and 'val'.")
+        open_splits(DataSpec("folder", 4), 0, ProcessShare(), "cpu")
+    assert str(caught.value) == ("Images in folders need data.root: it holds 'train' and 'val'.")
     with pytest.raises(FileError) as missing:
-        open_sets(Wanted("folder", 4, str(tmp_path)), 0, Share(), "cpu")
+        open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")
     assert str(missing.value) == (
-        f"There is no folder {tmp_path}/train: pictures are looked for in DIR/train/CLASS and "
+        f"There is no folder {tmp_path}/train: images are looked for in DIR/train/CLASS and "
         "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
     )
     (tmp_path / "train").mkdir()
-    with pytest.raises(RequestError, match=r"^.*/train is no folder of pictures: "):
-        open_sets(Wanted("folder", 4, str(tmp_path)), 0, Share(), "cpu")
+    with pytest.raises(RequestError, match=r"^.*/train is no folder of images: "):
+        open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")

@@ -1,4 +1,4 @@
-"""A model handed over computes what it computed here, or is not handed over."""
+"""Exported models compute the same as in PyTorch, or no file is written."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import fpgm
 from fpgm.exporters import comparison
-from fpgm.exporters.bn_folding import folded
+from fpgm.exporters.bn_folding import fold_batch_norms
 from fpgm.exporters.onnx import to_onnx
-from fpgm.exporters.output_error import difference
+from fpgm.exporters.output_error import relative_difference
 from fpgm.models import resnet
 from fpgm.pruning.serialization import read_plans
 from fpgm.utils.example_inputs import Example
@@ -33,32 +33,32 @@ X = torch.randn(2, 3, 16, 16)
 
 
 class TestFolding:
-    def test_only_norms_that_alone_read_a_layer_go(self) -> None:
+    def test_only_norms_that_are_the_only_consumer_are_folded(self) -> None:
         model = stir(Mixed())
-        small = folded(model, Example((X,), {}))
-        gone = {name for name, m in small.named_modules() if isinstance(m, nn.Identity)}
-        assert gone == {"an", "un", "ln"}
+        small = fold_batch_norms(model, Example((X,), {}))
+        folded = {name for name, m in small.named_modules() if isinstance(m, nn.Identity)}
+        assert folded == {"an", "un", "ln"}
         assert torch.allclose(small(X), model(X), atol=1e-5)
 
     @pytest.mark.parametrize("residual", ["coupled", "independent"])
     def test_pruned_networks(self, residual: str) -> None:
         model = stir(resnet(20))
         small = fpgm.prune(model, X, rate=0.4, residual=residual)
-        thin = folded(small, Example((X,), {}))
+        thin = fold_batch_norms(small, Example((X,), {}))
         assert not any(isinstance(m, nn.BatchNorm2d) for m in thin.modules())
         assert torch.allclose(thin(X), small(X), atol=1e-4)
 
-    def test_the_model_stays_as_it_was(self) -> None:
+    def test_the_model_is_unchanged(self) -> None:
         model = stir(Mixed()).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        folded(model, Example((X,), {}))
+        fold_batch_norms(model, Example((X,), {}))
         assert model.training
         assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
 
     def test_a_norm_without_statistics_stays(self) -> None:
         norm = nn.BatchNorm2d(8, track_running_stats=False)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), norm).eval()
-        assert isinstance(folded(model, Example((X,), {}))[1], nn.BatchNorm2d)  # type: ignore[index]
+        assert isinstance(fold_batch_norms(model, Example((X,), {}))[1], nn.BatchNorm2d)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
@@ -73,7 +73,7 @@ class TestFormats:
 
 
 def written_instead(monkeypatch: pytest.MonkeyPatch, other: nn.Module, to: str = "onnx") -> None:
-    """Let the file hold another model than the one that was given."""
+    """Let the file contain another model than the given one."""
     exporting = importlib.import_module("fpgm.exporters.api")
     right = exporting._WRITERS[to]
     monkeypatch.setitem(exporting._WRITERS, to, lambda _, *rest: right(other, *rest))
@@ -108,7 +108,7 @@ class Far(Tensor):
 
 
 class TestExport:
-    def test_where_it_came_from_is_nobodys_business(self, tmp_path: Path) -> None:
+    def test_the_file_has_no_paths_of_source_files(self, tmp_path: Path) -> None:
         fpgm.export(Mixed(), X, tmp_path / "a.onnx")
         assert "site-packages" not in str(onnx.load(tmp_path / "a.onnx").graph.node)
 
@@ -117,7 +117,10 @@ class TestExport:
         fpgm.export(model, X, tmp_path / "a.onnx")
         kinds = [node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node]
         assert kinds.count("BatchNormalization") == 2
-        assert not difference([folded(model, Example((X,), {}))(X)], [model(X)]) > 1e-5
+        assert (
+            not relative_difference([fold_batch_norms(model, Example((X,), {}))(X)], [model(X)])
+            > 1e-5
+        )
 
     def test_real_inputs_are_compared_too(self, tmp_path: Path) -> None:
         batches = [(torch.randn(4, 3, 16, 16), torch.zeros(4)) for _ in range(3)]
@@ -128,26 +131,26 @@ class TestExport:
         assert (more.noise, more.inputs) == (1 + 2 + 5, 8)
 
     @pytest.mark.parametrize("any_batch", [True, False])
-    def test_a_wrong_file_is_not_left(
+    def test_a_wrong_file_is_not_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_batch: bool
     ) -> None:
-        """Not even if the example is all zeros, of which every first layer makes nothing."""
+        """Not even if the example is all zeros, for which the first layer does not matter."""
         model = stir(Mixed())
         other = copy.deepcopy(model)
         nn.init.normal_(other.a.weight)  # type: ignore[arg-type]
         x = torch.zeros_like(X)
         assert torch.equal(other(x), model(x))
         written_instead(monkeypatch, other)
-        with pytest.raises(fpgm.VerificationError, match="nothing was written"):
+        with pytest.raises(fpgm.VerificationError, match="no file was written"):
             fpgm.export(model, x, tmp_path / "a.onnx", any_batch=any_batch)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("to", ["onnx", "pt2"])
     @pytest.mark.parametrize("whole", [torch.arange(2), torch.tensor(1), None])
-    def test_noise_goes_beside_arguments_that_stay(
+    def test_noise_replaces_only_floating_point_arguments(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, whole: Tensor | None
     ) -> None:
-        """Whole numbers would be no rows of the table any more; only tensors have several sizes."""
+        """Integers are row numbers of a table; only tensors have several sizes."""
         model = Looking().eval()
         x = {"x": torch.zeros(2, 4), "row": whole, "twice": True}
         done = fpgm.export(model, x, tmp_path / "a", to=to)  # type: ignore[arg-type]
@@ -159,7 +162,7 @@ class TestExport:
         with pytest.raises(fpgm.VerificationError):
             fpgm.export(model, x, tmp_path / "b", to=to)  # type: ignore[arg-type]
 
-    def test_tokens_are_tried_in_several_sizes(self, tmp_path: Path) -> None:
+    def test_tokens_are_checked_in_several_batch_sizes(self, tmp_path: Path) -> None:
         model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)).eval()
         tokens = torch.tensor([[0, 4, 2]])
         assert fpgm.export(model, tokens, tmp_path / "a.onnx").noise == 1 + 2 + 5
@@ -167,8 +170,8 @@ class TestExport:
 
     def test_outputs_on_another_device(self) -> None:
         here = torch.tensor([1.0, 4.0, torch.nan])
-        assert difference([here], [here.as_subclass(Far)]) == 0
-        assert difference([2 * here], [here.as_subclass(Far)]) == 1
+        assert relative_difference([here], [here.as_subclass(Far)]) == 0
+        assert relative_difference([2 * here], [here.as_subclass(Far)]) == 1
 
     def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
@@ -180,13 +183,13 @@ class TestExport:
             assert file.stat().st_size == done.bytes
             assert list(file.parent.iterdir()) == [file]
 
-    def test_nothing_passes_for_nothing(self) -> None:
+    def test_values_that_are_not_finite_have_to_agree(self) -> None:
         nan, inf = torch.tensor([float("nan"), 1.0]), torch.tensor([float("-inf"), 1.0])
-        assert difference([nan], [torch.ones(2)]) == float("inf")
-        assert difference([torch.ones(2)], [inf]) == float("inf")
-        assert difference([-inf], [inf]) == float("inf")
-        assert difference([inf], [inf]) == 0
-        assert difference([torch.ones(1)], [torch.ones(2)]) == float("inf")
+        assert relative_difference([nan], [torch.ones(2)]) == float("inf")
+        assert relative_difference([torch.ones(2)], [inf]) == float("inf")
+        assert relative_difference([-inf], [inf]) == float("inf")
+        assert relative_difference([inf], [inf]) == 0
+        assert relative_difference([torch.ones(1)], [torch.ones(2)]) == float("inf")
 
     def test_a_layers_output_that_is_also_the_models(self, tmp_path: Path) -> None:
         class Both(nn.Module):
@@ -230,7 +233,7 @@ class TestExport:
         assert (done.noise, done.inputs) == (1, 0)
 
     @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
-    def test_a_shape_kept_from_the_last_call_fixes_no_batch_size(
+    def test_a_shape_cached_from_the_last_call_fixes_no_batch_size(
         self, tmp_path: Path, to: str
     ) -> None:
         class Gridded(Mixed):
@@ -264,7 +267,7 @@ class TestExport:
         with pytest.raises(fpgm.RequestError, match="int8=True"):
             fpgm.export(Mixed(), X, tmp_path / "a.onnx", int8=True)
 
-    def test_the_ending_says_the_format_unless_it_is_named(self, tmp_path: Path) -> None:
+    def test_the_suffix_is_the_default_format(self, tmp_path: Path) -> None:
         model = Mixed()
         for name, to in {"a.onnx": "onnx", "a.pt2": "pt2", "a.pt": "torchscript"}.items():
             assert fpgm.export(model, X, tmp_path / name).format == to
@@ -272,14 +275,14 @@ class TestExport:
             with pytest.raises(fpgm.RequestError) as caught:
                 fpgm.export(model, X, tmp_path / name)
             assert str(caught.value) == (
-                f"{name} does not say which format it is to be: let it end in .onnx, .pt2, .pt, "
-                "or name the format."
+                f"The format of {name} is unknown: use a suffix (.onnx, .pt2, .pt), or give the "
+                "format."
             )
             assert not (tmp_path / name).exists()
         assert fpgm.export(model, X, tmp_path / "a.foo", to="onnx").format == "onnx"
 
     def test_inputs_the_model_cannot_take(self, tmp_path: Path) -> None:
-        """Which has nothing to do with the size of a batch."""
+        """The batch size is not the cause."""
         grey, why = X[:, :1], "Given groups=1"
         with pytest.raises(fpgm.ModelError, match=why) as caught:
             fpgm.export(Mixed(), grey, tmp_path / "a.onnx")
@@ -292,7 +295,7 @@ class TestExport:
 
 
 def description(file: Path, to: str) -> dict[str, str]:
-    """What a file says about itself, as its own runtime reads it."""
+    """Read the metadata of a file as its runtime reads it."""
     if to == "onnx":
         return {entry.key: entry.value for entry in onnx.load(file).metadata_props}
     keys = ("fpgm_version", "torch_version", "fpgm_plans", "fpgm_low_rank", "fpgm_int8")
@@ -310,16 +313,16 @@ class TestDescription:
     def test_versions_and_plans(self, tmp_path: Path, to: str) -> None:
         small = fpgm.prune(stir(resnet(20)), X, rate=0.4)
         fpgm.export(small, X, tmp_path / "a", to=to)  # type: ignore[arg-type]
-        told = description(tmp_path / "a", to)
-        ((name, (plan,)),) = json.loads(told["fpgm_plans"]).items()
+        metadata = description(tmp_path / "a", to)
+        ((name, (plan,)),) = json.loads(metadata["fpgm_plans"]).items()
         assert name == ""
         assert fpgm.Plan.from_json(json.dumps(plan)) == small.fpgm_plans[0]
-        assert told["fpgm_version"] == fpgm.__version__
-        assert told["torch_version"] == torch.__version__
-        assert (told["fpgm_int8"], told["fpgm_low_rank"]) == ("false", "null")
+        assert metadata["fpgm_version"] == fpgm.__version__
+        assert metadata["torch_version"] == torch.__version__
+        assert (metadata["fpgm_int8"], metadata["fpgm_low_rank"]) == ("false", "null")
         if to == "onnx":
-            assert told["onnx_version"] == onnx.__version__
-            assert told["onnxruntime_version"] == onnxruntime.__version__
+            assert metadata["onnx_version"] == onnx.__version__
+            assert metadata["onnxruntime_version"] == onnxruntime.__version__
 
     def test_submodules_pruned_alone_have_their_plans_as_when_saved(self, tmp_path: Path) -> None:
         backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
@@ -328,10 +331,10 @@ class TestDescription:
         model(X)
         fpgm.export(model, X, tmp_path / "a.onnx")
         fpgm.save(model, tmp_path / "a.safetensors")
-        told = json.loads(description(tmp_path / "a.onnx", "onnx")["fpgm_plans"])
+        saved = json.loads(description(tmp_path / "a.onnx", "onnx")["fpgm_plans"])
         plans = {
             name: tuple(fpgm.Plan.from_json(json.dumps(plan)) for plan in own)
-            for name, own in told.items()
+            for name, own in saved.items()
         }
         assert plans == {"0": small.fpgm_plans} == read_plans(tmp_path / "a.safetensors")
 
@@ -353,7 +356,7 @@ class TestDescription:
         assert {**second, "fpgm_int8": "false"}.items() >= first.items()
 
 
-def test_channels_are_placed_by_a_gather() -> None:
+def test_channels_are_scattered_by_a_gather() -> None:
     """Runtimes have no cheap scatter."""
     small = fpgm.prune(stir(resnet(20)), X, rate=0.4, residual="independent").eval()
     data = to_onnx(small, Example((X,), {}))
@@ -364,7 +367,7 @@ def test_channels_are_placed_by_a_gather() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `fpgm prune` leaves."""
+    """Run `fpgm prune`."""
     made = tmp_path_factory.mktemp("export") / "small"
     run("prune", "resnet20", "--weights", "shipped", "--rate", 0.3, "--out", made)
     return made
@@ -374,12 +377,12 @@ class TestCommand:
     few = ("--data", "cifar10-sample", "--images", 64, "--test", 64)
 
     def test_it_writes_what_it_compared(self, folder: Path, tmp_path: Path) -> None:
-        told = json.loads(run("export", folder, *self.few, "--json")[0])
-        assert told["error"] < 1e-4
-        assert told["noise"] == 1 + 2 + 5
-        assert told["inputs"] >= 64
-        assert told["accuracy"]["PyTorch"] == told["accuracy"]["small.onnx"]
-        assert (folder / "small.onnx").stat().st_size == told["bytes"]
+        result = json.loads(run("export", folder, *self.few, "--json")[0])
+        assert result["error"] < 1e-4
+        assert result["noise"] == 1 + 2 + 5
+        assert result["inputs"] >= 64
+        assert result["accuracy"]["PyTorch"] == result["accuracy"]["small.onnx"]
+        assert (folder / "small.onnx").stat().st_size == result["bytes"]
         text, _ = run("export", folder, "--out", tmp_path / "a.pt2")
         assert "a.pt2: pt2, " in text
         assert "Its outputs differ from PyTorch's by" in text
@@ -388,8 +391,8 @@ class TestCommand:
     def test_of_one_batch_size(self, folder: Path, tmp_path: Path) -> None:
         options = ("--fixed-batch", "--input", "3x3x32x32", "--out", tmp_path / "a.onnx")
         text, _ = run("export", folder, *self.few, *options)
-        assert re.search(r"over 3 inputs of noise and \d+ pictures\.\n", text)
-        shares = re.search(r"Accuracy on test pictures: PyTorch (\S+), a.onnx (\S+)\.\n", text)
+        assert re.search(r"over 3 inputs of noise and \d+ images\.\n", text)
+        shares = re.search(r"Accuracy on test images: PyTorch (\S+), a.onnx (\S+)\.\n", text)
         assert shares is not None
         assert shares[1] == shares[2]
 
@@ -410,14 +413,21 @@ class TestCommand:
         title: str,
     ) -> None:
         monkeypatch.setattr(comparison, "_SECONDS", 0.2)
-        told = json.loads(run("export", folder, *self.few, *options, "--json")[0])
-        beside = told[key]
-        assert 0 < beside["error"] < 0.5
-        assert min(beside["seconds"], beside["seconds_before"], beside["faster"]) > 0
-        assert told["bytes"] < beside["bytes_before"]
-        assert set(told["accuracy"]) == {"PyTorch", name}
-        assert told["accuracy"][name] == pytest.approx(told["accuracy"]["PyTorch"], abs=0.1)
-        assert bool(told["splits"]) == (key == "low_rank")
+        result = json.loads(run("export", folder, *self.few, *options, "--json")[0])
+        compared = result[key]
+        assert 0 < compared["error"] < 0.5
+        assert (
+            min(
+                compared["seconds"],
+                compared["seconds_before"],
+                compared["faster"],
+            )
+            > 0
+        )
+        assert result["bytes"] < compared["bytes_before"]
+        assert set(result["accuracy"]) == {"PyTorch", name}
+        assert result["accuracy"][name] == pytest.approx(result["accuracy"]["PyTorch"], abs=0.1)
+        assert bool(result["splits"]) == (key == "low_rank")
         text, _ = run("export", folder, *self.few, *options)
         assert re.search(
             rf"^{title}: \S+ MB before; the outputs' squared error is \S+% of their squares; "
@@ -426,13 +436,13 @@ class TestCommand:
             re.MULTILINE,
         )
         assert re.search(
-            rf"^Accuracy on test pictures: PyTorch \S+%, {name} \S+%\.$", text, re.MULTILINE
+            rf"^Accuracy on test images: PyTorch \S+%, {name} \S+%\.$", text, re.MULTILINE
         )
 
     def test_bad_requests(self, folder: Path) -> None:
         assert "go with --to onnx" in refused("export", folder, "--to", "pt2", "--low-rank", 0.1)
         assert "--to is 'tflite'" in refused("export", folder, "--to", "tflite")
-        assert "let it end in .onnx, .pt2, .pt" in refused(
+        assert "use a suffix (.onnx, .pt2, .pt)" in refused(
             "export", folder, "--out", folder / "a.foo"
         )
         assert "give --data" in refused("export", folder, "--int8")

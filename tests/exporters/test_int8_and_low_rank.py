@@ -1,4 +1,4 @@
-"""Eight bits and split layers: what they lose is measured, and bounded."""
+"""Quantised models and split layers: their error is measured and bounded."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from fpgm.exporters import comparison
 from fpgm.exporters.low_rank import split_layers
 from fpgm.exporters.onnx import OnnxModule
 from fpgm.models import resnet
-from fpgm.utils.example_inputs import Example, batch_of
-from fpgm.utils.timing import side_by_side
+from fpgm.utils.example_inputs import Example, batch_size
+from fpgm.utils.timing import time_interleaved
 
 X = torch.randn(2, 3, 16, 16)
 
 
-class TestEightBits:
+class TestInt8:
     def test_smaller_and_nearly_the_same(self, tmp_path: Path) -> None:
         model = stir(resnet(20))
         batches = [torch.randn(8, 3, 16, 16) for _ in range(4)]
         done = fpgm.export(model, X, tmp_path / "a.onnx", loader=batches, int8=True)
-        told = done.int8
-        assert told is not None
-        assert done.bytes < 0.5 * told.bytes_before
-        assert 0 < told.error < 0.2
-        assert 0 < told.seconds < 1
-        assert 0 < told.seconds_before < 1
-        assert told.faster > 0
-        assert told.threads == torch.get_num_threads()
+        int8 = done.int8
+        assert int8 is not None
+        assert done.bytes < 0.5 * int8.bytes_before
+        assert 0 < int8.error < 0.2
+        assert 0 < int8.seconds < 1
+        assert 0 < int8.seconds_before < 1
+        assert int8.faster > 0
+        assert int8.threads == torch.get_num_threads()
         assert OnnxModule((tmp_path / "a.onnx").read_bytes())(X).shape == (2, 10)
 
     def test_times_are_those_of_the_float_model_and_of_the_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By a clock that goes on with every byte of a model that runs."""
+        """With a clock that advances by the size of the model at every run."""
         now = [0]
 
         def timed(data: bytes, *_: Any) -> Any:
             return lambda: now.append(now[-1] + len(data))
 
-        monkeypatch.setattr(comparison, "_timed", timed)
+        monkeypatch.setattr(comparison, "_load_runner", timed)
         monkeypatch.setattr(
-            comparison, "side_by_side", partial(side_by_side, clock=lambda: float(now[-1]))
+            comparison, "time_interleaved", partial(time_interleaved, clock=lambda: float(now[-1]))
         )
         done = fpgm.export(Mixed(), X, tmp_path / "a.onnx", loader=[X], int8=True)
         assert done.int8 is not None
@@ -60,7 +60,7 @@ class TestEightBits:
         assert done.int8.faster == pytest.approx(done.int8.bytes_before / done.bytes)
 
     @pytest.mark.parametrize(("batch", "pieces"), [(1, 24), (2, 12), (3, 3 * 3), (16, 3)])
-    def test_every_input_is_looked_at_whatever_the_size(
+    def test_every_input_is_used_for_any_batch_size(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, pieces: int
     ) -> None:
         exporting = importlib.import_module("fpgm.exporters.api")
@@ -79,12 +79,12 @@ class TestEightBits:
             loader=batches, images=24, any_batch=False, int8=True,
         )  # fmt: skip
         assert (done.noise, done.inputs) == (batch, 24)
-        assert [batch_of(own) for own in looked] == [batch] * pieces
+        assert [batch_size(own) for own in looked] == [batch] * pieces
         rows = {tuple(row.flatten().tolist()) for own in looked for row in own.args[0]}
         assert rows == {tuple(row.flatten().tolist()) for own in batches for row in own}
 
-    def test_a_ruined_file_is_not_left(self, tmp_path: Path) -> None:
-        """One channel nobody reads is so large that eight bits leave nothing of the others."""
+    def test_a_file_with_a_large_error_is_not_written(self, tmp_path: Path) -> None:
+        """One unused channel is so large that int8 rounds all others to zero."""
         model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)).eval()
         with torch.no_grad():
             model[0].weight[0] *= 1e5
@@ -95,8 +95,8 @@ class TestEightBits:
         with pytest.raises(fpgm.VerificationError) as caught:
             fpgm.export(model, X, tmp_path / "a.onnx", loader=[X], int8=True)
         assert re.fullmatch(
-            r"Eight bits change the outputs by \d+% of their squares \(beyond 50% the model is "
-            r"ruined\): nothing was written\. Export it without int8\.",
+            r"Quantisation to int8 changes the outputs by \d+% of their squares \(at most 50% is "
+            r"accepted\): no file was written\. Export without int8\.",
             str(caught.value),
         )
         assert list(tmp_path.iterdir()) == []
@@ -127,14 +127,14 @@ class TestLowRank:
         assert ranks == sorted(ranks, reverse=True)
         assert ranks[0] > ranks[-1]
 
-    def test_where_it_does_not_pay_that_is_said(self) -> None:
-        with pytest.raises(fpgm.RequestError, match=r"low_rank is 0\.01: no layer is cheaper"):
+    def test_layers_for_which_it_saves_nothing(self) -> None:
+        with pytest.raises(fpgm.RequestError, match=r"low_rank is 0\.01: .* saves no weights"):
             split_layers(nn.Sequential(nn.Conv2d(3, 4, 1)), Example((X,), {}), error=0.01)
 
     def test_layers_with_hooks_and_layers_that_are_only_read_stay(self) -> None:
         model = self.net()
         model[1].register_forward_hook(lambda *_: None)
-        with pytest.raises(fpgm.RequestError, match="no layer is cheaper"):
+        with pytest.raises(fpgm.RequestError, match="saves no weights"):
             split_layers(model, Example((X,), {}), error=1e-6)
 
     def test_a_pruned_network_with_adapters(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Channels placed in a stream: laid out as they were, by the layer itself where that is cheaper."""
+"""Scatters into a residual stream: memory layout, and folding into the convolution."""
 
 from collections import Counter
 
@@ -11,9 +11,9 @@ from tests.helpers.recoverable import stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.exporters.bn_folding import folded, simplified
+from fpgm.exporters.bn_folding import fold_batch_norms, simplify
 from fpgm.exporters.onnx import to_onnx
-from fpgm.pruning.adapter_placement import attach_, placing
+from fpgm.pruning.adapter_placement import attach_, output_scatter
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import gather, scatter
 from fpgm.utils.example_inputs import Example
@@ -24,7 +24,7 @@ from fpgm.utils.example_inputs import Example
     order=st.randoms(use_true_random=False),
     dim=st.integers(0, 4),
 )
-def test_what_is_placed_lies_in_memory_as_it_did(sizes: list[int], order, dim: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_scatter_keeps_the_memory_layout(sizes: list[int], order, dim: int) -> None:  # type: ignore[no-untyped-def]
     dim %= len(sizes)
     dims = list(range(len(sizes)))
     order.shuffle(dims)
@@ -90,7 +90,7 @@ class TestWithin:
         self, reads: int, kept: int, wide: int, filters: int, left: Counter[str], norm: bool
     ) -> None:
         block = stir(Block(reads, kept, wide, norm=norm)).eval()
-        thin = folded(block, Example((X,), {}))
+        thin = fold_batch_norms(block, Example((X,), {}))
         assert torch.allclose(thin(X), block(X), atol=1e-5)
         assert thin.get_submodule("conv").out_channels == filters
         found = steps(thin)
@@ -98,29 +98,29 @@ class TestWithin:
 
     def test_groups_stay_as_they_are(self, norm: bool) -> None:
         block = stir(Block(8, 20, 32, groups=4, norm=norm)).eval()
-        thin = folded(block, Example((X,), {}))
+        thin = fold_batch_norms(block, Example((X,), {}))
         assert torch.allclose(thin(X), block(X), atol=1e-5)
         assert thin.get_submodule("conv").out_channels == 20
 
-    def test_a_hook_of_the_users_own_keeps_its_sight(self, norm: bool) -> None:
-        """What it does between the layer and the placing cannot be known."""
+    def test_a_hook_of_the_user_still_gets_the_output(self, norm: bool) -> None:
+        """It may change the output before the scatter."""
         block = stir(Block(8, 20, 32, norm=norm)).eval()
         host = block.get_submodule("norm" if norm else "conv")
         host.register_forward_hook(lambda module, args, out: out * 2)
-        thin = folded(block, Example((X,), {}))
+        thin = fold_batch_norms(block, Example((X,), {}))
         assert torch.allclose(thin(X), block(X), atol=1e-5)
         assert thin.get_submodule("conv").out_channels == 20
 
-    def test_channels_picked_before_the_layer_still_are(self, norm: bool) -> None:
+    def test_a_gather_before_the_layer_stays(self, norm: bool) -> None:
         block = stir(Block(8, 20, 32, norm=norm)).eval()
         block.first = nn.Conv2d(3, 10, 1)
         attach_(block, Adapter("conv", "input", "gather", 1, (0, 1, 2, 3, 5, 6, 8, 9), 10))
-        thin = folded(block, Example((X,), {}))
+        thin = fold_batch_norms(block, Example((X,), {}))
         assert torch.allclose(thin(X), block(X), atol=1e-5)
         assert thin.get_submodule("conv").out_channels == 32
 
 
-def test_a_pruned_network_is_added_to_its_stream_without_placing() -> None:
+def test_a_pruned_network_is_added_to_its_stream_without_a_scatter() -> None:
     class Bottleneck(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -134,16 +134,16 @@ def test_a_pruned_network_is_added_to_its_stream_without_placing() -> None:
 
     model = stir(Bottleneck()).eval()
     small = fpgm.prune(model, X, rate=0.5, residual="independent").eval()
-    assert placing(small, "up") is not None
-    thin = folded(small, Example((X,), {}))
-    assert placing(thin, "up") is None
+    assert output_scatter(small, "up") is not None
+    thin = fold_batch_norms(small, Example((X,), {}))
+    assert output_scatter(thin, "up") is None
     assert torch.allclose(thin(X), small(X), atol=1e-5)
     found = steps(thin)
     assert found["Gather"] == 1  # what `down` reads of the stem's channels
     assert not found.keys() & {"Concat", "ScatterND", "ScatterElements"}
 
 
-def test_code_that_asks_its_norm_for_something_keeps_it() -> None:
+def test_a_norm_whose_attributes_are_read_is_not_folded() -> None:
     class Asking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -153,5 +153,5 @@ def test_code_that_asks_its_norm_for_something_keeps_it() -> None:
             return self.norm(self.conv(x.to(self.norm.weight.dtype)))
 
     model = stir(Asking()).eval()
-    assert isinstance(simplified(model, Example((X,), {})).norm, nn.BatchNorm2d)
-    assert torch.equal(simplified(model, Example((X,), {}))(X), model(X))
+    assert isinstance(simplify(model, Example((X,), {})).norm, nn.BatchNorm2d)
+    assert torch.equal(simplify(model, Example((X,), {}))(X), model(X))

@@ -1,4 +1,4 @@
-"""A network with something of everything, and files read back as their runtimes read them."""
+"""A network with many kinds of norms, and exported files loaded in their runtimes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fpgm.exporters.onnx import OnnxModule
 
 
 class Mixed(nn.Module):
-    """A norm that can be folded, one behind two readers, one before its layer, a transposed one."""
+    """Norms that can be folded, and norms that cannot: with two consumers, or before the layer."""
 
     def __init__(self) -> None:
         super().__init__()

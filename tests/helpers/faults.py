@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,15 +24,22 @@ from typing import Any
 
 import pytest
 
-_SERVER = """
-import contextlib, importlib, json, os, signal, sys, traceback
-import torch
-torch.set_num_threads(1)
+_COMMAND_LINE = """
+import contextlib, importlib
 from fpgm.cli import app
 for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.save", "altair", "jinja2",
              "fpgm.training.trainer"):
     with contextlib.suppress(ImportError):
         importlib.import_module(late)
+"""
+_ONLY_TORCH = """
+import torch._dynamo
+app = int  # nothing more than what comes before it
+"""
+_SERVER = """
+import json, os, signal, sys, traceback
+import torch
+torch.set_num_threads(1)
 
 def obey(order):
     os.setsid()
@@ -49,6 +57,7 @@ def obey(order):
     try:
         exec(order["before"], {"__name__": "before"})
         app()
+        code = 0
     except SystemExit as end:
         code = end.code
     except BaseException:
@@ -89,9 +98,9 @@ class Ended:
 class Server:
     """Forks a process for each command."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER],
+            [sys.executable, "-c", imports + _SERVER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -119,8 +128,8 @@ class Server:
 
 
 @cache
-def _server() -> Server:
-    return Server()
+def _server(imports: str) -> Server:
+    return Server(imports)
 
 
 class Command:
@@ -132,9 +141,11 @@ class Command:
         cwd: Path | str = "/",
         env: Mapping[str, str] | None = None,
         before: str = "",
+        imports: str = _COMMAND_LINE,
     ) -> None:
-        self._out, self._err = _server().files()
-        self.pid = _server().ask(
+        self._server = _server(imports)
+        self._out, self._err = self._server.files()
+        self.pid = self._server.ask(
             {
                 "args": [str(own) for own in args],
                 "cwd": str(cwd),
@@ -156,13 +167,32 @@ class Command:
 
     def end(self) -> Ended:
         """Wait for its end."""
-        code = _server().ask({"wait": self.pid})
+        code = self._server.ask({"wait": self.pid})
         return Ended(code, self._out.read_text(), self._err.read_text())
 
 
 def command(*args: object, **where: Any) -> Ended:
     """A command to its end."""
     return Command(*args, **where).end()
+
+
+def python(code: str, folder: Path, env: Mapping[str, str] | None = None) -> Ended:
+    """A program to its end, in a process that has imported torch and nothing of this package."""
+    return command(cwd=folder, env=env, before=code, imports=_ONLY_TORCH)
+
+
+def two_processes(*args: object, **where: Any) -> list[Ended]:
+    """A command in two processes that know of each other as those of torchrun do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(port)}  # fmt: skip
+    running = [
+        Command(*args, env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank}, **where)
+        for rank in "01"
+    ]
+    return [own.end() for own in running]
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

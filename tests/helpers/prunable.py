@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fpgm.paper.baselines.registry import Schedule, Task
+from fpgm.paper.baselines.registry import SgdSchedule, Task
 
 
 def data(count: int = 4, classes: int = 6) -> list[tuple[Tensor, Tensor]]:
@@ -21,7 +21,7 @@ def data(count: int = 4, classes: int = 6) -> list[tuple[Tensor, Tensor]]:
 
 def task_of(model: nn.Module, macs: float = 0.4, **options: Any) -> Task:
     batches = data()
-    options = {"before": Schedule(4), "images": 32, **options}
+    options = {"before_pruning": SgdSchedule(4), "images": 32, **options}
     return Task(model, batches[0][0][:1], macs, loader=batches, **options)
 
 

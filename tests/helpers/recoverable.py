@@ -1,4 +1,4 @@
-"""Networks to recover, data for them, and how far off a recovered one is."""
+"""Networks to recover, data for them, and the error of the recovered model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import fpgm
 
 
 def stir(model: nn.Module) -> nn.Module:
-    """Norms that do something."""
+    """Give batch norms random scales, shifts and statistics."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             nn.init.uniform_(module.weight, 0.5, 2)
@@ -99,7 +99,7 @@ NETS = {
 
 
 def unseen(model: nn.Module, small: nn.Module, plan: fpgm.Plan, x: Tensor) -> tuple[float, float]:
-    """Squared error on pictures never seen: of the compact model, and of the recovered one."""
+    """Compute squared errors on new images: of the compact model, and of the recovered one."""
     with torch.no_grad():
         wanted = model(x)
         nets = (fpgm.compact(model, plan).eval(), small)

@@ -141,7 +141,7 @@ def test_networks_and_data_know_nothing_of_pruning(module: str) -> None:
 
 
 def test_every_import_of_the_core_is_a_declared_dependency() -> None:
-    declared = {"torch", "safetensors", "numpy", "rich", "typer"}
+    declared = {"torch", "safetensors", "numpy", "filelock", "rich", "typer"}
     types_only = {"typing_extensions"}
     extra = [under(f"fpgm.{name}") for name in ("exporters", "latency", "report", "training")]
     core = set(FILES) - set().union(*extra)

@@ -1,4 +1,4 @@
-"""The scripts in examples/ do what they say, each run as a user runs it, on few pictures."""
+"""The scripts in examples/ do what they say, each in a process of its own, on few pictures."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.faults import python
 from tests.helpers.runs import kill, logged, weights, write_net, write_recipe
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -41,20 +42,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-@pytest.fixture(scope="module")
-def with_torchvision(
-    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """Lightning and Transformers import torchvision; it may be built for another torch."""
-    place = tmp_path_factory.mktemp("site")
-    (place / "sitecustomize.py").write_text(
-        "from contextlib import suppress\n"
-        "from fpgm.errors import RequestError\n"
-        "from fpgm.models.torchvision_import import import_torchvision\n"
-        "with suppress(RequestError):\n"
-        "    import_torchvision()\n"
-    )
-    return {**environment, "PYTHONPATH": f"{place}{os.pathsep}{environment['PYTHONPATH']}"}
+WITH_TORCHVISION = """
+from contextlib import suppress
+from fpgm.errors import RequestError
+from fpgm.models.torchvision_import import import_torchvision
+with suppress(RequestError):
+    import_torchvision()
+"""
+"""Lightning and Transformers import torchvision; it may be built for another torch."""
 
 
 def run(folder: Path, environment: dict[str, str], *command: str) -> str:
@@ -66,8 +61,15 @@ def run(folder: Path, environment: dict[str, str], *command: str) -> str:
     return done.stdout + done.stderr
 
 
-def script(folder: Path, environment: dict[str, str], name: str, *options: str) -> str:
-    return run(folder, environment, sys.executable, str(EXAMPLES / name), *options)
+def script(
+    folder: Path, environment: dict[str, str], name: str, *options: str, before: str = ""
+) -> str:
+    """What an example says that ends well."""
+    file = str(EXAMPLES / name)
+    program = f"import runpy, sys\nsys.argv = {[file, *options]!r}\nrunpy.run_path({file!r}, None, "
+    ended = python(f"{before}{program}'__main__')", folder, environment)
+    assert ended.code == 0, ended.out + ended.err
+    return ended.out + ended.err
 
 
 def cost(model: nn.Module) -> tuple[int, int]:
@@ -101,20 +103,19 @@ def check_trained(folder: Path, original: nn.Module, said: str) -> None:
 def test_plain_loop(tmp_path: Path, environment: dict[str, str]) -> None:
     said = script(tmp_path, environment, "plain_loop.py", *BRIEF)
     check_trained(tmp_path, resnet(20), said)
-    trained, read = re.search(r"trained on: (\S+)\n.*read back: (\S+)", said).groups()  # type: ignore[union-attr]
+    trained, read = re.search(r"trained further: (\S+)\n.*loaded again: (\S+)", said).groups()  # type: ignore[union-attr]
     assert trained == read
 
 
-def test_lightning(tmp_path: Path, with_torchvision: dict[str, str]) -> None:
+def test_lightning(tmp_path: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("lightning", exc_type=ImportError)
-    check_trained(
-        tmp_path, resnet(20), script(tmp_path, with_torchvision, "with_lightning.py", *BRIEF)
-    )
+    said = script(tmp_path, environment, "with_lightning.py", *BRIEF, before=WITH_TORCHVISION)
+    check_trained(tmp_path, resnet(20), said)
 
 
-def test_transformers(tmp_path: Path, with_torchvision: dict[str, str]) -> None:
+def test_transformers(tmp_path: Path, environment: dict[str, str]) -> None:
     transformers = pytest.importorskip("transformers")
-    said = script(tmp_path, with_torchvision, "with_transformers.py", *BRIEF)
+    said = script(tmp_path, environment, "with_transformers.py", *BRIEF, before=WITH_TORCHVISION)
     config = transformers.ResNetConfig(
         embedding_size=32,
         hidden_sizes=[32, 64, 128],
@@ -139,7 +140,7 @@ def test_prune_recover_export(tmp_path: Path, environment: dict[str, str]) -> No
     runtime = pytest.importorskip("onnxruntime")
     options = ("--images", "64", "--backends", "eager", "--seconds", "0.05")
     said = script(tmp_path, environment, "prune_recover_export.py", *options)
-    assert "verified: compact and silenced model differ by " in said
+    assert "verified: compact and masked model differ by " in said
     pruned, recovered = (
         float(re.search(rf"{name}: (\S+)%", said)[1])  # type: ignore[index]
         for name in ("pruned", "recovered")

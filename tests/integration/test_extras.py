@@ -1,10 +1,9 @@
-"""The core works with five dependencies; what needs more says in one line what to install."""
+"""The core works with six dependencies; what needs more says in one line what to install."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.helpers.faults import Ended, python
 
 EXTRAS = {
     "train": ("accelerate", "PIL", "sklearn", "tensorboard"),
@@ -16,7 +15,9 @@ EXTRAS = {
     "hf": ("transformers",),
 }
 WITHOUT = """
+import sys
 from importlib.machinery import PathFinder
+assert not [name for name in sys.modules if name.partition('.')[0] in {absent!r}]
 real = PathFinder.find_spec
 def find_spec(name, path=None, target=None):
     return None if name.partition('.')[0] in {absent!r} else real(name, path, target)
@@ -24,17 +25,10 @@ PathFinder.find_spec = find_spec
 """
 
 
-def without(extras: tuple[str, ...], code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def without(extras: tuple[str, ...], code: str, folder: Path) -> Ended:
     """Run code in a process in which some packages are not there."""
     absent = tuple(name for extra in extras for name in EXTRAS[extra])
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(absent=absent) + code],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=300,
-    )
+    return python(WITHOUT.format(absent=absent) + code, folder)
 
 
 COMMAND = "from fpgm.cli import app; app({!r}.split(), prog_name='fpgm')"
@@ -53,8 +47,8 @@ fpgm.load('small.safetensors', lambda: resnet(20))
 print(fpgm.bench([model, small], x, backends=['eager'], seconds=0.1))
 """
     done = without(tuple(EXTRAS), code, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "; theory 2.5×" in done.stdout
+    assert done.code == 0, done.err
+    assert "; theory 2.5×" in done.out
 
 
 def test_so_do_these_commands(tmp_path: Path) -> None:
@@ -66,7 +60,7 @@ def test_so_do_these_commands(tmp_path: Path) -> None:
         "analyze digits",
     ):
         done = without(tuple(EXTRAS), COMMAND.format(words), tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(
@@ -83,21 +77,21 @@ def test_so_do_these_commands(tmp_path: Path) -> None:
 def test_a_command_says_what_it_needs(extra: str, words: str, tmp_path: Path) -> None:
     if "small" in words:
         made = "prune digits --rate 0.4 --out small"
-        assert without((), COMMAND.format(made), tmp_path).returncode == 0
+        assert without((), COMMAND.format(made), tmp_path).code == 0
     done = without((extra,), COMMAND.format(words), tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    assert done.code == 2
+    (line,) = done.err.splitlines()
     assert f'pip install "fpgm[{extra}]"' in line
 
 
 @pytest.mark.parametrize(("extra", "module"), [("lightning", "lightning"), ("hf", "huggingface")])
 def test_an_integration_says_what_it_needs(extra: str, module: str, tmp_path: Path) -> None:
     done = without((extra,), f"import fpgm.training.callbacks.{module}", tmp_path)
-    assert done.stderr.splitlines()[-1].endswith(f'pip install "fpgm[{extra}]"')
+    assert done.err.splitlines()[-1].endswith(f'pip install "fpgm[{extra}]"')
 
 
 def test_a_runtime_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     words = "bench digits --backend openvino --backend eager --seconds 0.1"
     done = without(("openvino",), COMMAND.format(words), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert 'Not measured: openvino (pip install "fpgm[openvino]")' in done.stdout
+    assert done.code == 0, done.err
+    assert 'Not measured: openvino (pip install "fpgm[openvino]")' in done.out

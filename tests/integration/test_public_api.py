@@ -43,17 +43,17 @@ SIGNATURES = {
         "backend: 'str' = 'eager', threads: 'int | None' = None, "
         "progress: 'Progress | None' = None) -> 'Plan'"
     ),
-    "prune": "(model: 'nn.Module', example_inputs: 'Any', **options: 'Any') -> 'nn.Module'",
     "recover": (
         "(model: 'nn.Module', plan: 'Plan', loader: 'Iterable[Any]', *, "
-        "method: 'Method' = 'solve', images: 'int' = 1024, distil: 'float' = 0.0, "
+        "method: 'Method | None' = 'solve', images: 'int' = 1024, distil: 'float' = 0.0, "
+        "start: 'nn.Module | None' = None, "
         "progress: 'Progress | None' = None) -> 'nn.Module'"
     ),
     "sensitivity": (
         "(model: 'nn.Module', example_inputs: 'Any', loader: 'Iterable[Any]', *, "
         "images: 'int' = 512, rates: 'Sequence[float]' = (0.2, 0.4, 0.6, 0.8), "
         "cache: 'str | Path | None' = None, trials: 'bool' = True, "
-        "progress: 'Progress | None' = None, **options: 'Any') -> 'Sensitivity'"
+        "progress: 'Progress | None' = None, **options: 'Unpack[PlanKeywords]') -> 'Sensitivity'"
     ),
     "save": "(model: 'nn.Module', path: 'str | Path') -> 'None'",
     "verify": (
@@ -61,6 +61,8 @@ SIGNATURES = {
         "compacted: 'nn.Module | None' = None, inputs: 'int' = 2) -> 'Certificate'"
     ),
 }
+
+SIGNATURES["prune"] = SIGNATURES["plan"].replace("-> 'Plan'", "-> 'nn.Module'")
 
 ERRORS = ["FileError", "FpgmError", "ModelError", "PlanError", "RequestError", "VerificationError"]
 
@@ -103,7 +105,7 @@ def test_how_a_pruner_is_made() -> None:
         "rates: 'Mapping[str, float] | None' = None, interval: 'int' = 1, start: 'int' = 1, "
         "end: 'int | None' = None, ramp: 'int' = 0, hold: 'int | None' = None, "
         "mode: 'Mode' = 'soft', optimizer: 'torch.optim.Optimizer | None' = None, "
-        "**options: 'Any') -> 'None'"
+        "**options: 'Unpack[PlanKeywords]') -> 'None'"
     )
 
 

@@ -1,4 +1,4 @@
-"""Models timed against each other, and what is said about it."""
+"""Models timed against each other: times, memory, layers, and the summary in words."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from tests.helpers.shell import refused, run
 from torch import nn
 
 import fpgm
-from fpgm.cli.bench import _show, _times, _together
-from fpgm.latency.backends import BACKENDS, Loaded, Piece, Torch, backend_of
+from fpgm.cli.bench import _format_times, _show, _sum_layers
+from fpgm.latency.backends import BACKENDS, LoadedModel, ProfiledNode, TorchBackend, get_backend
 from fpgm.latency.benchmark import bench
-from fpgm.latency.layer_breakdown import BETWEEN, Spent, _between, _Round, breakdown
+from fpgm.latency.layer_breakdown import (
+    BETWEEN_LAYERS,
+    LayerTime,
+    _Round,
+    _seconds_between,
+    breakdown,
+)
 from fpgm.latency.memory import process_bytes, torch_bytes
-from fpgm.latency.speedup_summary import contradiction, reasons, verdict
-from fpgm.report.records import BenchTold, decode
+from fpgm.latency.speedup_summary import find_contradiction, slowdown_reasons, summarize
+from fpgm.report.records import BenchRecord, decode
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.timing import Timing
 
@@ -37,17 +43,17 @@ def wide(width: int) -> nn.Module:
 
 
 class TestMemory:
-    def test_weights_and_the_worst_moment_in_pytorch(self) -> None:
+    def test_weights_and_peak_activations_in_pytorch(self) -> None:
         net = nn.Sequential(nn.Linear(1000, 500), nn.ReLU(), nn.Linear(500, 10)).eval()
         x = torch.randn(64, 1000)
         kilobytes = torch_bytes(net, lambda: net(x)) / 4000
         weights = 1000 * 0.5 + 0.5 + 0.5 * 10 + 0.01
-        at_once = 2 * 64 * 0.5  # what the first layer gives, and that without what is below zero
+        at_once = 2 * 64 * 0.5  # the first layer's output, before and after the ReLU
         assert kilobytes == pytest.approx(weights + at_once, rel=0.05)
 
     @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
     def test_other_runtimes_need_more_for_more_inputs(self, runtime: str) -> None:
-        backend = backend_of(runtime)
+        backend = get_backend(runtime)
         needed = []
         for batch in (1, 64):
             example = Example((torch.zeros(batch, 3, 64, 64),), {})
@@ -55,10 +61,10 @@ class TestMemory:
         few, many = needed
         assert few is not None
         assert many is not None
-        at_least = 63 * 64 * 62 * 62 * 4  # the widest output of 63 more pictures
+        at_least = 63 * 64 * 62 * 62 * 4  # the largest output, for 63 more images
         assert many - few > 0.9 * at_least
 
-    def test_a_system_that_does_not_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_system_without_proc(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.platform", "darwin")
         assert process_bytes("onnxruntime", b"", {}, 1) is None
 
@@ -74,7 +80,7 @@ class TestMemory:
         assert row.figures[0].memory_bytes is None
 
     @pytest.mark.parametrize("own", [None, "3"])
-    def test_the_environment_stays_as_it_is(
+    def test_the_environment_is_unchanged(
         self, own: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
@@ -84,10 +90,10 @@ class TestMemory:
         torch_bytes(net, lambda: net(torch.zeros(1, 4)))
         assert os.environ.get("KINETO_LOG_LEVEL") == own
 
-    def test_what_others_hold_on_the_device_is_not_the_model_s(
+    def test_memory_of_others_on_the_device_does_not_count(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """1,000 bytes are there before, the model's 80 among them; a run takes 300 more."""
+        """1,000 bytes are allocated before, the model's 80 among them; a run takes 300 more."""
 
         class OnCuda(nn.Linear):
             def parameters(self, recurse: bool = True) -> Iterator[Any]:
@@ -99,10 +105,10 @@ class TestMemory:
         assert torch_bytes(OnCuda(4, 4), lambda: None) == 4 * (16 + 4) + 300
 
 
-class Fussy(Torch):
-    """PyTorch that takes no batch of two."""
+class Fussy(TorchBackend):
+    """PyTorch that fails on batches of two."""
 
-    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
+    def load(self, model: nn.Module, example: Example, threads: int) -> LoadedModel:
         if len(example.args[0]) == 2:
             raise RuntimeError("no pairs here.")
         return super().load(model, example, threads)
@@ -129,7 +135,7 @@ class TestBench:
             assert small.verdict is not None
             assert "× faster; theory" in small.verdict
 
-    def test_printed_it_is_a_line_for_every_model(self) -> None:
+    def test_str_has_a_line_for_every_model(self) -> None:
         found = bench({"big": wide(32), "small": wide(8)}, X, backends=["eager"], seconds=0.0)
         big, small = str(found).splitlines()
         assert big.startswith(f"{found.rows[0].where}: big ")
@@ -152,16 +158,14 @@ class TestBench:
         )
         assert [(r.threads, r.batch) for r in found.rows] == [(1, 1), (1, 3), (2, 1), (2, 3)]
 
-    def test_a_runtime_that_fails_costs_only_its_own_rows(self) -> None:
+    def test_a_runtime_that_fails_is_skipped(self) -> None:
         found = bench(
             [wide(8).double()], X.double(), backends=["eager", "onnxruntime"], seconds=0.0
         )
         assert [row.backend for row in found.rows] == ["eager"]
         assert list(found.skipped) == [f"onnxruntime, batch 1, threads {torch.get_num_threads()}"]
 
-    def test_a_size_that_fails_costs_only_its_own_row(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_batch_size_that_fails_is_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(BACKENDS, "eager", Fussy("eager"))
         found = bench([wide(8)], X, backends=["eager"], batches=[1, 2, 3], threads=[1], seconds=0.0)
         assert [row.where for row in found.rows] == [
@@ -174,7 +178,7 @@ class TestBench:
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
     def test_compiled(self) -> None:
-        if (why := BACKENDS["compile"].missing()) is not None:
+        if (why := BACKENDS["compile"].unavailable_reason()) is not None:
             pytest.skip(why)
         (row,) = bench([wide(16), wide(8)], X, backends=["compile"], seconds=0.0).rows
         verdict = row.figures[1].verdict
@@ -185,7 +189,7 @@ class TestBench:
         with pytest.raises(fpgm.ModelError, match="Model 'original' fails on the example"):
             bench([wide(8)], torch.zeros(1, 5, 8, 8), backends=["eager"])
 
-    def test_inputs_are_not_written_to(self) -> None:
+    def test_inputs_are_unchanged(self) -> None:
         class Greedy(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return x.mul_(0.5)
@@ -194,7 +198,7 @@ class TestBench:
         bench([Greedy()], x, backends=["eager"], seconds=0.0)
         assert (x == 1).all()
 
-    def test_models_stay_as_they_were(self) -> None:
+    def test_models_are_unchanged(self) -> None:
         model = wide(8).train()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         threads = torch.get_num_threads()
@@ -204,7 +208,7 @@ class TestBench:
         assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
-    def test_what_cannot_be_used_is_named(self) -> None:
+    def test_unavailable_runtimes_are_named(self) -> None:
         found = bench([wide(8)], X, backends=["eager", "cuda"], seconds=0.0)
         if not torch.cuda.is_available():
             assert found.skipped == {"cuda": "no CUDA device"}
@@ -227,15 +231,15 @@ class TestBench:
     def test_bad_requests(self, options: dict[str, list[object]], message: str) -> None:
         with pytest.raises(fpgm.RequestError, match=message):
             bench([wide(8)], X, **options)  # type: ignore[arg-type]
-        with pytest.raises(fpgm.RequestError, match="models is one module"):
+        with pytest.raises(fpgm.RequestError, match="models is a single module"):
             bench(wide(8), X)  # type: ignore[arg-type]
         with pytest.raises(fpgm.RequestError, match="models is empty"):
             bench([], X)
 
 
-def test_where_the_time_goes() -> None:
+def test_times_of_layers() -> None:
     found = {s.path: s for s in breakdown([wide(256), wide(8)], Example((X,), {}), 1)}
-    assert list(found) == ["0", "1", "2", "3", BETWEEN]
+    assert list(found) == ["0", "1", "2", "3", BETWEEN_LAYERS]
     assert found["0"].widths == ((3, 256), (3, 8))
     assert found["1"].widths == (None, None)
     assert found["3"].seconds[0] > found["3"].seconds[1]
@@ -243,7 +247,7 @@ def test_where_the_time_goes() -> None:
 
 
 class Sorts(nn.Module):
-    """Nearly all its time goes into what is no module."""
+    """Nearly all its time is layer_time outside of modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,38 +257,43 @@ class Sorts(nn.Module):
         return self.conv(x).repeat(1, 16, 1, 1).flatten(1).sort().values
 
 
-def test_time_that_no_layer_owns_is_told() -> None:
+def test_time_between_layers() -> None:
     conv, between = found = breakdown([Sorts(), Sorts()], Example((X,), {}), 1)
     assert (conv.path, between.path) == ("conv", "between layers")
     assert all(b > c for b, c in zip(between.seconds, conv.seconds, strict=True))
-    assert "of the time goes into functional code, which wait for memory" in said(1.1, found)
+    assert "of the time goes into functional code, which are memory-bound" in summary(1.1, found)
 
 
-def test_noise_leaves_a_bound_on_what_no_layer_owns() -> None:
-    """Layers of the one run took longer than all of the other: nothing is not what is left."""
+def test_with_noise_the_time_between_layers_is_an_upper_bound() -> None:
+    """The layers of one run took longer than all of the other."""
     quiet = [_Round({"a": 3.0}, 5.0, 4.0)] * 7
     noisy = [_Round({"a": 6.0}, 8.0, 4.0)] * 7
-    assert (_between(quiet), _between(noisy)) == ((1.0, False), (2.0, True))
-    found = Spent(BETWEEN, "functional code", (None, None), (1.0, 2.0), False, (False, True))
-    assert _times(found) == ["1,000", "≤ 2,000"]
-    layer = Spent("a", "Conv2d", (None, None), (3.0, 6.0))
-    assert _times(_together([layer, found])) == ["4,000", "≤ 8,000"]
-    assert reasons([layer, found], 1, None)() == []
-    assert "25% of the time goes into functional code" in reasons([layer, found], 0, None)()[0]
+    assert (_seconds_between(quiet), _seconds_between(noisy)) == ((1.0, False), (2.0, True))
+    found = LayerTime(
+        BETWEEN_LAYERS, "functional code", (None, None), (1.0, 2.0), False, (False, True)
+    )
+    assert _format_times(found) == ["1,000", "≤ 2,000"]
+    layer = LayerTime("a", "Conv2d", (None, None), (3.0, 6.0))
+    assert _format_times(_sum_layers([layer, found])) == ["4,000", "≤ 8,000"]
+    assert slowdown_reasons([layer, found], 1, None)() == []
+    assert (
+        "25% of the time goes into functional code"
+        in slowdown_reasons([layer, found], 0, None)()[0]
+    )
 
 
 def test_layers_that_only_some_models_have() -> None:
     split = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 8, 3)), nn.ReLU())
     whole = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     found = {s.path: s for s in breakdown([whole, split], Example((X,), {}), 1)}
-    assert list(found) == ["0", "1", "0.0", "0.1", BETWEEN]
+    assert list(found) == ["0", "1", "0.0", "0.1", BETWEEN_LAYERS]
     assert (found["0"].kind, found["0"].seconds[1]) == ("Conv2d", 0)
     assert found["0.1"].widths == (None, (2, 8))
     assert found["0.1"].seconds[0] == 0
 
 
-def test_a_module_owns_what_it_does_not_call() -> None:
-    """Attention reads the weights of a linear layer that it holds, and never calls that."""
+def test_time_of_children_that_are_not_called_is_their_parent_s() -> None:
+    """Attention uses the weights of its linear layer without calling it."""
 
     class Attends(nn.Module):
         def __init__(self) -> None:
@@ -298,54 +307,61 @@ def test_a_module_owns_what_it_does_not_call() -> None:
     assert (own.path, own.multiplies) == ("inner", True)
 
 
-def spent(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> Spent:
+def layer_time(widths: tuple[int, int], seconds: float, kind: str = "Conv2d") -> LayerTime:
     known = kind == "Conv2d"
     both = ((128, 128), widths) if known else (None, None)
-    return Spent("x", kind, both, (1.0, seconds), known)
+    return LayerTime("x", kind, both, (1.0, seconds), known)
 
 
-def said(
-    faster: float, layers: list[Spent], pieces: Callable[[], list[Piece]] | None = None
+def summary(
+    faster: float, layers: list[LayerTime], profile: Callable[[], list[ProfiledNode]] | None = None
 ) -> str:
-    return verdict(faster, 2.0, 0.02, reasons(layers, 1, pieces))
+    return summarize(faster, 2.0, 0.02, slowdown_reasons(layers, 1, profile))
 
 
 class TestVerdict:
-    def test_near_enough(self) -> None:
-        assert said(1.9, [spent((79, 79), 1.0)]) == "1.9× faster; theory 2.0×"
+    def test_a_speedup_near_the_theory(self) -> None:
+        assert summary(1.9, [layer_time((79, 79), 1.0)]) == "1.9× faster; theory 2.0×"
 
     def test_odd_widths_are_named(self) -> None:
-        found = said(1.1, [spent((79, 80), 1.0), spent((80, 80), 1.0)])
-        assert "1 layer (50% of the time in PyTorch) has widths that are no multiple" in found
+        found = summary(1.1, [layer_time((79, 80), 1.0), layer_time((80, 80), 1.0)])
+        assert "1 layer has widths that are not multiples of 16" in found
+        assert "(50% of the time in PyTorch)" in found
 
     def test_odd_widths_matter_from_twice_the_multiple_on(self) -> None:
-        def layer(before: int, after: int) -> Spent:
-            return Spent("x", "Conv2d", ((before,) * 2, (after,) * 2), (1.0, 1.0))
+        def layer(before: int, after: int) -> LayerTime:
+            return LayerTime("x", "Conv2d", ((before,) * 2, (after,) * 2), (1.0, 1.0))
 
-        assert "2 layers (100% of the time in PyTorch) have" in said(1.1, [layer(64, 39)] * 2)
-        assert "1 layer (100%" in said(1.1, [layer(32, 20)])
-        assert "multiple" not in said(1.1, [layer(64, 48)])
-        assert "multiple" not in said(1.1, [layer(16, 10)])
+        both = summary(1.1, [layer(64, 39)] * 2)
+        assert "2 layers have" in both
+        assert "(100% of the time in PyTorch)" in both
+        assert "1 layer has" in summary(1.1, [layer(32, 20)])
+        assert "multiple" not in summary(1.1, [layer(64, 48)])
+        assert "multiple" not in summary(1.1, [layer(16, 10)])
 
     def test_each_model_has_its_own_reasons(self) -> None:
-        layer = Spent("x", "Conv2d", ((64, 64), (48, 48), (39, 39)), (1.0, 1.0, 1.0))
-        assert reasons([layer], 1, None)() == []
-        assert len(reasons([layer], 2, None)()) == 1
+        layer = LayerTime("x", "Conv2d", ((64, 64), (48, 48), (39, 39)), (1.0, 1.0, 1.0))
+        assert slowdown_reasons([layer], 1, None)() == []
+        assert len(slowdown_reasons([layer], 2, None)()) == 1
 
-    def test_memory_is_named(self) -> None:
-        found = said(1.1, [spent((80, 80), 1.0), spent((0, 0), 3.0, "BatchNorm2d")])
-        assert "75% of the time goes into BatchNorm2d, which wait for memory" in found
+    def test_memory_bound_layers_are_named(self) -> None:
+        found = summary(1.1, [layer_time((80, 80), 1.0), layer_time((0, 0), 3.0, "BatchNorm2d")])
+        assert "75% of the time goes into BatchNorm2d, which are memory-bound" in found
 
-    def test_a_runtime_speaks_for_itself(self) -> None:
-        pieces = [Piece("a", "FusedConv", 1.0), Piece("b", "Add", 1.0), Piece("c", "Gemm", 2.0)]
-        layers = [spent((80, 80), 1.0), spent((0, 0), 3.0, "BatchNorm2d")]
-        found = said(1.1, layers, lambda: pieces)
+    def test_the_profile_of_a_runtime_is_used_if_it_has_one(self) -> None:
+        nodes = [
+            ProfiledNode("a", "FusedConv", 1.0),
+            ProfiledNode("b", "Add", 1.0),
+            ProfiledNode("c", "Gemm", 2.0),
+        ]
+        layers = [layer_time((80, 80), 1.0), layer_time((0, 0), 3.0, "BatchNorm2d")]
+        found = summary(1.1, layers, lambda: nodes)
         assert "25% of the time goes into Add, which" in found
         assert "BatchNorm" not in found
 
     def test_a_busy_machine_is_named(self) -> None:
-        assert "the machine is busy (times vary by 11%)" in verdict(1.2, 2.0, 0.11, list)
-        assert "busy" not in verdict(1.2, 2.0, 0.09, list)
+        assert "the machine is busy (times vary by 11%)" in summarize(1.2, 2.0, 0.11, list)
+        assert "busy" not in summarize(1.2, 2.0, 0.09, list)
 
     @pytest.mark.parametrize(
         ("faster", "spread", "words"),
@@ -356,23 +372,23 @@ class TestVerdict:
             (1.06, 0.06, "as fast"),
             (0.92, 0.1, "as fast"),
             (0.92, 0.02, "1.1× slower"),
-            (1.5, 0.5, "1.5× faster"),  # turns are compared one by one, so this is no chance
+            (1.5, 0.5, "1.5× faster"),  # runs are compared in pairs, so this is no chance
         ],
     )
-    def test_no_difference_is_called_that(self, faster: float, spread: float, words: str) -> None:
-        assert verdict(faster, 1.0, spread, list) == f"{words}; theory 1.0×"
+    def test_small_differences(self, faster: float, spread: float, words: str) -> None:
+        assert summarize(faster, 1.0, spread, list) == f"{words}; theory 1.0×"
 
-    def test_turns_and_medians_that_contradict_each_other(
+    def test_paired_runs_and_medians_that_contradict_each_other(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Every second turn is held up, and then the other model is the slow one."""
+        """Every second pair is slowed down, and then the other model is the slow one."""
         times = [Timing((8.0, 8.0, 28.0, 8.0, 28.0)), Timing((8.0, 28.0, 28.0, 28.0, 8.0))]
-        monkeypatch.setattr("fpgm.latency.benchmark.side_by_side", lambda *_: times)
+        monkeypatch.setattr("fpgm.latency.benchmark.time_interleaved", lambda *_: times)
         found = bench([wide(16), wide(8)], X, backends=["eager"], threads=[1])
-        why = "turn by turn it is 1.0× as fast, by the medians 0.3×"
+        why = "paired runs say 1.0× as fast, medians say 0.3×"
         assert found.rows[0].crowd == why
         assert str(found).splitlines()[1] == (
-            f"eager, batch 1, threads 1: small 28,000 ms (not to be relied on: {why}; measure "
+            f"eager, batch 1, threads 1: small 28,000 ms (unreliable: {why}; measure "
             "again on an idle machine; theory 2.0×)"
         )
         _show(found)
@@ -381,7 +397,7 @@ class TestVerdict:
         assert "|      – |" in table[3]
 
     @pytest.mark.parametrize(
-        ("faster", "medians", "told"),
+        ("faster", "medians", "contradicts"),
         [
             (1.8, 1.3, False),
             (1.0, 1.2, False),
@@ -390,11 +406,13 @@ class TestVerdict:
             (0.8, 0.7, False),
         ],
     )
-    def test_which_of_them_matter(self, faster: float, medians: float, told: bool) -> None:
-        assert (contradiction(faster, medians) is not None) == told
+    def test_contradictions(self, faster: float, medians: float, contradicts: bool) -> None:
+        assert (find_contradiction(faster, medians) is not None) == contradicts
 
     def test_slower(self) -> None:
-        assert verdict(0.8, 1.5, 0.02, list).startswith("1.2× slower; theory 1.5×. Less than MACs")
+        assert summarize(0.8, 1.5, 0.02, list).startswith(
+            "1.2× slower; theory 1.5×. Less than the MACs"
+        )
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -402,16 +420,16 @@ def test_the_command(tmp_path: Path) -> None:
     run("prune", "resnet20", "--rate", 0.4, "--out", folder)
     options = ("--backend", "eager", "--threads", 1, "--seconds", 0.1)
     out, _ = run("bench", folder, *options, "--json")
-    told = json.loads(out)
-    assert told["models"] == ["original", str(folder)]
-    original, small = told["rows"][0]["figures"]
+    result = json.loads(out)
+    assert result["models"] == ["original", str(folder)]
+    original, small = result["rows"][0]["figures"]
     assert (original["theory"], original["verdict"]) == (None, None)
     assert small["theory"] > 1.5
     text, _ = run("bench", "resnet20", folder, *options)
     assert "eager, batch 1, threads 1: " in text
     assert "Where the time goes" in text
-    told = refused("bench", folder, folder, "resnet20", *options)
-    assert told == f"{folder} is named twice: give different models."
+    message = refused("bench", folder, folder, "resnet20", *options)
+    assert message == f"{folder} is named twice: give different models."
     text, _ = run("bench", "resnet20", folder, "resnet32", *options)
     assert f"eager, batch 1, threads 1, {folder}: " in text
     assert "eager, batch 1, threads 1, resnet32: " in text
@@ -421,22 +439,22 @@ def test_a_folder_called_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     run("prune", "digits", "--rate", 0.4, "--out", "original")
     out, _ = run("bench", "original", "--backend", "eager", "--seconds", 0, "--json")
-    told = json.loads(out)
-    assert told["models"] == ["its original", "original"]
-    assert told["rows"][0]["figures"][1]["theory"] > 1.5
+    result = json.loads(out)
+    assert result["models"] == ["its original", "original"]
+    assert result["rows"][0]["figures"][1]["theory"] > 1.5
 
 
 def test_the_report_knows_the_theory_of_old_and_new_files() -> None:
     found = bench([wide(16), wide(8)], X, backends=["eager"], seconds=0.0)
-    (row,) = decode(BenchTold, json.loads(json.dumps(found.to_dict()))).rows
-    assert row.promised == pytest.approx(2)
+    (row,) = decode(BenchRecord, json.loads(json.dumps(found.to_dict()))).rows
+    assert row.theoretical_speedup == pytest.approx(2)
     old = asdict(found.rows[0]) | {"theory": 3.0, "verdict": "3.0× faster"}
     for own in old["figures"]:
         del own["theory"], own["verdict"]
-    (row,) = decode(BenchTold, json.loads(json.dumps({"rows": [old]}))).rows
-    assert row.promised == 3
+    (row,) = decode(BenchRecord, json.loads(json.dumps({"rows": [old]}))).rows
+    assert row.theoretical_speedup == 3
 
 
 def test_a_folder_that_is_not_there() -> None:
-    told = refused("bench", "runs/nothere")
-    assert told == "There is no folder runs/nothere: give one of fpgm prune, or a model."
+    message = refused("bench", "runs/nothere")
+    assert message == "There is no folder runs/nothere: give one of fpgm prune, or a model."

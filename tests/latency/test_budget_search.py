@@ -15,53 +15,52 @@ from tests.helpers.shell import run
 from torch import nn
 
 import fpgm
-from fpgm.latency import backends
-from fpgm.latency import budget_search as aim
-from fpgm.latency.backends import BACKENDS, Loaded, backend_of
+from fpgm.latency import backends, budget_search
+from fpgm.latency.backends import BACKENDS, LoadedModel, get_backend
 from fpgm.latency.best_alignment import best_step
-from fpgm.latency.lookup_table import Table
+from fpgm.latency.lookup_table import LatencyTable
 from fpgm.planning.budget import ALIGN, Budget, Rounder
 from fpgm.planning.planner import Planner
-from fpgm.tracing.layer_calls import Called, Layer, called_layers
+from fpgm.tracing.layer_calls import LayerCall, LayerSpec, called_layers
 from fpgm.utils.example_inputs import Example
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class TestBudget:
-    def test_a_share_of_the_time_goes(self, ideal: Ideal) -> None:
+    def test_the_requested_saving_is_reached(self, ideal: Ideal) -> None:
         plan = fpgm.plan(net(), X, latency=0.5, backend="ideal", threads=1)
-        told = plan.latency
-        assert told is not None
+        latency = plan.latency
+        assert latency is not None
         assert plan.macs_removed == pytest.approx(0.5, abs=0.05)
-        assert told.measured == pytest.approx(0.5, abs=0.05)
-        assert told.predicted == pytest.approx(plan.macs_removed, abs=0.02)
+        assert latency.measured == pytest.approx(0.5, abs=0.05)
+        assert latency.predicted == pytest.approx(plan.macs_removed, abs=0.02)
         assert plan.asked["latency"] == 0.5
-        assert (told.backend, told.threads, told.asked) == ("ideal", 1, 0.5)
+        assert (latency.backend, latency.threads, latency.asked) == ("ideal", 1, 0.5)
 
     @pytest.mark.parametrize("wrong", [0.5, 2.0])
-    def test_a_wrong_prediction_is_measured_and_mended(self, ideal: Ideal, wrong: float) -> None:
+    def test_a_wrong_prediction_is_corrected(self, ideal: Ideal, wrong: float) -> None:
         ideal.wrong = wrong
         plan = fpgm.plan(net(), X, latency=0.5, backend="ideal", threads=1)
         assert plan.latency is not None
         assert plan.latency.measured == pytest.approx(0.5, abs=0.05)
 
-    def test_widths_that_are_slower_than_their_neighbours(
+    def test_widths_that_are_slower_than_similar_ones(
         self, ideal: Ideal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What a plan promises is by its own layers, not by those at other widths."""
+        """A plan is predicted by its own layers, not by those at other widths."""
 
-        def lumpy(layer: Layer, threads: int = 1) -> float:
+        def lumpy(layer: LayerSpec, threads: int = 1) -> float:
             full = replace(layer, writes=32 * math.ceil(layer.writes / 32))
             return float(NET_SECONDS * 2 * macs(full) / FULL)
 
-        def load(model: nn.Module, example: Example, threads: int) -> Loaded:
+        def load(model: nn.Module, example: Example, threads: int) -> LoadedModel:
             seconds = sum(lumpy(call.layer) for call in called_layers(model, example))
 
             def run() -> None:
                 ideal.now += seconds
 
-            return Loaded(run)
+            return LoadedModel(run)
 
         monkeypatch.setattr(ideal, "layer_seconds", lumpy)
         monkeypatch.setattr(ideal, "load", load)
@@ -80,8 +79,8 @@ class TestBudget:
         assert plan.latency.measured == pytest.approx(0.4, abs=0.06)
         assert len({group.rate for group in plan.groups}) > 1
 
-    def test_the_model_stays_as_it_was(self, ideal: Ideal) -> None:
-        """With what training would change."""
+    def test_the_model_is_unchanged(self, ideal: Ideal) -> None:
+        """It has modules that training would change."""
         model = nn.Sequential(
             nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Dropout(0.5), nn.Conv2d(64, 64, 3)
         ).train()
@@ -97,25 +96,25 @@ class TestBudget:
         assert fpgm.Plan.from_json(plan.to_json()) == plan
         assert "ideal, threads: 1" in str(plan)
 
-    def test_what_was_found_is_kept_if_no_more_can_go(self, ideal: Ideal) -> None:
-        """The first plan is too slow, and what would be needed is out of reach."""
+    def test_the_nearest_plan_is_kept_if_the_budget_is_out_of_reach(self, ideal: Ideal) -> None:
+        """The first plan is too slow, and no other can be built."""
         model = net()
-        made = fpgm.plan(model, X, macs=0.3)
+        first = fpgm.plan(model, X, macs=0.3)
 
-        def draw(budget: Budget) -> fpgm.Plan:
+        def build(budget: Budget) -> fpgm.Plan:
             if budget.latency != 0.5:
                 raise fpgm.RequestError("out of reach")
-            return made
+            return first
 
-        where = aim.Where.of("ideal", 1)
-        clocked = aim.Clocked(model, Example((X,), {}), where, Rounder())
-        found = aim.reach(clocked, Budget(latency=0.5), draw)
-        assert found.cuts == made.cuts
+        config = budget_search.BackendConfig.of("ideal", 1)
+        timed = budget_search.TimedModel(model, Example((X,), {}), config, Rounder())
+        found = budget_search.reach_budget(timed, Budget(latency=0.5), build)
+        assert found.cuts == first.cuts
         assert found.latency is not None
         assert found.latency.measured == pytest.approx(0.3, abs=0.05)
-        assert "% less time, not 50.0%" in found.notes[-1]
+        assert "% of the time, not 50.0%." in found.notes[-1]
 
-    def test_normed_weights_shrink_too(self, ideal: Ideal) -> None:
+    def test_weight_normalized_layers_shrink_too(self, ideal: Ideal) -> None:
         model = net()
         for place in (0, 2):
             nn.utils.parametrizations.weight_norm(model[place])  # type: ignore[index]
@@ -123,7 +122,7 @@ class TestBudget:
         assert plan.latency is not None
         assert plan.latency.measured == pytest.approx(0.3, abs=0.05)
 
-    def test_work_that_is_no_layers_follows_its_macs(self, ideal: Ideal) -> None:
+    def test_time_outside_of_layers_follows_its_macs(self, ideal: Ideal) -> None:
         class Bare(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -137,7 +136,7 @@ class TestBudget:
         plan = fpgm.plan(Bare(), x, latency=0.3, backend="ideal", threads=1, align=1)
         assert plan.macs_removed == pytest.approx(0.3, abs=0.05)
 
-    def test_more_than_can_go(self, ideal: Ideal) -> None:
+    def test_a_budget_out_of_reach(self, ideal: Ideal) -> None:
         with pytest.raises(fpgm.RequestError, match=r"latency=0\.99 cannot be reached"):
             fpgm.plan(net(), X, latency=0.99, backend="ideal", min_channels=32)
 
@@ -145,7 +144,7 @@ class TestBudget:
         ("options", "message"),
         [
             ({"latency": 1.5}, r"latency is 1\.5"),
-            ({"latency": 0}, "latency is 0: give a share above 0"),
+            ({"latency": 0}, "latency is 0: give a fraction above 0"),
             ({"latency": 0.5, "macs": 0.5}, "one budget, not 2: macs, latency"),
             ({"latency": 0.5, "backend": "abacus"}, "backend is 'abacus': give one of eager"),
             ({"latency": 0.5, "threads": 0}, "threads is 0"),
@@ -155,12 +154,12 @@ class TestBudget:
         with pytest.raises(fpgm.RequestError, match=message):
             fpgm.plan(net(), X, **options)
 
-    def test_a_runtime_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backends, "uninstalled", lambda *names: "pip install onnxruntime")
-        with pytest.raises(fpgm.RequestError, match="cannot be used here: pip install onnx"):
-            backend_of("onnxruntime")
+    def test_a_runtime_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "install_hint", lambda *names: "pip install onnxruntime")
+        with pytest.raises(fpgm.RequestError, match="on this machine: pip install onnx"):
+            get_backend("onnxruntime")
 
-    def test_during_training_time_is_no_budget(self) -> None:
+    def test_soft_pruning_takes_no_latency_budget(self) -> None:
         with pytest.raises(TypeError, match="latency"):
             fpgm.SoftPruner(net(), X, rate=0.4, latency=0.5)
 
@@ -169,13 +168,15 @@ class TestAlignment:
     @pytest.mark.parametrize("overhead", [0.0, 0.02, 0.1, 0.5])
     @pytest.mark.parametrize("block", [1, 8, 16, 32])
     @pytest.mark.parametrize("width", [64, 128])
-    def test_blocks_are_noticed(self, block: int, overhead: float, width: int) -> None:
-        """Whatever a layer takes before its work begins."""
-        layer = Called("0", CONV.sized(width, width), 1)
-        assert best_step([layer], Table(Stepwise(block, overhead), 1)) == block
+    def test_block_sizes_are_found(self, block: int, overhead: float, width: int) -> None:
+        """For any constant overhead of a layer."""
+        layer = LayerCall("0", CONV.with_widths(width, width), 1)
+        assert best_step([layer], LatencyTable(Stepwise(block, overhead), 1)) == block
 
-    def test_of_narrow_layers_nothing_is_claimed(self, ideal: Ideal) -> None:
-        assert best_step([Called("0", CONV.sized(48, 48), 1)], Table(ideal, 1)) is None
+    def test_narrow_layers_are_not_measured(self, ideal: Ideal) -> None:
+        assert (
+            best_step([LayerCall("0", CONV.with_widths(48, 48), 1)], LatencyTable(ideal, 1)) is None
+        )
         narrow = nn.Sequential(nn.Conv2d(3, 48, 3), nn.ReLU(), nn.Conv2d(48, 16, 3))
         plan = fpgm.plan(narrow, X, rate=0.4, align="auto", backend="ideal")
         assert plan.asked["align"] == ALIGN
@@ -183,12 +184,17 @@ class TestAlignment:
 
     @pytest.mark.parametrize("writes", [64, 128, 200])
     def test_layers_of_any_width(self, writes: int) -> None:
-        assert best_step([Called("0", CONV.sized(64, writes), 1)], Table(Stepwise(), 1)) == 8
+        assert (
+            best_step(
+                [LayerCall("0", CONV.with_widths(64, writes), 1)], LatencyTable(Stepwise(), 1)
+            )
+            == 8
+        )
 
-    def test_where_nothing_is_lost_widths_are_free(self, ideal: Ideal) -> None:
-        assert best_step([Called("0", CONV, 1)], Table(ideal, 1)) == 1
+    def test_any_width_if_alignment_does_not_matter(self, ideal: Ideal) -> None:
+        assert best_step([LayerCall("0", CONV, 1)], LatencyTable(ideal, 1)) == 1
 
-    def test_a_plan_takes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_plan_uses_the_best_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(BACKENDS, "ideal", Stepwise())
         plan = fpgm.plan(net(), X, rate=0.4, align="auto", backend="ideal")
         assert plan.asked["align"] == 8
@@ -196,12 +202,14 @@ class TestAlignment:
 
 class TestFailures:
     def test_a_runtime_that_cannot_run_it_says_so_in_a_line(self) -> None:
-        if why := BACKENDS["onnxruntime"].missing():
+        if why := BACKENDS["onnxruntime"].unavailable_reason():
             pytest.skip(why)
         with pytest.raises(fpgm.ModelError, match=r"^onnxruntime cannot run this model: .*\.$"):
             fpgm.plan(net().double(), X.double(), latency=0.3, backend="onnxruntime", threads=1)
 
-    def test_nor_a_layer(self, ideal: Ideal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_so_does_one_that_fails_on_a_layer(
+        self, ideal: Ideal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def fail(*_: Any) -> float:
             raise OSError("no such kernel")
 
@@ -209,12 +217,12 @@ class TestFailures:
         with pytest.raises(fpgm.ModelError, match="ideal cannot run this model: no such kernel"):
             fpgm.plan(net(), X, latency=0.3, backend="ideal", threads=1)
 
-    def test_the_planner_remembers_what_was_asked(self, ideal: Ideal) -> None:
+    def test_the_planner_keeps_its_budget(self, ideal: Ideal) -> None:
         planner = Planner(net(), X, budget=Budget(latency=0.31))
-        aim.plan_for_latency(planner, aim.Where.of("ideal", 1))
+        budget_search.plan_for_latency(planner, budget_search.BackendConfig.of("ideal", 1))
         assert planner.budget == Budget(latency=0.31)
 
-    def test_layers_of_other_numbers_have_other_times(self) -> None:
+    def test_layers_of_other_dtypes_have_other_times(self) -> None:
         called = [called_layers(own, Example((x,), {}))[0].layer
                   for own, x in ((net(), X), (net().double(), X.double()))]  # fmt: skip
         assert called[0].key() != called[1].key()
@@ -223,9 +231,9 @@ class TestFailures:
         assert border.key() != CONV.key()
         assert border.module().padding_mode == "circular"
 
-    @pytest.mark.skipif(bool(BACKENDS["compile"].missing()), reason="no C++ compiler")
+    @pytest.mark.skipif(bool(BACKENDS["compile"].unavailable_reason()), reason="no C++ compiler")
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-    def test_compiling_leaves_what_was_compiled_alone(self) -> None:
+    def test_compiling_does_not_discard_earlier_compilations(self) -> None:
         graphs: list[Any] = []
 
         def count(graph: Any, _: Any) -> Any:
@@ -246,10 +254,10 @@ def test_the_command(ideal: Ideal, tmp_path: Path) -> None:
         "prune", "resnet20", "--latency", 0.3, "--backend", "ideal", "--threads", 1,
         "--out", tmp_path / "out", "--json",
     )  # fmt: skip
-    told = json.loads(out)
-    assert told["asked"]["latency"] == 0.3
-    assert told["asked"]["backend"] == "ideal"
-    assert told["achieved"]["latency"]["asked"] == 0.3
+    result = json.loads(out)
+    assert result["asked"]["latency"] == 0.3
+    assert result["asked"]["backend"] == "ideal"
+    assert result["achieved"]["latency"]["asked"] == 0.3
 
 
 def test_a_budget_in_time_aligns_narrow_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Measurements others took part in: noticed, said, and not kept."""
+"""Measurements while other processes use the cores: noticed, reported, and not cached."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch import nn
 import fpgm
 from fpgm.latency import budget_search
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.lookup_table import Table
-from fpgm.latency.speedup_summary import verdict
-from fpgm.tracing.layer_calls import Layer
+from fpgm.latency.lookup_table import LatencyTable
+from fpgm.latency.speedup_summary import summarize
+from fpgm.tracing.layer_calls import LayerSpec
 from fpgm.utils import machine_load as neighbours
-from fpgm.utils.machine_load import Neighbours
+from fpgm.utils.machine_load import MachineLoad
 
-REAL = neighbours._worked
-CONV = Layer("conv", 1, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1), (1, 1))
+REAL = neighbours._busy_seconds
+CONV = LayerSpec("conv", 1, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1), (1, 1))
 
 
 @pytest.fixture
@@ -32,31 +32,33 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two cores, of which others take one and a half."""
     seconds = count()
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(neighbours, "_worked", lambda: (float(now := next(seconds)), 1.5 * now))
+    monkeypatch.setattr(
+        neighbours, "_busy_seconds", lambda: (float(now := next(seconds)), 1.5 * now)
+    )
     return
 
 
 def test_in_words(crowd: None) -> None:
-    watched = Neighbours()
-    assert watched.cores() == pytest.approx(1.5)
-    assert watched.crowd(1) == "other work took 1.5 of 2 cores"
+    watched = MachineLoad()
+    assert watched.used_cores() == pytest.approx(1.5)
+    assert watched.describe_contention(1) == "other work took 1.5 of 2 cores"
 
 
-@pytest.mark.parametrize(("others", "threads", "told"), [
+@pytest.mark.parametrize(("others", "threads", "reported"), [
     (0.2, 2, False), (0.9, 1, False), (0.9, 2, True), (1.9, 1, True), (0.0, 4, False),
 ])  # fmt: skip
 def test_only_where_cores_are_shared(
-    others: float, threads: int, told: bool, monkeypatch: pytest.MonkeyPatch
+    others: float, threads: int, reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     times = iter([(0.0, 0.0), (10.0, 10 * others)])
-    monkeypatch.setattr(neighbours, "_worked", lambda: next(times))
-    assert (Neighbours().crowd(threads) is not None) == told
+    monkeypatch.setattr(neighbours, "_busy_seconds", lambda: next(times))
+    assert (MachineLoad().describe_contention(threads) is not None) == reported
 
 
 def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "_worked", lambda: None)
-    assert Neighbours().crowd(8) is None
+    monkeypatch.setattr(neighbours, "_busy_seconds", lambda: None)
+    assert MachineLoad().describe_contention(8) is None
 
 
 def _spin(seconds: float) -> None:
@@ -68,31 +70,30 @@ def _spin(seconds: float) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
 def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs meanwhile, a busy process adds about a core."""
-    monkeypatch.setattr(neighbours, "_worked", REAL)
+    monkeypatch.setattr(neighbours, "_busy_seconds", REAL)
     found = REAL()
     assert found is not None
-    started = Neighbours()
+    started = MachineLoad()
     other = multiprocessing.get_context("spawn").Process(target=_spin, args=(30.0,))
     other.start()
     try:
         time.sleep(3)
-        assert started.cores() > 0.2
+        assert started.used_cores() > 0.2
     finally:
         other.kill()
         other.join()
 
 
-def test_the_verdict_says_so_and_gives_no_other_reason() -> None:
-    told = verdict(1.0, 2.0, 0.0, lambda: ["odd widths"], "other work took 1.5 of 2 cores")
-    assert told == (
-        "not to be relied on: other work took 1.5 of 2 cores; measure again on an idle machine; "
-        "theory 2.0×"
+def test_the_summary_says_so_and_gives_no_other_reason() -> None:
+    summary = summarize(1.0, 2.0, 0.0, lambda: ["odd widths"], "other work took 1.5 of 2 cores")
+    assert summary == (
+        "unreliable: other work took 1.5 of 2 cores; measure again on an idle machine; theory 2.0×"
     )
 
 
-def test_times_are_not_kept(crowd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_not_cached(crowd: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FPGM_CACHE", str(tmp_path))
-    table = Table(BACKENDS["eager"], 1)
+    table = LatencyTable(BACKENDS["eager"], 1)
     assert table.seconds(CONV) > 0
     table.save()
     assert not table.file.exists()
@@ -109,17 +110,17 @@ class TestPlan:
         return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
 
     def test_a_plan_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(budget_search, "reach", lambda *_: fpgm.Plan("", {}, ()))
+        monkeypatch.setattr(budget_search, "reach_budget", lambda *_: fpgm.Plan("", {}, ()))
         (note,) = self.planned().notes
         assert note == (
-            "While times were measured other work took 1.5 of 2 cores: they may be wrong."
+            "While times were measured, other work took 1.5 of 2 cores: they may be wrong."
         )
 
     def test_so_does_a_refusal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> fpgm.Plan:
             raise fpgm.RequestError("It cannot be reached.")
 
-        monkeypatch.setattr(budget_search, "reach", refuse)
+        monkeypatch.setattr(budget_search, "reach_budget", refuse)
         with pytest.raises(
             fpgm.RequestError, match=r"reached\. But other work took 1\.5 of 2 cores"
         ):
@@ -131,7 +132,7 @@ def test_a_bench_says_so(crowd: None) -> None:
     x = torch.randn(1, 3, 16, 16)
     small = fpgm.prune(net, x, rate=0.5)
     (row,) = fpgm.bench([net, small], x, backends=["eager"], threads=[1], seconds=0.1).rows
-    told = row.figures[1].verdict
-    assert told is not None
-    assert "not to be relied on: other work took 1.5 of 2 cores" in told
+    verdict = row.figures[1].verdict
+    assert verdict is not None
+    assert "unreliable: other work took 1.5 of 2 cores" in verdict
     assert row.crowd == "other work took 1.5 of 2 cores"

@@ -23,7 +23,7 @@ TOLD = json.loads((assets.FOLDER / "resnet20.json").read_text())
 
 def test_they_are_small() -> None:
     assert assets.WEIGHTS.stat().st_size < 1_000_000
-    assert assets.PICTURES.stat().st_size < 4_000_000
+    assert assets.SAMPLE_IMAGES.stat().st_size < 4_000_000
 
 
 def test_weights_are_float16_and_become_float32() -> None:

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fpgm.data.base import Share
-from fpgm.data.registry import Wanted, open_sets
+from fpgm.data.base import ProcessShare
+from fpgm.data.registry import DataSpec, open_splits
 from fpgm.models import resnet
-from fpgm.paper.baselines.base import Schedule, Task
+from fpgm.paper.baselines.base import SgdSchedule, Task
 from fpgm.paper.baselines.mil import (
     METHOD,
-    Collaborative,
-    attach_,
-    layers_of,
-    margins,
+    CollaborativeConv,
+    attach_cheap_layers_,
+    center_padding,
+    collaborative_layers,
+    macs_saving,
     mil,
-    saving,
     zero_ratios,
 )
 from fpgm.utils.calibration_data import read_inputs
@@ -30,7 +30,7 @@ def call(x: Tensor) -> Example:
     return Example((x,), {})
 
 
-def exact_(layer: Collaborative, weight: float, shift: float) -> None:
+def exact_(layer: CollaborativeConv, weight: float, shift: float) -> None:
     """Let the cheap layer give relu(weight·x + shift)."""
     with torch.no_grad():
         layer.cheap.weight.fill_(weight)
@@ -55,7 +55,7 @@ class Tiny(nn.Module):
 def test_where_the_cheap_layer_is_zero_so_is_the_product_and_elsewhere_it_is_the_product() -> None:
     conv = nn.Conv2d(1, 1, 3, padding=1, bias=False)
     nn.init.ones_(conv.weight)
-    layer = Collaborative(conv).eval()
+    layer = CollaborativeConv(conv).eval()
     exact_(layer, weight=2.0, shift=-1.0)
     x = torch.tensor([[[[1.0, 0.0], [0.0, 3.0]]]])  # a 3×3 window sees all: the sum is 4
     # the cheap layer gives relu(2x − 1): 1, 0, 0, 5
@@ -64,7 +64,7 @@ def test_where_the_cheap_layer_is_zero_so_is_the_product_and_elsewhere_it_is_the
 
 def test_one_filter_for_all_outputs_guards_the_same_places_in_each() -> None:
     conv = nn.Conv2d(1, 3, 3, padding=1)
-    layer = Collaborative(conv, shared=True).eval()
+    layer = CollaborativeConv(conv, shared=True).eval()
     exact_(layer, weight=1.0, shift=0.0)
     x = torch.tensor([[[[1.0, -1.0], [2.0, -3.0]]]])
     assert layer.cheap.weight.numel() == 1
@@ -91,7 +91,7 @@ def test_one_filter_for_all_outputs_guards_the_same_places_in_each() -> None:
 def test_the_cheap_layer_reads_the_middle_of_every_window(conv: nn.Conv2d, size: int) -> None:
     """A kernel that is one in its middle and zero elsewhere picks the same numbers."""
     x = torch.rand(2, 1, size, size + 3) + 1
-    layer = Collaborative(conv).eval()
+    layer = CollaborativeConv(conv).eval()
     exact_(layer, weight=1.0, shift=0.0)
     with torch.no_grad():
         nn.init.zeros_(conv.weight)
@@ -102,12 +102,12 @@ def test_the_cheap_layer_reads_the_middle_of_every_window(conv: nn.Conv2d, size:
 
 
 def test_margins_leave_out_what_is_no_middle() -> None:
-    assert margins(nn.Conv2d(1, 1, 3)) == (-1, -1, -1, -1)
-    assert margins(nn.Conv2d(1, 1, (1, 3), padding=(2, 0))) == (-1, -1, 2, 2)
+    assert center_padding(nn.Conv2d(1, 1, 3)) == (-1, -1, -1, -1)
+    assert center_padding(nn.Conv2d(1, 1, (1, 3), padding=(2, 0))) == (-1, -1, 2, 2)
 
 
 def test_zeros_are_counted_exactly_over_all_batches() -> None:
-    net = nn.Sequential(Collaborative(nn.Conv2d(1, 1, 3, padding=1)))
+    net = nn.Sequential(CollaborativeConv(nn.Conv2d(1, 1, 3, padding=1)))
     exact_(net[0], weight=1.0, shift=0.0)  # type: ignore[arg-type]
     signs = torch.ones(5, 1, 2, 2)
     signs[0] = -1  # 4 zeros
@@ -121,16 +121,16 @@ def test_zeros_are_counted_exactly_over_all_batches() -> None:
 def test_saved_are_the_zeros_less_the_cheap_layers() -> None:
     net = Tiny()
     x = torch.rand(1, 1, 6, 6)
-    added = attach_(net, call(x))
+    added = attach_cheap_layers_(net, call(x))
     assert list(added) == ["second"]  # not the first layer, and not one of 1×1
     # 2 channels to 3 at 36 places: 216 for the cheap one; before it 648 + 1944 + 108 = 2700
-    assert saving(net, call(x), {"second": 0.5}) == (972 - 216) / 2700
-    assert saving(net, call(x), {"second": 0.0}) == -216 / 2700
+    assert macs_saving(net, call(x), {"second": 0.5}) == (972 - 216) / 2700
+    assert macs_saving(net, call(x), {"second": 0.0}) == -216 / 2700
     shared = Tiny()
-    attach_(shared, call(x), shared=True)
-    assert saving(shared, call(x), {"second": 0.5}) == (972 - 72) / 2700
+    attach_cheap_layers_(shared, call(x), shared=True)
+    assert macs_saving(shared, call(x), {"second": 0.5}) == (972 - 72) / 2700
     # as many pictures as one likes
-    assert saving(net, call(x.expand(4, -1, -1, -1)), {"second": 0.5}) == (972 - 216) / 2700
+    assert macs_saving(net, call(x.expand(4, -1, -1, -1)), {"second": 0.5}) == (972 - 216) / 2700
 
 
 def test_grouped_pointwise_first_and_uncalled_convolutions_are_left_as_they_are() -> None:
@@ -142,18 +142,18 @@ def test_grouped_pointwise_first_and_uncalled_convolutions_are_left_as_they_are(
     )
     net.add_module("idle", nn.Identity())
     net.idle.never = nn.Conv2d(4, 4, 3)  # type: ignore[union-attr]
-    assert list(attach_(net, call(torch.rand(1, 3, 9, 9)))) == ["3.0"]
-    assert list(layers_of(net)) == ["3.0"]
+    assert list(attach_cheap_layers_(net, call(torch.rand(1, 3, 9, 9)))) == ["3.0"]
+    assert list(collaborative_layers(net)) == ["3.0"]
 
 
 def test_a_convolution_held_twice_has_one_cheap_layer_and_both_calls_count() -> None:
     conv = nn.Conv2d(2, 2, 3, padding=1)
     net = nn.Sequential(nn.Conv2d(1, 2, 1), conv, nn.ReLU(), conv)
     x = torch.rand(1, 1, 4, 4)
-    attach_(net, call(x))
+    attach_cheap_layers_(net, call(x))
     assert net[1] is net[3]
     # 16·2 + 2·(16·4·9) = 1184 before; the cheap one is called twice: 2·(16·4) = 128
-    assert saving(net, call(x), {"1": 0.25}) == (1152 / 4 - 128) / 1184
+    assert macs_saving(net, call(x), {"1": 0.25}) == (1152 / 4 - 128) / 1184
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -162,7 +162,7 @@ def test_at_first_the_network_computes_nearly_what_it_did(training: bool) -> Non
     net = resnet(8).train(training)
     x = 20 * torch.randn(16, 3, 32, 32)  # whatever the scale
     guarded = copy.deepcopy(net)
-    added = attach_(guarded, call(x))
+    added = attach_cheap_layers_(guarded, call(x))
     assert len(added) == 6
     assert guarded.training == training
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_without_the_start_near_one_the_output_is_another() -> None:
     net = resnet(8).eval()
     x = torch.randn(16, 3, 32, 32)
     guarded = copy.deepcopy(net)
-    for layer in attach_(guarded, call(x)).values():
+    for layer in attach_cheap_layers_(guarded, call(x)).values():
         layer.norm.reset_parameters()
         layer.norm.eval()
     with torch.no_grad():
@@ -190,7 +190,7 @@ def test_without_the_start_near_one_the_output_is_another() -> None:
 def test_both_branches_get_a_gradient() -> None:
     net = Tiny()
     x = torch.rand(2, 1, 6, 6)
-    layer = attach_(net, call(x))["second"]
+    layer = attach_cheap_layers_(net, call(x))["second"]
     net.train()
     net(x).square().sum().backward()
     for weight in (layer.conv.weight, layer.cheap.weight, layer.norm.weight, layer.norm.bias):
@@ -203,7 +203,8 @@ def test_attaching_draws_the_same_weights_for_a_seed_and_leaves_random_numbers_a
     net = Tiny()
     before = torch.random.get_rng_state()
     weights = [
-        attach_(copy.deepcopy(net), call(x), seed=seed)["second"].cheap.weight for seed in (1, 1, 2)
+        attach_cheap_layers_(copy.deepcopy(net), call(x), seed=seed)["second"].cheap.weight
+        for seed in (1, 1, 2)
     ]
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(weights[0], weights[1])
@@ -213,14 +214,14 @@ def test_attaching_draws_the_same_weights_for_a_seed_and_leaves_random_numbers_a
 def test_an_example_given_by_name_will_do_and_so_does_another_dtype() -> None:
     net = Tiny().double().eval()
     x = torch.rand(1, 1, 6, 6, dtype=torch.float64)
-    layer = attach_(net, Example((), {"x": x}))["second"]
+    layer = attach_cheap_layers_(net, Example((), {"x": x}))["second"]
     assert layer.cheap.weight.dtype == torch.float64
     assert not layer.norm.training
     assert net(x).dtype == torch.float64
 
 
 def synthetic() -> list[tuple[Tensor, Tensor]]:
-    sets = open_sets(Wanted("synthetic", 64), 0, Share(), "cpu")
+    sets = open_splits(DataSpec("synthetic", 64), 0, ProcessShare(), "cpu")
     return [(batch.images, batch.labels) for batch in sets.train.epoch(0)]
 
 
@@ -243,11 +244,13 @@ def test_a_network_trained_with_cheap_layers_learns_and_the_callers_stays_as_it_
     model = small().eval()
     state = copy.deepcopy(model.state_dict())
     data = synthetic()
-    task = Task(model, data[0][0][:1], 0.4, data, images=128, before=Schedule(30, lr=0.1))
+    task = Task(
+        model, data[0][0][:1], 0.4, data, images=128, before_pruning=SgdSchedule(30, lr=0.1)
+    )
     pruned = METHOD.prune(task)
     assert METHOD.name == "mil"
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
-    assert not layers_of(model)
+    assert not collaborative_layers(model)
     assert pruned.plan is None
     assert not pruned.model.training
     right = [(pruned.model(x).argmax(1) == y).float().mean() for x, y in data]
@@ -259,8 +262,8 @@ def test_a_network_trained_with_cheap_layers_learns_and_the_callers_stays_as_it_
     by_hand = (macs["second"] * zeros - cheap) / sum(macs.values())
     assert pruned.macs_removed == pytest.approx(by_hand)
     assert pruned.notes[0].startswith(f"zero ratio of 1 layers: {zeros:.1%}")
-    assert pruned.notes[1].startswith(f"40.0% of the MACs asked, {by_hand:.1%} came")
-    assert pruned.notes[2] == "skipping needs a sparse kernel: the time does not fall in PyTorch"
+    assert pruned.notes[1].startswith(f"requested 40.0% of the MACs, saved {by_hand:.1%}")
+    assert pruned.notes[2] == "skipping needs a sparse kernel: the model is not faster in PyTorch"
 
 
 def test_a_network_without_a_place_for_a_cheap_layer_says_so() -> None:
@@ -268,5 +271,5 @@ def test_a_network_without_a_place_for_a_cheap_layer_says_so() -> None:
     pruned = mil(Task(model, torch.rand(1, 3, 4, 4), 0.4, [torch.rand(2, 3, 4, 4)]))
     assert pruned.macs_removed == 0
     assert pruned.notes == (
-        "no cheap layer: no convolution behind the first is larger than 1×1 and ungrouped",
+        "no cheap layer: no convolution after the first is larger than 1×1 and ungrouped",
     )

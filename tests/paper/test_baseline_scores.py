@@ -13,19 +13,24 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.paper.baselines import pfec, rethinking
-from fpgm.paper.baselines.base import classes_of, cut
-from fpgm.paper.baselines.bn_scales import norms_of
-from fpgm.paper.baselines.cp import path
-from fpgm.paper.baselines.global_threshold import cut_everywhere
-from fpgm.paper.baselines.group_norm import _Groups
-from fpgm.paper.baselines.hrank import ranks
-from fpgm.paper.baselines.nisp import _spearman, handed_back, inf_fs, responses
-from fpgm.paper.baselines.pfec import sensitivities, spare_
-from fpgm.paper.baselines.registry import METHODS, Schedule, Task
-from fpgm.paper.baselines.rethinking import _passes, penalties_of, rescale_, soften_
-from fpgm.paper.baselines.taylor import losses
-from fpgm.paper.baselines.thinet import greedy, scaling
-from fpgm.paper.baselines.unit_contributions import look, products
+from fpgm.paper.baselines.base import num_unit_classes, prune_and_verify
+from fpgm.paper.baselines.bn_scales import batch_norm_scales
+from fpgm.paper.baselines.cp import lasso_scores
+from fpgm.paper.baselines.global_threshold import prune_globally
+from fpgm.paper.baselines.group_norm import _UnitParameters
+from fpgm.paper.baselines.hrank import mean_map_ranks
+from fpgm.paper.baselines.nisp import _spearman, inf_fs, last_layer_inputs, propagate_importance
+from fpgm.paper.baselines.pfec import accuracy_drops, skip_sensitive_layers_
+from fpgm.paper.baselines.registry import METHODS, SgdSchedule, Task
+from fpgm.paper.baselines.rethinking import (
+    _rescaling_is_exact,
+    memory_penalties,
+    rescale_batch_norms_,
+    soft_threshold_,
+)
+from fpgm.paper.baselines.taylor import taylor_scores
+from fpgm.paper.baselines.thinet import compensation_factors, removal_order
+from fpgm.paper.baselines.unit_contributions import group_products, measure_consumers
 from fpgm.planning.planner import Planner
 
 
@@ -39,8 +44,8 @@ class TestContributions:
         """The products of all summands together are the square of what the layer gives."""
         task = task_of(two, images=64)
         planner = task.planner()
-        (pool,) = planner.structure.pools
-        together = products(planner, pool, look(task, planner))
+        (pool,) = planner.structure.groups
+        together = group_products(planner, pool, measure_consumers(task, planner))
         assert together is not None
         x = torch.cat([x for x, _ in task.loader])
         with torch.no_grad():
@@ -57,7 +62,7 @@ class TestContributions:
     def test_thinet_misses_least(self) -> None:
         """Greedy, against trying every pair."""
         x = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        order = greedy(x.T @ x)
+        order = removal_order(x.T @ x)
         first, second = int(order[0]), int(order[1])
         alone = [float(x[:, i].square().sum()) for i in range(6)]
         assert first == min(range(6), key=lambda i: alone[i])
@@ -69,7 +74,9 @@ class TestContributions:
         x = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         stays = torch.tensor([True, False, True, True, False, True])
         wanted = torch.linalg.lstsq(x[:, stays], x.sum(1)).solution
-        torch.testing.assert_close(scaling(x.T @ x, stays), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            compensation_factors(x.T @ x, stays), wanted, rtol=1e-4, atol=1e-4
+        )
 
     def test_thinet_makes_up_for_a_copy(self) -> None:
         """Of two equal filters one goes and the other counts twice: nothing changes."""
@@ -78,31 +85,31 @@ class TestContributions:
             model.a.weight[3] = model.a.weight[5]
             model.a.bias[3] = model.a.bias[5]  # type: ignore[index]
             model.b.weight[:, 3] = 1e-3 * model.b.weight[:, 5]
-        found = METHODS["thinet"].prune(task_of(model, 0.1))
-        assert found.plan is not None
+        result = METHODS["thinet"].prune(task_of(model, 0.1))
+        assert result.plan is not None
         x = data()[0][0]
         with torch.no_grad():
-            torch.testing.assert_close(found.model(x), model(x), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(result.model(x), model(x), rtol=1e-3, atol=1e-4)
 
     def test_cp_solves_the_lasso(self) -> None:
         """Orthogonal summands enter by their size: there the solution is a soft threshold."""
         sizes = torch.tensor([3.0, 1.0, 2.0, 0.5])
-        assert path(torch.diag(sizes.square())).argsort().tolist() == [3, 1, 2, 0]
+        assert lasso_scores(torch.diag(sizes.square())).argsort().tolist() == [3, 1, 2, 0]
 
     def test_cp_lets_a_copy_in_last(self) -> None:
         x = torch.randn(100, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
         x[:, 3] = 0.5 * x[:, 0]
-        assert int(path(x.T @ x).argmin()) == 3
+        assert int(lasso_scores(x.T @ x).argmin()) == 3
 
     def test_branches_into_streams_stay_whole(self) -> None:
         """Nobody reads what a branch adds by itself."""
         model = stir(Streams()).eval()
-        found = METHODS["thinet"].prune(task_of(model, 0.3, residual="independent"))
-        assert found.plan is not None
-        pruned = {g.name for g in found.plan.groups if g.kept < g.units}
+        result = METHODS["thinet"].prune(task_of(model, 0.3, residual="independent"))
+        assert result.plan is not None
+        pruned = {g.name for g in result.plan.groups if g.kept < g.units}
         assert "one.0" in pruned
-        why = {layer: frozen.reason for frozen in found.plan.frozen for layer in frozen.layers}
-        assert why["two.0"] == "no layer reads what it gives by itself"
+        why = {layer: frozen.reason for frozen in result.plan.frozen for layer in frozen.layers}
+        assert why["two.0"] == "no layer consumes its output directly"
 
 
 class TestEverywhere:
@@ -112,21 +119,21 @@ class TestEverywhere:
         ).eval()
 
     def scores(self, planner: Planner, *pools: Tensor) -> Tensor:
-        found = torch.zeros(classes_of(planner), dtype=torch.float64)
-        for pool, own in zip(planner.structure.pools, pools, strict=True):
-            found[pool.units] = own.double()
-        return found
+        result = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
+        for pool, item in zip(planner.structure.groups, pools, strict=True):
+            result[pool.units] = item.double()
+        return result
 
     def test_one_threshold(self) -> None:
         planner = Task(self.chain(), torch.zeros(1, 3, 8, 8), 0.5).planner()
         scores = self.scores(planner, torch.arange(8.0) + 1, torch.arange(8.0) + 5)
-        found = cut_everywhere(planner, "mine", scores)
-        assert found.plan is not None
-        first, second = found.plan.groups
+        result = prune_globally(planner, "mine", scores)
+        assert result.plan is not None
+        first, second = result.plan.groups
         level = 8 - first.kept  # scores up to this went from the first layer
         assert second.kept == 8 - max(0, level - 4)
         assert first.kept < second.kept
-        assert found.plan.asked["criterion"] == "mine"
+        assert result.plan.asked["criterion"] == "mine"
 
     def test_the_scores_say_which_go_and_not_the_norms(self) -> None:
         model = self.chain()
@@ -134,25 +141,25 @@ class TestEverywhere:
             model[0].weight.mul_(torch.arange(1.0, 9.0).view(8, 1, 1, 1))  # type: ignore[union-attr,operator]
         planner = Task(model, torch.zeros(1, 3, 8, 8), 0.3).planner()
         scores = self.scores(planner, torch.arange(8.0).flip(0), 100 + torch.arange(8.0))
-        found = cut_everywhere(planner, "mine", scores)
-        assert found.plan is not None
-        keep = next(c.keep for c in found.plan.cuts if c.tensor == "0.weight")
+        result = prune_globally(planner, "mine", scores)
+        assert result.plan is not None
+        keep = next(c.keep for c in result.plan.cuts if c.tensor == "0.weight")
         assert keep == tuple(range(len(keep)))
 
     def test_equal_scores_do_not_all_go_together(self) -> None:
         """As many go as were asked for, the same share of both layers."""
         planner = Task(self.chain(), torch.zeros(1, 3, 8, 8), 0.4).planner()
         scores = self.scores(planner, torch.zeros(8), torch.zeros(8))
-        found = cut_everywhere(planner, "mine", scores)
-        assert found.macs_removed == pytest.approx(0.4, abs=0.1)
-        assert found.plan is not None
-        first, second = found.plan.groups
+        result = prune_globally(planner, "mine", scores)
+        assert result.macs_removed == pytest.approx(0.4, abs=0.1)
+        assert result.plan is not None
+        first, second = result.plan.groups
         assert abs(first.kept - second.kept) <= 1
 
     def test_too_much(self, two: Two) -> None:
         planner = task_of(two, 0.999).planner()
         with pytest.raises(fpgm.RequestError, match=r"macs=0\.999 cannot be reached"):
-            cut_everywhere(planner, "mine", torch.ones(classes_of(planner)).double())
+            prune_globally(planner, "mine", torch.ones(num_unit_classes(planner)).double())
 
 
 class TestTaylor:
@@ -165,34 +172,34 @@ class TestTaylor:
         nn.functional.cross_entropy(model(x), classes).backward()
         assert model.a.weight.grad is not None
         wanted = (model.a.weight * model.a.weight.grad).sum((1, 2, 3)).square()
-        (pool,) = planner.structure.pools
-        found = losses(task, planner)[pool.units]
-        torch.testing.assert_close(found, wanted.detach().double(), rtol=1e-4, atol=1e-9)
+        (pool,) = planner.structure.groups
+        result = taylor_scores(task, planner)[pool.units]
+        torch.testing.assert_close(result, wanted.detach().double(), rtol=1e-4, atol=1e-9)
         model.zero_grad()
-        made = METHODS["taylor"].prune(task)
-        assert made.plan is not None
-        keep = next(c.keep for c in made.plan.cuts if c.tensor == "a.weight")
+        row_result = METHODS["taylor"].prune(task)
+        assert row_result.plan is not None
+        keep = next(c.keep for c in row_result.plan.cuts if c.tensor == "a.weight")
         assert set(keep) == set(wanted.argsort(descending=True)[: len(keep)].tolist())
 
 
 class TestGroupNorm:
     def test_all_that_goes_with_a_unit_counts(self, two: Two) -> None:
         planner = task_of(two).planner()
-        (pool,) = planner.structure.pools
-        found = _Groups(planner).sums()[pool.units]
+        (pool,) = planner.structure.groups
+        result = _UnitParameters(planner).squared_sums()[pool.units]
         parts = (
             two.a.weight.square().sum((1, 2, 3)), two.a.bias.square(),  # type: ignore[union-attr]
             two.norm.weight.square(), two.norm.bias.square(),  # type: ignore[union-attr]
             two.b.weight.square().sum((0, 2, 3)),
         )  # fmt: skip
         wanted = sum(part.detach().double() for part in parts)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
 
     def test_the_smallest_is_pulled_hardest(self, two: Two) -> None:
         planner = task_of(two).planner()
-        (pool,) = planner.structure.pools
-        groups = _Groups(planner)
-        sums, pulls = groups.sums()[pool.units], groups.pulls()[pool.units]
+        (pool,) = planner.structure.groups
+        groups = _UnitParameters(planner)
+        sums, pulls = groups.squared_sums()[pool.units], groups.decay_factors()[pool.units]
         assert pulls[sums.argmin()] == 16
         assert pulls[sums.argmax()] == 1
 
@@ -216,7 +223,7 @@ class TestHRank:
             model.a.weight[2] = 0
             model.a.bias[2] = 0.0  # type: ignore[index]
         task = task_of(model)
-        assert ranks(task, task.planner())["a"].tolist() == [6, 1, 0, 6]
+        assert mean_map_ranks(task, task.planner())["a"].tolist() == [6, 1, 0, 6]
 
     def test_a_stream_has_other_maps_behind_every_layer(self) -> None:
         """The stem's second map is constant until `two` adds another to it."""
@@ -227,10 +234,10 @@ class TestHRank:
             model.two[0].weight[2] = 0
             model.two[0].bias[2] = 0.0
         task = task_of(model, residual="independent")
-        found = ranks(task, task.planner(residual="coupled"))
-        assert found["stem.0"][1] == 1
-        assert found["two.0"][1] > 3
-        assert found["two.0"][2] > 1  # nothing of its own, but what it is added to
+        result = mean_map_ranks(task, task.planner(residual="coupled"))
+        assert result["stem.0"][1] == 1
+        assert result["two.0"][1] > 3
+        assert result["two.0"][2] > 1  # nothing of its own, but what it is added to
 
     def test_layers_nobody_reads_a_map_of(self) -> None:
         """A convolution in front of a pooling counts by its own maps, linear units stay whole."""
@@ -241,11 +248,11 @@ class TestHRank:
         with torch.no_grad():
             model[2].weight[:3] = 0  # type: ignore[union-attr,operator,index]
             model[2].bias[:3] = torch.tensor([-1.0, 0.0, 2.0])  # type: ignore[union-attr,operator,index]
-        found = METHODS["hrank"].prune(task_of(model, 0.3))
-        assert found.plan is not None
-        why = {layer: frozen.reason for frozen in found.plan.frozen for layer in frozen.layers}
-        assert why["6"] == "it gives no maps that have a rank"
-        keep = next(c.keep for c in found.plan.cuts if c.tensor == "2.weight" and c.dim == 0)
+        result = METHODS["hrank"].prune(task_of(model, 0.3))
+        assert result.plan is not None
+        why = {layer: frozen.reason for frozen in result.plan.frozen for layer in frozen.layers}
+        assert why["6"] == "it has no feature maps to compute a rank of"
+        keep = next(c.keep for c in result.plan.cuts if c.tensor == "2.weight" and c.dim == 0)
         assert keep == (2, 3, 4, 5, 6, 7)  # ranks 1, 0, 1, then full ones
 
 
@@ -256,7 +263,7 @@ class TestNisp:
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 6),
         ).eval()  # fmt: skip
         planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
-        worth = handed_back(planner, "6", torch.tensor([2.0, 1.0]))
+        worth = propagate_importance(planner, "6", torch.tensor([2.0, 1.0]))
         weight = model[2].weight.detach()[:, :, 0, 0].abs().double()  # type: ignore[union-attr,operator,index]
         wanted = 2 * weight[0] + weight[1]
         self.check(worth["0"], wanted)
@@ -274,7 +281,7 @@ class TestNisp:
         """By hand: what `three` and `short` hand back, and `one` through what it makes of `two`."""
         model = stir(Streams()).eval()
         planner = task_of(model).planner(residual="coupled")
-        worth = handed_back(planner, "head", torch.ones(24, dtype=torch.float64))
+        worth = propagate_importance(planner, "head", torch.ones(24, dtype=torch.float64))
 
         def back(layer: nn.Module, s: Tensor) -> Tensor:
             weight: Tensor = layer[0].weight  # type: ignore[index]
@@ -307,7 +314,7 @@ class TestNisp:
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 6),
         ).eval()  # fmt: skip
         planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
-        worth = handed_back(planner, "5", torch.ones(4, dtype=torch.float64))
+        worth = propagate_importance(planner, "5", torch.ones(4, dtype=torch.float64))
         self.check(worth["0"], model[1].weight.detach().double().abs().sum((1, 2, 3)))  # type: ignore[union-attr,operator]
 
     def test_what_goes_around_a_depthwise_filter_does_not_pass_through_it(self) -> None:
@@ -326,7 +333,7 @@ class TestNisp:
         model = Around().eval()
         planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
         head = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
-        worth = handed_back(planner, "head", head)
+        worth = propagate_importance(planner, "head", head)
 
         branch = head @ self.sizes(model.back) @ self.sizes(model.wide)
         self.check(worth["stem"], head + branch * self.sizes(model.deep)[:, 0])
@@ -350,7 +357,7 @@ class TestNisp:
         model = Gated().eval()
         planner = Task(model, torch.zeros(1, 3, 4, 4), 0.3).planner()
         head = torch.arange(1.0, 6.0, dtype=torch.float64)
-        worth = handed_back(planner, "head", head)
+        worth = propagate_importance(planner, "head", head)
 
         read = head @ self.sizes(model.out)
         behind = read + read @ self.sizes(model.fc2) @ self.sizes(model.fc1)
@@ -373,14 +380,14 @@ class TestNisp:
         x = torch.cat([x for x, _ in task.loader])[:32]
         with torch.no_grad():
             wanted = model.a(x).mean((2, 3))
-        torch.testing.assert_close(responses(task, "head"), wanted)
+        torch.testing.assert_close(last_layer_inputs(task, "head"), wanted)
 
     def test_sparse_features_that_are_independent(self) -> None:
         """Equal values are equal in rank: many zeros are no agreement."""
         random = torch.Generator().manual_seed(0)
         x = torch.rand(2000, 3, generator=random) * (torch.rand(2000, 3, generator=random) > 0.9)
-        found = _spearman(x.double())
-        assert float((found - torch.eye(3)).abs().max()) < 0.1
+        result = _spearman(x.double())
+        assert float((result - torch.eye(3)).abs().max()) < 0.1
 
     def test_features_that_say_the_same_count_less(self) -> None:
         random = torch.Generator().manual_seed(0)
@@ -397,7 +404,7 @@ class TestRethinking:
             planner = task_of(net).planner()
             x = data()[0][0]
             wanted = net(x)
-            rescale_(net, planner, norms_of(planner), 0.1)
+            rescale_batch_norms_(net, planner, batch_norm_scales(planner), 0.1)
             torch.testing.assert_close(net(x), wanted, rtol=1e-3, atol=1e-4)
             small = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
             large = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -406,7 +413,7 @@ class TestRethinking:
                 for a, b in zip(small, large, strict=True)
             ]
             assert min(shrunk) == pytest.approx(0.1)
-            rescale_(net, planner, norms_of(planner), 10.0)
+            rescale_batch_norms_(net, planner, batch_norm_scales(planner), 10.0)
             for a, b in zip(small, large, strict=True):
                 torch.testing.assert_close(a.weight, b.weight)
 
@@ -424,14 +431,14 @@ class TestRethinking:
         before = copy.deepcopy(net.state_dict())
         task = task_of(net)
         planner = replace(task, example=torch.zeros(1, 3, 6, 6)).planner()
-        assert _passes(task, planner, norms_of(planner)) == passes
+        assert _rescaling_is_exact(task, planner, batch_norm_scales(planner)) == passes
         for key, value in net.state_dict().items():
             torch.testing.assert_close(value, before[key])
 
     def test_soft_thresholds_reach_zero_and_stay(self) -> None:
         scale = torch.tensor([0.3, -0.2, 1.0])
         for _ in range(3):
-            soften_(scale, torch.tensor([0.1, 0.1, 0.1]))
+            soft_threshold_(scale, torch.tensor([0.1, 0.1, 0.1]))
         assert scale.tolist() == pytest.approx([0.0, 0.0, 0.7], abs=1e-6)
 
     def test_small_scales_are_sooner_at_zero(
@@ -439,11 +446,11 @@ class TestRethinking:
     ) -> None:
         with torch.no_grad():
             two.b.weight.zero_()  # nothing pulls on the scales but thresholds
-        task = task_of(two, before=Schedule(1))
-        for alpha, told in ((0.1, "0 of 8 "), (1e-6, "8 of 8 ")):
+        task = task_of(two, before_pruning=SgdSchedule(1))
+        for alpha, result in ((0.1, "0 of 8 "), (1e-6, "8 of 8 ")):
             monkeypatch.setattr(rethinking, "ALPHA", alpha)
             (note,) = METHODS["rethinking"].prune(task).notes
-            assert note.startswith(told)
+            assert note.startswith(result)
 
     @pytest.mark.parametrize("batch", [1, 4])
     def test_penalties_follow_memory(self, batch: int) -> None:
@@ -453,39 +460,41 @@ class TestRethinking:
             nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3),
         ).eval()  # fmt: skip
         planner = Task(model, torch.zeros(batch, 4, 8, 8), 0.3).planner()
-        first, second = penalties_of(planner, norms_of(planner))
+        first, second = memory_penalties(planner, batch_norm_scales(planner))
         one, two = 4 * 9 + 8 * 9 + 64, 4 * 9 + 2 * 9 + 16
         assert float(first[0] / second[0]) == pytest.approx(one / two)
 
     def test_without_batch_norms(self) -> None:
-        with pytest.raises(fpgm.RequestError, match="this model has none"):
+        with pytest.raises(fpgm.RequestError, match="This model has no batch norm"):
             METHODS["rethinking"].prune(task_of(Two(norm=False).eval()))
-        with pytest.raises(fpgm.RequestError, match="No unit has a batch norm"):
+        with pytest.raises(fpgm.RequestError, match="No layer is followed by a batch norm"):
             METHODS["slimming"].prune(task_of(Two(norm=False).eval()))
 
 
 class TestPfec:
-    def test_sensitive_layers_are_spared(self) -> None:
+    def test_sensitive_layers_are_not_pruned(self) -> None:
         """Labels are the model's own answers, so that accuracy falls where pruning hurts."""
         model = stir(Streams()).eval()
         with torch.no_grad():
             batches = [(x, model(x).argmax(1)) for x, _ in data(8)]
         task = Task(model, batches[0][0][:1], 0.2, loader=batches, images=128)
         planner = task.planner("l1")
-        losses_ = sensitivities(planner, task)
+        losses_ = accuracy_drops(planner, task)
         assert max(losses_.values()) > 0
         drop = sorted(losses_.values())[-2]
-        spared = set(spare_(planner, task, drop))
-        assert spared == set(planner.budget.rates)
-        assert spared == {layer for layer, loss in losses_.items() if loss > drop}
-        found = cut(planner)
-        assert found.plan is not None
-        assert all(g.kept == g.units for g in found.plan.groups if set(g.layers) & spared)
+        skipped = set(skip_sensitive_layers_(planner, task, drop))
+        assert skipped == set(planner.budget.rates)
+        assert skipped == {layer for layer, loss in losses_.items() if loss > drop}
+        result = prune_and_verify(planner)
+        assert result.plan is not None
+        assert all(g.kept == g.units for g in result.plan.groups if set(g.layers) & skipped)
 
-    @pytest.mark.parametrize(("drop", "start"), [(-1.0, "spared "), (2.0, "no layer was sens")])
-    def test_it_says_what_it_spared(
+    @pytest.mark.parametrize(
+        ("drop", "start"), [(-1.0, "not pruned: "), (2.0, "no sensitive layer")]
+    )
+    def test_it_notes_which_layers_it_skips(
         self, drop: float, start: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pfec.spare_, "__defaults__", (drop,))
+        monkeypatch.setattr(pfec.skip_sensitive_layers_, "__defaults__", (drop,))
         (note,) = METHODS["pfec-sensitivity"].prune(task_of(stir(Streams()).eval(), 0.2)).notes
         assert note.startswith(start)

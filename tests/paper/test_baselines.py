@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.paper.baselines import comparison as cmp
-from fpgm.paper.baselines.registry import METHODS, Schedule, Task, find
+from fpgm.paper.baselines.registry import METHODS, SgdSchedule, Task, get_method
 from fpgm.paper.baselines.short_training import train_
 
 PRUNING = [name for name in METHODS if name != "mil"]
@@ -32,14 +32,14 @@ class TestAll:
         """And the caller's model stays as it was."""
         model = stir(Streams()).eval()
         before = copy.deepcopy(model.state_dict())
-        found = METHODS[name].prune(task_of(model, residual=residual))
-        assert found.plan is not None
-        assert found.macs_removed == pytest.approx(0.4, abs=0.06)
-        trained = model if found.trained is None else found.trained
-        assert fpgm.verify(trained, found.plan, data()[0][0][:2]).ok
-        assert found.plan.asked["criterion"]
+        result = METHODS[name].prune(task_of(model, residual=residual))
+        assert result.plan is not None
+        assert result.macs_removed == pytest.approx(0.4, abs=0.06)
+        trained = model if result.trained_model is None else result.trained_model
+        assert fpgm.verify(trained, result.plan, data()[0][0][:2]).ok
+        assert result.plan.asked["criterion"]
         x = data()[0][0]
-        assert found.model.eval()(x).shape == model(x).shape
+        assert result.model.eval()(x).shape == model(x).shape
         assert all(torch.equal(before[key], v) for key, v in model.state_dict().items())
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
@@ -47,7 +47,7 @@ class TestAll:
     def test_in_train_mode_and_frozen(self, name: str) -> None:
         model = stir(Streams()).train().requires_grad_(False)
         before = copy.deepcopy(model.state_dict())
-        METHODS[name].prune(task_of(model, before=Schedule(2)))
+        METHODS[name].prune(task_of(model, before_pruning=SgdSchedule(2)))
         assert model.training
         assert all(torch.equal(before[key], v) for key, v in model.state_dict().items())
 
@@ -64,23 +64,27 @@ class TestAll:
                 return broken()
 
         model = stir(Streams()).eval()
-        task = Task(model, data()[0][0][:1], 0.4, loader=Broken(), images=64, before=Schedule(3))
+        task = Task(
+            model, data()[0][0][:1], 0.4, loader=Broken(), images=64, before_pruning=SgdSchedule(3)
+        )
         with pytest.raises(OSError, match="the disk is gone"):
             METHODS[name].prune(task)
         assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
     def test_each_says_where_it_comes_from(self) -> None:
         for method in METHODS.values():
-            assert method.about.endswith(".")
+            assert method.summary.endswith(".")
             assert method.cite or method.name in ("l2", "random")
 
     def test_a_name_that_is_none(self) -> None:
-        with pytest.raises(fpgm.RequestError, match=r"no method 'thinnet' \(did you mean 'thinet'"):
-            find("thinnet")
+        with pytest.raises(
+            fpgm.RequestError, match=r"Unknown method 'thinnet' \(did you mean 'thinet'"
+        ):
+            get_method("thinnet")
 
     def test_batches_without_classes(self, two: Two) -> None:
         task = Task(two, data()[0][0][:1], 0.4, loader=[x for x, _ in data()])
-        with pytest.raises(fpgm.RequestError, match="batches without classes"):
+        with pytest.raises(fpgm.RequestError, match="batches without labels"):
             METHODS["taylor"].prune(task)
 
 
@@ -88,8 +92,8 @@ class TestTraining:
     def test_hooks_are_called_with_the_rate(self, two: Two) -> None:
         rates: list[float] = []
         task = task_of(two)
-        net = task.copy()
-        train_(net, task, Schedule(4, lr=0.1), settle=rates.append)
+        net = task.trainable_copy()
+        train_(net, task, SgdSchedule(4, lr=0.1), after_step=rates.append)
         assert rates == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447], rel=1e-4)
         assert not net.training
         assert all(p.grad is None for p in net.parameters())
@@ -103,13 +107,13 @@ class TestTraining:
             with torch.no_grad():
                 return sum(float(nn.functional.cross_entropy(net(x), y)) for x, y in batches)
 
-        net = task.copy()
-        train_(net, task, Schedule(40, lr=0.05))
+        net = task.trainable_copy()
+        train_(net, task, SgdSchedule(40, lr=0.05))
         assert loss(net) < loss(model)
 
     def test_a_loss_that_is_no_number(self, two: Two) -> None:
         with pytest.raises(fpgm.ModelError, match=r"The loss is .* lower lr"):
-            train_(two, task_of(two), Schedule(50, lr=1e9))
+            train_(two, task_of(two), SgdSchedule(50, lr=1e9))
 
 
 class TestComparison:
@@ -120,22 +124,22 @@ class TestComparison:
 
     def test_all_get_the_same_training(self) -> None:
         model = stir(Streams()).eval()
-        task = task_of(model, before=Schedule(3))
-        rows = [cmp.compare(METHODS[name], task, Schedule(5), self.accuracy).row
+        task = task_of(model, before_pruning=SgdSchedule(3))
+        rows = [cmp.compare(METHODS[name], task, SgdSchedule(5), self.accuracy).row
                 for name in ("fpgm", "slimming")]  # fmt: skip
         assert [row.steps for row in rows] == [5, 5]
-        alone = cmp.compare(METHODS["slimming"], task, Schedule(5), self.accuracy).row
+        alone = cmp.compare(METHODS["slimming"], task, SgdSchedule(5), self.accuracy).row
         assert (alone.once, alone.tuned) == (rows[1].once, rows[1].tuned)
         assert all(row.tuned is not None and row.recovered is not None for row in rows)
 
     def test_without_training_there_is_none(self) -> None:
         model = stir(Streams()).eval()
-        made = cmp.compare(METHODS["fpgm"], task_of(model), Schedule(0), self.accuracy)
-        assert (made.row.tuned, made.row.steps) == (None, 0)
-        trains = cmp.compare(METHODS["slimming"], task_of(model), Schedule(0), self.accuracy)
+        result = cmp.compare(METHODS["fpgm"], task_of(model), SgdSchedule(0), self.accuracy)
+        assert (result.row.tuned, result.row.steps) == (None, 0)
+        trains = cmp.compare(METHODS["slimming"], task_of(model), SgdSchedule(0), self.accuracy)
         assert (trains.row.tuned, trains.row.steps) == (None, 0)
         with torch.no_grad():
-            made.best(data()[0][0])
+            result.best_model(data()[0][0])
 
     @pytest.mark.parametrize("shares", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9), (0.9, 0.5, 0.1)])
     def test_the_most_accurate_is_kept(self, shares: tuple[float, ...], two: Two) -> None:
@@ -146,9 +150,9 @@ class TestComparison:
             seen.append(net)
             return shares[len(seen) - 1]
 
-        made = cmp.compare(METHODS["fpgm"], task_of(two), Schedule(1), counted)
-        assert (made.row.once, made.row.recovered, made.row.tuned) == shares
-        assert made.best is seen[shares.index(0.9)]
+        result = cmp.compare(METHODS["fpgm"], task_of(two), SgdSchedule(1), counted)
+        assert (result.row.once, result.row.recovered, result.row.tuned) == shares
+        assert result.best_model is seen[shares.index(0.9)]
 
     def test_recovery_starts_from_the_original(self) -> None:
         """What soft pruning has zeroed cannot be learnt from."""
@@ -159,14 +163,14 @@ class TestComparison:
             with torch.no_grad():
                 return -float((net(x) - model(x)).square().mean())
 
-        task = task_of(model, before=Schedule(5, lr=0.1), images=64)
-        row = cmp.compare(METHODS["sfp"], task, Schedule(5, lr=0.1), nearness).row
+        task = task_of(model, before_pruning=SgdSchedule(5, lr=0.1), images=64)
+        row = cmp.compare(METHODS["sfp"], task, SgdSchedule(5, lr=0.1), nearness).row
         assert row.recovered is not None
         assert row.recovered > row.once
 
     def test_seeds_change_what_is_left_to_chance(self) -> None:
         model = stir(Streams()).eval()
-        plans = [cmp.compare(METHODS["random"], task_of(model, seed=seed), Schedule(0),
+        plans = [cmp.compare(METHODS["random"], task_of(model, seed=seed), SgdSchedule(0),
                              self.accuracy).plan for seed in (0, 1)]  # fmt: skip
         assert plans[0] is not None
         assert plans[1] is not None
@@ -174,12 +178,12 @@ class TestComparison:
 
 
 def test_scores_that_a_layer_lacks() -> None:
-    from fpgm.planning.precomputed_scores import Scored
+    from fpgm.planning.precomputed_scores import PrecomputedScores
 
     model = Two().eval()
     with pytest.raises(fpgm.RequestError, match="criterion 'mine': layer 'a' has no scores"):
-        fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, criterion=Scored("mine", {}))
-    scores = Scored("mine", {"a": torch.arange(8.0).flip(0), "b": torch.zeros(6)})
+        fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, criterion=PrecomputedScores("mine", {}))
+    scores = PrecomputedScores("mine", {"a": torch.arange(8.0).flip(0), "b": torch.zeros(6)})
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1, criterion=scores)
     assert plan.asked["criterion"] == "mine"
     assert plan.cuts[0].keep == (0, 1, 2, 3)
@@ -191,5 +195,5 @@ def test_what_is_no_classifier_is_named(name: str) -> None:
         def forward(self, x: Tensor) -> Any:
             return {"out": super().forward(x)}
 
-    with pytest.raises(fpgm.ModelError, match=r"answers with a dict: .* one tensor of class"):
+    with pytest.raises(fpgm.ModelError, match=r"returns a dict: .* one tensor of class"):
         METHODS[name].prune(task_of(Told().eval()))

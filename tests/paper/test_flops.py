@@ -15,25 +15,25 @@ import fpgm
 from fpgm.models import resnet, vgg16
 from fpgm.models.torchvision_import import import_torchvision
 from fpgm.paper.flops import (
-    Layer,
-    Row,
-    as_printed,
+    FlopsRow,
+    LayerShape,
     cifar_resnet,
     cifar_vgg16,
-    fractional,
+    flops_rows,
+    fractional_width,
     imagenet_resnet,
+    integer_width,
     macs,
-    rows,
-    saving,
-    whole,
+    paper_layer_list,
+    percent_saved,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = rows()
+ROWS = flops_rows()
 
 
-def name(row: Row) -> str:
-    return f"{row.model} {row.asked}"
+def name(row: FlopsRow) -> str:
+    return f"{row.model} {row.rate_label}"
 
 
 def measured_macs(model: torch.nn.Module, *shape: int) -> int:
@@ -59,15 +59,15 @@ def test_layer_list_costs_what_torchvisions_network_costs(depth: int) -> None:
     assert macs(layers) == measured_macs(model, 1, 3, 224, 224)
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.printed_percent is not None], ids=name)
-def test_printed_percentages_follow_except_resnet101s(row: Row) -> None:
-    assert row.reproduced == (row.model != "ResNet-101")
+@pytest.mark.parametrize("row", [r for r in ROWS if r.paper_percent is not None], ids=name)
+def test_printed_percentages_follow_except_resnet101s(row: FlopsRow) -> None:
+    assert row.matches_paper == (row.model != "ResNet-101")
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.printed_flops is not None], ids=name)
-def test_printed_flops_follow_except_the_swapped_digits(row: Row) -> None:
-    counted = macs(as_printed(row.layers), row.rate, fractional)
-    right = 2.34e7 if row.printed_flops == 2.43e7 else row.printed_flops
+@pytest.mark.parametrize("row", [r for r in ROWS if r.paper_flops is not None], ids=name)
+def test_printed_flops_follow_except_the_swapped_digits(row: FlopsRow) -> None:
+    counted = macs(paper_layer_list(row.layers), row.rate, fractional_width)
+    right = 2.34e7 if row.paper_flops == 2.43e7 else row.paper_flops
     assert f"{counted:.2E}" == f"{right:.2E}"
 
 
@@ -80,19 +80,21 @@ def test_resnet20_by_hand() -> None:
         + 2 * (r / 2 + r**2)  # the widening block of stages two and three
         + 4 * (r + r**2)  # their other two blocks
     )
-    assert macs(cifar_resnet(20)[:-1], 0.4, fractional) == pytest.approx(by_hand)
+    assert macs(cifar_resnet(20)[:-1], 0.4, fractional_width) == pytest.approx(by_hand)
 
 
 def test_whole_filters_save_less_than_fractional_ones_unless_they_divide() -> None:
-    even = [Layer("a", 3, 10, 9, 4), Layer("b", 10, 10, 9, 4, source="a")]
-    odd = [Layer("a", 3, 16, 9, 4), Layer("b", 16, 16, 9, 4, source="a")]
-    assert saving(even, 0.4, whole) == pytest.approx(saving(even, 0.4, fractional))
-    assert saving(odd, 0.4, whole) < saving(odd, 0.4, fractional)
+    even = [LayerShape("a", 3, 10, 9, 4), LayerShape("b", 10, 10, 9, 4, source="a")]
+    odd = [LayerShape("a", 3, 16, 9, 4), LayerShape("b", 16, 16, 9, 4, source="a")]
+    assert percent_saved(even, 0.4, integer_width) == pytest.approx(
+        percent_saved(even, 0.4, fractional_width)
+    )
+    assert percent_saved(odd, 0.4, integer_width) < percent_saved(odd, 0.4, fractional_width)
 
 
 @pytest.mark.parametrize(("depth", "percent"), [(20, 51.7), (32, 50.9), (56, 50.4), (110, 50.1)])
 def test_what_40_percent_really_removes(depth: int, percent: float) -> None:
-    assert round(saving(cifar_resnet(depth), 0.4), 1) == percent
+    assert round(percent_saved(cifar_resnet(depth), 0.4), 1) == percent
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.4])

@@ -12,24 +12,25 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.faults import two_processes
 from tests.helpers.shell import run
 from torch import nn
 
 import fpgm
-from fpgm.data.registry import Wanted
+from fpgm.data.registry import DataSpec
 from fpgm.models import resnet
 from fpgm.models.checkpoint import load_weights
 from fpgm.models.registry import load_model
 from fpgm.paper import flops as paper
-from fpgm.paper.tables import TABLES, Results
+from fpgm.paper.tables import TABLES, RowStore
 from fpgm.paper.tables import full_scale as full
-from fpgm.paper.tables.paper_tables import BASELINES, baseline_of
-from fpgm.paper.tables.processes import tops
+from fpgm.paper.tables.paper_tables import BASELINES, baseline_row
+from fpgm.paper.tables.processes import top_k_accuracy
 from fpgm.pruning.serialization import save
 
 TABLE1, TABLE2, TABLE3, TABLE4 = (TABLES[f"table{number}"] for number in (1, 2, 3, 4))
 ABLATIONS = TABLES["ablations"]
-SYNTHETIC = Wanted("synthetic", 64)
+SYNTHETIC = DataSpec("synthetic", 64)
 
 
 def changes(tiny: str, epochs: int = 1) -> list[str]:
@@ -40,8 +41,8 @@ def changes(tiny: str, epochs: int = 1) -> list[str]:
     ]  # fmt: skip
 
 
-def maker(tmp_path: Path, tiny: str, epochs: int = 1) -> full.Full:
-    return full.Full(tmp_path / "out", tmp_path, changes(tiny, epochs))
+def maker(tmp_path: Path, tiny: str, epochs: int = 1) -> full.FullScale:
+    return full.FullScale(tmp_path / "out", tmp_path, changes(tiny, epochs))
 
 
 def trained(tiny: str, file: Path) -> nn.Module:
@@ -55,16 +56,16 @@ class TestCommand:
     def test_every_row_has_a_command_and_hours(self) -> None:
         for table in TABLES.values():
             for row in table.rows:
-                words = full.command(table, row, Path("out")).split()
+                words = full.row_command(table, row, Path("out")).split()
                 assert words[words.index("--rows") + 1] == row.key
-                assert full.hours(table, row) > 0
+                assert full.gpu_hours(table, row) > 0
         row = TABLE1.row("resnet56-fpgm-40-scratch")
-        assert full.command(TABLE1, row, Path("out")) == (
+        assert full.row_command(TABLE1, row, Path("out")) == (
             "accelerate launch -m fpgm reproduce table1 --scale full --rows "
             "resnet56-fpgm-40-scratch --out out"
         )
         row = TABLE2.row("resnet18-fpgm-30-trained")
-        assert full.command(TABLE2, row, Path("out")) == (
+        assert full.row_command(TABLE2, row, Path("out")) == (
             "accelerate launch -m fpgm reproduce table2 --scale full --rows "
             "resnet18-fpgm-30-trained --weights WEIGHTS --data IMAGENET --out out"
         )
@@ -72,14 +73,14 @@ class TestCommand:
     def test_hours_are_what_they_are_said_to_be(self) -> None:
         row = TABLE2.row("resnet50-fpgm-30-scratch")
         macs = paper.macs(paper.imagenet_resnet(50))
-        seconds = 3 * macs * 1_281_167 * 100 / full.SPEED
-        assert full.hours(TABLE2, row) == pytest.approx(seconds / 3600)
+        seconds = 3 * macs * 1_281_167 * 100 / full.MACS_PER_SECOND
+        assert full.gpu_hours(TABLE2, row) == pytest.approx(seconds / 3600)
         # 200 epochs of at least 8 s; Table 3 has 40 epochs and then 160.
         row = TABLE1.row("resnet20-fpgm-40-scratch")
-        assert full.hours(TABLE1, row) == pytest.approx(200 * 8 / 3600)
-        short = full.hours(TABLE4, TABLE4.row("fpgm"))
+        assert full.gpu_hours(TABLE1, row) == pytest.approx(200 * 8 / 3600)
+        short = full.gpu_hours(TABLE4, TABLE4.row("fpgm"))
         assert short is not None
-        assert full.hours(TABLE3, TABLE3.row("fpgm")) == pytest.approx(short * 200 / 160)
+        assert full.gpu_hours(TABLE3, TABLE3.row("fpgm")) == pytest.approx(short * 200 / 160)
 
 
 class TestTops:
@@ -91,14 +92,16 @@ class TestTops:
                 scores = torch.tensor([6.0, 7, 8, 9, 5, 4, 3, 2, 1, 0])
                 return scores.expand(len(x), 10)
 
-        from fpgm.data.base import ALONE
-        from fpgm.data.registry import open_sets
+        from fpgm.data.base import SINGLE_PROCESS
+        from fpgm.data.registry import open_splits
 
-        batches = open_sets(SYNTHETIC, 0, ALONE, "cpu").test.epoch(0)
+        batches = open_splits(SYNTHETIC, 0, SINGLE_PROCESS, "cpu").test.epoch(0)
         labels = torch.cat([batch.labels for batch in batches])
         right = [float((labels == 3).double().mean()), float((labels < 5).double().mean())]
-        assert tops(Fixed(), SYNTHETIC, (1, 5)) == pytest.approx([100 * own for own in right])
-        assert tops(Fixed(), SYNTHETIC, (20,)) == [100.0]
+        assert top_k_accuracy(Fixed(), SYNTHETIC, (1, 5)) == pytest.approx(
+            [100 * item for item in right]
+        )
+        assert top_k_accuracy(Fixed(), SYNTHETIC, (20,)) == [100.0]
 
 
 class TestRows:
@@ -106,31 +109,31 @@ class TestRows:
         self, tmp_path: Path, tiny: str
     ) -> None:
         rows = maker(tmp_path, tiny)
-        made = rows.make(TABLE4, TABLE4.row("fpgm"), 0)
-        assert made is not None
-        assert set(made.ours) == {"accuracy", "FLOPs"}
-        assert 0 < made.ours["FLOPs"] < 60  # type: ignore[operator]
-        assert made.how == "cifar10-vgg16-scratch, 1 epochs"
-        whole = rows.make(BASELINES, baseline_of("vgg16"), 0)
+        result = rows.run(TABLE4, TABLE4.row("fpgm"), 0)
+        assert result is not None
+        assert set(result.ours) == {"accuracy", "FLOPs"}
+        assert 0 < result.ours["FLOPs"] < 60  # type: ignore[operator]
+        assert result.how == "cifar10-vgg16-scratch, 1 epochs"
+        whole = rows.run(BASELINES, baseline_row("vgg16"), 0)
         assert whole is not None
         assert set(whole.ours) == {"top-1"}
         assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
 
     def test_a_row_from_trained_weights_measures_them(self, tmp_path: Path, tiny: str) -> None:
         model = trained(tiny, tmp_path / "cifar10_resnet56.safetensors")
-        made = maker(tmp_path, tiny).make(TABLE1, TABLE1.row("resnet56-fpgm-40-trained"), 0)
-        assert made is not None
-        assert set(made.ours) == {"baseline", "accuracy", "FLOPs left", "FLOPs"}
-        assert made.ours["baseline"] == tops(model, SYNTHETIC)[0]
+        result = maker(tmp_path, tiny).run(TABLE1, TABLE1.row("resnet56-fpgm-40-trained"), 0)
+        assert result is not None
+        assert set(result.ours) == {"baseline", "accuracy", "FLOPs left", "FLOPs"}
+        assert result.ours["baseline"] == top_k_accuracy(model, SYNTHETIC)[0]
         plan = json.loads(next((tmp_path / "out").glob("runs/*/plan.json")).read_text())
-        assert made.ours["FLOPs left"] == plan["macs_after"]
+        assert result.ours["FLOPs left"] == plan["macs_after"]
 
     def test_imagenet_counts_the_first_five_too(self, tmp_path: Path, tiny: str) -> None:
         pytest.importorskip("torchvision")
         trained(tiny, tmp_path / "imagenet_resnet18.safetensors")
-        made = maker(tmp_path, tiny).make(TABLE2, TABLE2.row("resnet18-fpgm-30-trained"), 0)
-        assert made is not None
-        ours: dict[str, Any] = dict(made.ours)
+        result = maker(tmp_path, tiny).run(TABLE2, TABLE2.row("resnet18-fpgm-30-trained"), 0)
+        assert result is not None
+        ours: dict[str, Any] = dict(result.ours)
         assert set(ours) == {"top-1", "pruned top-1", "top-5", "pruned top-5", "FLOPs"}
         assert ours["top-1"] < ours["top-5"]
         assert ours["pruned top-1"] < ours["pruned top-5"]
@@ -141,34 +144,34 @@ class TestRows:
         monkeypatch.setattr(full, "pfec_rates", lambda: {"0": 0.5})
         monkeypatch.setattr(full, "default_shape", lambda name: (1, 3, 16, 16))
         model = trained(tiny, tmp_path / "cifar10_vgg16.safetensors")
-        rows = full.Full(
+        rows = full.FullScale(
             tmp_path / "out", tmp_path,
             [*changes(tiny, 8), "train.schedule=step", "train.milestones=[4, 6]"],
         )  # fmt: skip
-        made = rows.make(TABLE3, TABLE3.row("pfec"), 0)
-        assert made is not None
-        assert set(made.ours) == set(TABLE3.keys)
+        result = rows.run(TABLE3, TABLE3.row("pfec"), 0)
+        assert result is not None
+        assert set(result.ours) == set(TABLE3.keys)
         plan = fpgm.plan(
             model, torch.zeros(1, 3, 16, 16), rates={"0": 0.5}, criterion="l1", rounding="paper"
         )
         small = fpgm.compact(model, plan)
-        assert made.ours["baseline"] == tops(model, SYNTHETIC)[0]
-        assert made.ours["without fine-tuning"] == tops(small, SYNTHETIC)[0]
-        assert made.how == "cifar10-vgg16-pretrained, 2 epochs from 0.001 and 8 from 0.05"
+        assert result.ours["baseline"] == top_k_accuracy(model, SYNTHETIC)[0]
+        assert result.ours["without fine-tuning"] == top_k_accuracy(small, SYNTHETIC)[0]
+        assert result.how == "cifar10-vgg16-pretrained, 2 epochs from 0.001 and 8 from 0.05"
         recipes = [
             json.loads(file.read_text())["train"]
             for file in (tmp_path / "out" / "runs").glob("*/recipe.json")
         ]
-        assert sorted((own["epochs"], tuple(own["milestones"])) for own in recipes) == [
+        assert sorted((item["epochs"], tuple(item["milestones"])) for item in recipes) == [
             (2, (1, 1)), (8, (4, 6)),
         ]  # fmt: skip
 
     def test_rows_with_the_same_training_share_it(self, tmp_path: Path) -> None:
-        rows = full.Full(tmp_path, tmp_path, [])
+        rows = full.FullScale(tmp_path, tmp_path, [])
 
         def folders(*pairs: tuple[str, str]) -> set[Path]:
-            found = [TABLES[table].row(key) for table, key in pairs]
-            return {rows._folder(row, rows._recipe(row, 0)) for row in found}
+            result = [TABLES[table].row(key) for table, key in pairs]
+            return {rows._folder(row, rows._recipe(row, 0)) for row in result}
 
         same = ("interval-1", "rate-40", "distance-l2", "from-scratch", "mode-hard")
         usual = folders(("table1", "resnet110-fpgm-40-scratch"), *(("ablations", k) for k in same))
@@ -181,20 +184,20 @@ class TestRows:
     def test_trained_weights_are_given_or_made_here(self, tmp_path: Path, tiny: str) -> None:
         row = TABLE1.row("resnet56-fpgm-40-trained")
         rows = maker(tmp_path, tiny)
-        with pytest.raises(fpgm.RequestError, match=r"has no cifar10_resnet56\.safetensors: name"):
-            rows.make(TABLE1, row, 0)
+        with pytest.raises(fpgm.RequestError, match=r"has no cifar10_resnet56\.safetensors: give"):
+            rows.run(TABLE1, row, 0)
         assert rows.settings(row, 0)["weights"] is None
-        rows.make(BASELINES, BASELINES.row("resnet56"), 0)
-        start = rows.start(row, 0)
+        rows.run(BASELINES, BASELINES.row("resnet56"), 0)
+        start = rows.start_weights(row, 0)
         assert start is not None
         assert start.name == "weights.safetensors"
-        assert rows.start(row, 1) is None  # of another seed
-        made = rows.make(TABLE1, row, 0)
-        assert made is not None
+        assert rows.start_weights(row, 1) is None  # of another seed
+        result = rows.run(TABLE1, row, 0)
+        assert result is not None
         whole = load_weights(load_model(tiny), start)
-        assert made.ours["baseline"] == tops(whole, SYNTHETIC)[0]
+        assert result.ours["baseline"] == top_k_accuracy(whole, SYNTHETIC)[0]
         trained(tiny, tmp_path / "cifar10_resnet56.safetensors")  # what is given goes first
-        assert rows.start(row, 0) == tmp_path / "cifar10_resnet56.safetensors"
+        assert rows.start_weights(row, 0) == tmp_path / "cifar10_resnet56.safetensors"
 
     def test_other_weights_under_the_same_name_are_another_training(
         self, tmp_path: Path, tiny: str
@@ -202,28 +205,30 @@ class TestRows:
         row, rows = TABLE1.row("resnet56-fpgm-40-trained"), maker(tmp_path, tiny)
         file = tmp_path / "cifar10_resnet56.safetensors"
         trained(tiny, file)
-        rows.make(TABLE1, row, 0)
+        rows.run(TABLE1, row, 0)
         other = load_model(tiny)
         save(other, file)
-        made = rows.make(TABLE1, row, 0)
-        assert made is not None
+        result = rows.run(TABLE1, row, 0)
+        assert result is not None
         assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
-        fresh = full.Full(tmp_path / "fresh", tmp_path, rows.changes).make(TABLE1, row, 0)
+        fresh = full.FullScale(tmp_path / "fresh", tmp_path, rows.changes).run(TABLE1, row, 0)
         assert fresh is not None
-        assert made.ours == fresh.ours
+        assert result.ours == fresh.ours
 
     def test_a_baseline_of_another_machine_is_found(self, tmp_path: Path) -> None:
         here, there = (
-            full.Full(tmp_path, tmp_path, [f"data.root={root}", "data.workers=2"])
+            full.FullScale(tmp_path, tmp_path, [f"data.root={root}", "data.workers=2"])
             for root in ("/a", "/b")
         )
         base = BASELINES.row("resnet56")
-        recipes = [own._recipe(base, 0) for own in (here, there)]
+        recipes = [item._recipe(base, 0) for item in (here, there)]
         assert recipes[0] != recipes[1]
         assert here._folder(base, recipes[0]) == there._folder(base, recipes[1])
 
     def test_settings_leave_out_what_is_a_machines_own(self, tmp_path: Path) -> None:
-        rows = full.Full(tmp_path, tmp_path, ["data.root=/a", "run.compile=true", "train.lr=0.2"])
+        rows = full.FullScale(
+            tmp_path, tmp_path, ["data.root=/a", "run.compile=true", "train.lr=0.2"]
+        )
         assert rows.settings(TABLE2.rows[1], 0) == {"--set": ["train.lr=0.2"], "weights": None}
 
 
@@ -233,13 +238,13 @@ class Killed:
     def __init__(self, kill: bool) -> None:
         self.kill, self.began = kill, -1
 
-    def started(self, epoch: int, epochs: int, steps: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         self.began = epoch
 
-    def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
+    def on_step(self, epoch: int, step: int, figures: dict[str, float]) -> None:
         pass
 
-    def finished(self, metrics: dict[str, Any]) -> None:
+    def on_epoch_end(self, metrics: dict[str, Any]) -> None:
         if self.kill:
             raise KeyboardInterrupt
 
@@ -249,26 +254,26 @@ def test_a_row_that_was_stopped_goes_on(tmp_path: Path, tiny: str) -> None:
     row = TABLE4.row("fpgm")
     rows = maker(tmp_path, tiny, epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        rows.make(TABLE4, row, 0, Killed(True))
+        rows.run(TABLE4, row, 0, Killed(True))
     second = Killed(False)
-    made = rows.make(TABLE4, row, 0, second)
+    result = rows.run(TABLE4, row, 0, second)
     assert second.began == 1
-    alone = full.Full(tmp_path / "alone", tmp_path, rows.changes).make(TABLE4, row, 0)
-    assert made is not None
+    alone = full.FullScale(tmp_path / "alone", tmp_path, rows.changes).run(TABLE4, row, 0)
+    assert result is not None
     assert alone is not None
-    assert made.ours == alone.ours
+    assert result.ours == alone.ours
     (metrics,) = (tmp_path / "out" / "runs").glob("*/metrics.jsonl")
-    told = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [own["epoch"] for own in told] == [1, 2, 3]
-    seconds = sum(own["seconds"] + own["pruning_seconds"] for own in told)
-    assert made.seconds == pytest.approx(seconds, abs=0.06)
+    document = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [item["epoch"] for item in document] == [1, 2, 3]
+    seconds = sum(item["seconds"] + item["pruning_seconds"] for item in document)
+    assert result.seconds == pytest.approx(seconds, abs=0.06)
     third = Killed(True)
-    assert rows.make(TABLE4, row, 0, third) == made  # it is done: nothing is trained
+    assert rows.run(TABLE4, row, 0, third) == result  # it is done: nothing is trained
     assert third.began == -1
 
 
 def options(tiny: str) -> list[str]:
-    return [word for own in changes(tiny) for word in ("--set", own)]
+    return [word for item in changes(tiny) for word in ("--set", item)]
 
 
 def test_the_command_makes_a_row_and_its_baseline(tmp_path: Path, tiny: str) -> None:
@@ -284,17 +289,15 @@ def test_the_command_makes_a_row_and_its_baseline(tmp_path: Path, tiny: str) -> 
 
 
 def test_two_processes_make_one_row(tmp_path: Path, tiny: str) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-              "2", "-m", "fpgm", "reproduce"]  # fmt: skip
-    asked = ["baselines", "--scale", "full", "--rows", "vgg16", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [*launch, *asked, *options(tiny), "--json"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["files"]) == 3  # one of them speaks
-    told = json.loads((tmp_path / "baselines-full" / "vgg16.0.json").read_text())
+    asked = ("reproduce", "baselines", "--scale", "full", "--rows", "vgg16", "--out", tmp_path)
+    first, second = two_processes(*asked, *options(tiny), "--json")
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert len(json.loads(first.out + second.out)["files"]) == 3  # one of them speaks
+    document = json.loads((tmp_path / "baselines-full" / "vgg16.0.json").read_text())
     (results,) = (tmp_path / "runs").glob("*/results.json")
-    assert told["ours"]["top-1"] == pytest.approx(100 * json.loads(results.read_text())["accuracy"])
+    assert document["ours"]["top-1"] == pytest.approx(
+        100 * json.loads(results.read_text())["accuracy"]
+    )
 
 
 class TestFigures:
@@ -321,8 +324,8 @@ class TestFigures:
             )
         asked = ("reproduce", "fig5", "--scale", "full", "--weights", file, "--out", tmp_path)
         out, _ = run(*asked, "--data", tmp_path / "images", "--json")
-        files = [Path(own) for own in json.loads(out)["files"]]
-        assert [own.name for own in files] == [
+        files = [Path(item) for item in json.loads(out)["files"]]
+        assert [item.name for item in files] == [
             "fig5-resnet50.svg", "fig5-resnet50-replaced.svg",
         ]  # fmt: skip
         # The first block's first layer has 64 maps, of which a tenth goes, as in the paper.
@@ -337,11 +340,11 @@ def test_a_row_that_fails_ends_many_processes(
     """One that went on to the next row would leave the others waiting for it for ever."""
     command_line = importlib.import_module("fpgm.cli.reproduce")
     for place in (command_line.processes, full):
-        monkeypatch.setattr(place, "first", lambda act: act())
+        monkeypatch.setattr(place, "run_on_first", lambda act: act())
     row, out = TABLE1.row("resnet56-fpgm-40-trained"), tmp_path / "out"
     asked = SimpleNamespace(out=out, weights=tmp_path, recipes=list)
     maker = command_line._Full(asked, [row])
-    results = Results(out, TABLE1, "full", maker.settings)
+    results = RowStore(out, TABLE1, "full", maker.settings)
     notes, failed = command_line._fill(results, [row], 1, maker, "fpgm")
     assert failed
     assert "has no cifar10_resnet56" in notes[0]
@@ -351,10 +354,11 @@ def test_a_row_that_fails_ends_many_processes(
 
 
 HOLD = """
-import os, sys
-from fpgm.utils.atomic_io import locked
-handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-assert locked(handle)
+import sys
+from pathlib import Path
+from fpgm.utils.file_lock import LOCK_NAME, ProcessLock
+lock = ProcessLock(Path(sys.argv[1]) / LOCK_NAME)
+assert lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -369,20 +373,20 @@ def test_a_training_that_another_row_shares_is_left_to_its_process(
     folders = {rows._folder(row, rows._recipe(row, 0)) for row in (first, second)}
     (folder,) = folders
     folder.mkdir(parents=True)
-    changed = [word for own in changes(tiny) for word in ("--set", own)]
+    changed = [word for item in changes(tiny) for word in ("--set", item)]
     asked = ("reproduce", "ablations", "--scale", "full", "--rows", "distance-l*",
              "--weights", tmp_path, "--out", tmp_path / "out", *changed, "--json")  # fmt: skip
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder / "recipe.json")], stdin=subprocess.PIPE,
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        told = json.loads(run(*asked)[0])
-        (note,) = told["notes"]
-        assert note.startswith("distance-l2, seed 0, waits for its training: another process is ")
-        assert ["missing" in line for line in told["rows"]] == [True, False]  # l2, l1
+        document = json.loads(run(*asked)[0])
+        (note,) = document["notes"]
+        assert note.startswith("distance-l2, seed 0, waits for its training in another process: ")
+        assert ["missing" in line for line in document["rows"]] == [True, False]  # l2, l1
         other.communicate("")
-    told = json.loads(run(*asked)[0])
-    assert not told["notes"]
-    assert not any("missing" in line for line in told["rows"])
+    document = json.loads(run(*asked)[0])
+    assert not document["notes"]
+    assert not any("missing" in line for line in document["rows"])

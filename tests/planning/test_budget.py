@@ -12,8 +12,8 @@ import fpgm
 from fpgm.models import digits, resnet, vgg16
 from fpgm.models.torchvision_import import import_torchvision
 from fpgm.planning.budget import Rounder
-from fpgm.tracing.grouping import Structure, couple
-from fpgm.tracing.recorder import Watch, watch
+from fpgm.tracing.grouping import Structure, group_channels
+from fpgm.tracing.recorder import TraceRecorder, record_trace
 from fpgm.utils.example_inputs import as_examples
 
 
@@ -90,12 +90,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def one_step(model: nn.Module, x: Tensor, plan: fpgm.Plan, measure: str) -> float:
     """The most that one alignment step of one group of a plan changes, as a share of the whole."""
-    structure = couple(watch(Watch(model), as_examples(x)))
+    structure = group_channels(record_trace(TraceRecorder(model), as_examples(x)))
     cost: Callable[..., int] = getattr(structure, measure)
     kept = {group.name: group.kept for group in plan.groups}
     now = cost(_kept_labels(structure, kept))
     most = 0
-    for pool in structure.pools:
+    for pool in structure.groups:
         step = Rounder(align=plan.asked["align"]).step(len(pool.units), pool.channels_per_unit)
         for count in (kept[pool.name] - step, kept[pool.name] + step):
             if 0 < count <= len(pool.units):
@@ -105,7 +105,7 @@ def one_step(model: nn.Module, x: Tensor, plan: fpgm.Plan, measure: str) -> floa
 
 
 def _kept_labels(structure: Structure, kept: dict[str, int]) -> Tensor:
-    return structure.kept_labels(torch.cat([p.units[kept[p.name] :] for p in structure.pools]))
+    return structure.kept_labels(torch.cat([p.units[kept[p.name] :] for p in structure.groups]))
 
 
 @pytest.mark.parametrize("align", [8, 1])

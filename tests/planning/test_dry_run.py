@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.models import build
-from fpgm.planning import dry_run as replay
+from fpgm.planning import dry_run
 
 X = torch.randn(2, 3, 8, 8)
 
@@ -73,13 +73,13 @@ def test_a_dry_run_runs_with_values_only_where_values_may_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[bool] = []
-    original = replay._replay
+    original = dry_run._dry_run
 
     def count(*args: Any, values: bool) -> Any:
         runs.append(values)
         return original(*args, values=values)
 
-    monkeypatch.setattr(replay, "_replay", count)
+    monkeypatch.setattr(dry_run, "_dry_run", count)
     assert fpgm.plan(build("resnet20"), torch.zeros(1, 3, 32, 32), rate=0.4).cuts
     assert runs
     assert not any(runs)

@@ -6,35 +6,40 @@ import torch
 from torch import Tensor
 
 from fpgm.planning.equal_split import Component, components
-from fpgm.tracing.grouping import Pool
+from fpgm.tracing.grouping import ChannelGroup
 
 
-def pool(*units: int) -> Pool:
-    return Pool(f"pool{units[0]}", torch.tensor(units), ())
+def pool(*units: int) -> ChannelGroup:
+    return ChannelGroup(f"pool{units[0]}", torch.tensor(units), ())
 
 
-def solve(pools: list[Pool], blocks: list[list[list[int]]], goals: tuple[int, ...]) -> list[int]:
+def solve(
+    pools: list[ChannelGroup], blocks: list[list[list[int]]], goals: tuple[int, ...]
+) -> list[int]:
     """How many units of each pool go."""
     (part,) = components(pools, [torch.tensor(rows) for rows in blocks])
     gone = set(part.first(part.solve(goals, [len(p.units) - 1 for p in pools])).tolist())
     return [len(gone & set(p.units.tolist())) for p in pools]
 
 
-def only(pools: list[Pool], *blocks: list[list[int]]) -> Component:
+def only(pools: list[ChannelGroup], *blocks: list[list[int]]) -> Component:
     (part,) = components(pools, [torch.tensor(rows) for rows in blocks])
     return part
 
 
 def test_without_balances_every_pool_is_decided_alone() -> None:
     parts = components([pool(0, 1, 2), pool(3, 4, 5, 6)], [])
-    assert [len(part.pools) for part in parts] == [1, 1]
+    assert [len(part.groups) for part in parts] == [1, 1]
     assert [part.solve((2,), (7,)) for part in parts] == [(2,), (2,)]
 
 
 def test_a_balance_links_the_pools_it_touches_and_no_others() -> None:
     a, b, c = pool(0, 1), pool(2, 3), pool(4, 5)
     parts = components([a, b, c], [torch.tensor([[0, 1], [4, 5]])])
-    assert sorted([p.name for p in part.pools] for part in parts) == [["pool0", "pool4"], ["pool2"]]
+    assert sorted([p.name for p in part.groups] for part in parts) == [
+        ["pool0", "pool4"],
+        ["pool2"],
+    ]
 
 
 def test_both_halves_of_a_chunk_lose_equally_many() -> None:

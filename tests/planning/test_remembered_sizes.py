@@ -231,7 +231,7 @@ def test_sizes_used_in_training_only(add: Any, width: int) -> None:
 def test_examples_run_in_the_modes_in_which_they_work() -> None:
     net = TrainsWith(needs_target).eval()
     alone = fpgm.plan(net, X, rate=0.5, align=1)
-    assert any("Train mode could not be watched" in note for note in alone.notes)
+    assert any("Train mode could not be traced" in note for note in alone.notes)
     target = torch.zeros(2, 8, 16, 16)
     both = fpgm.plan(net, [X, (X, target)], rate=0.5, align=1)
     assert not both.notes

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.latency.budget_search import Where
 from fpgm.planning.budget import Budget
+from fpgm.planning.options import PlanOptions
 from fpgm.planning.planner import Planner
 from fpgm.planning.repair import find_failing
-from fpgm.workflow.api import compact_certified, planned
+from fpgm.workflow.api import compact_certified, make_plan
+from fpgm.workflow.request import PlanRequest
 
 
 class CountsItsWeights(nn.Module):
@@ -97,12 +98,13 @@ class ChecksItsWeights(nn.Module):
 
 def test_why_the_masked_model_cannot_run_is_said() -> None:
     model = ChecksItsWeights()
-    plan, planner = planned(model, torch.randn(4, 6), rate=0.5, align=1)
+    request = PlanRequest(rate=0.5, align=1)
+    plan, planner = make_plan(model, torch.randn(4, 6), request)
     model.checks = True
     with pytest.raises(
         fpgm.VerificationError, match=r"masked model does not run .*a weight is zero"
     ):
-        compact_certified(planner, plan, Where.of("eager", None))
+        compact_certified(planner, plan, request)
 
 
 @pytest.mark.parametrize("guilty", [{0}, {6}, {2, 5}, {0, 3, 6}])
@@ -124,6 +126,6 @@ def test_many_groups_are_searched_in_few_tries() -> None:
 def test_a_plan_is_certified_as_it_is_drawn_if_asked() -> None:
     torch.manual_seed(0)
     model, x = CountsItsWeights(), torch.randn(2, 3, 8, 8)
-    planner = Planner(model, x, budget=Budget(rate=0.5), align=1)
-    layers = {c.tensor.split(".")[0] for c in planner.draw(certified=True).plan.cuts}
+    planner = Planner(model, x, budget=Budget(rate=0.5), options=PlanOptions(align=1))
+    layers = {c.tensor.split(".")[0] for c in planner.build_plan(certified=True).plan.cuts}
     assert layers == {"first", "second"}  # what `second` reads goes, what it makes stays

@@ -113,7 +113,7 @@ class Eca(nn.Module):
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], fpgm.budget.Residual]] = {
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], fpgm.tracing.residual.Residual]] = {
     "basic": (lambda: Residual(BasicBlock), "independent"),
     "bottleneck": (lambda: Residual(Bottleneck), "independent"),
     "option A": (lambda: resnet(20), "independent"),
@@ -145,6 +145,7 @@ TOOLS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_tools_take_a_compact_model_as_it_is(name: str, tool: str) -> None:

@@ -71,7 +71,9 @@ def test_a_compact_model_is_pruned_again_exactly(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
-def test_inner_layers_and_branches_of_a_block_shrink(residual: fpgm.budget.Residual) -> None:
+def test_inner_layers_and_branches_of_a_block_shrink(
+    residual: fpgm.tracing.residual.Residual,
+) -> None:
     _, small = pruned("basic")
     plan = fpgm.plan(small, X, rate=0.4, align=1, residual=residual)
     again = modules_by_path(fpgm.compact(small, plan))

@@ -1,4 +1,4 @@
-"""A short training towards the original: what it learns from, what it is judged by, how fast."""
+"""Distillation: training and validation inputs, steps, learning rate, and what is discarded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import fpgm
 from fpgm.recovery import distillation as distil
 from fpgm.recovery import recover as recovery
 from fpgm.utils import calibration_data as batches_module
-from fpgm.utils.calibration_data import Inputs, read_apart, read_inputs
+from fpgm.utils.calibration_data import Inputs, read_held_out, read_inputs
 from fpgm.utils.example_inputs import Example
 
 
 def firsts(inputs: Inputs) -> list[float]:
-    """A number by which each batch is known."""
+    """Return the first value of each batch, which identifies it."""
     return [float(inputs[n].args[0].flatten()[0]) for n in range(len(inputs))]
 
 
@@ -31,21 +31,21 @@ def numbered(count: int) -> list[Tensor]:
     return [torch.full((4, 3, 6, 6), float(n)) for n in range(count)]
 
 
-def given(loader: Any, inputs: Inputs, judges: Inputs, count: int) -> list[list[float]]:
-    """What training gets to see first, input by input."""
-    examples = islice(distil.endless(nn.Linear(1, 1), loader, inputs, judges), count)
+def batches_seen(loader: Any, inputs: Inputs, validation: Inputs, count: int) -> list[list[float]]:
+    """Return the first batches of training, input by input."""
+    examples = islice(distil.training_batches(nn.Linear(1, 1), loader, inputs, validation), count)
     return [[float(row.flatten()[0]) for row in example.args[0]] for example in examples]
 
 
-class TestApart:
-    def test_judges_come_after_what_is_solved_with(self) -> None:
-        inputs, judges = read_apart(numbered(6), 8, 8)
+class TestTrainingBatches:
+    def test_validation_inputs_come_after_those_that_are_solved_with(self) -> None:
+        inputs, validation = read_held_out(numbered(6), 8, 8)
         assert firsts(inputs) == [0, 1]
-        assert firsts(judges) == [2, 4]
+        assert firsts(validation) == [2, 4]
 
-    def test_there_may_be_none(self) -> None:
-        inputs, judges = read_apart(numbered(2), 8, 8)
-        assert (len(inputs), len(judges)) == (2, 0)
+    def test_there_may_be_no_validation_inputs(self) -> None:
+        inputs, validation = read_held_out(numbered(2), 8, 8)
+        assert (len(inputs), len(validation)) == (2, 0)
 
     def test_one_reading_serves_both(self) -> None:
         """A loader with workers starts them all at every reading."""
@@ -58,76 +58,76 @@ class TestApart:
                 return iter(numbered(5))
 
         loader = Counted()
-        inputs, judges = read_apart(loader, 8, 8)
+        inputs, validation = read_held_out(loader, 8, 8)
         assert Counted.started == 1
-        given(loader, inputs, judges, 3)
+        batches_seen(loader, inputs, validation, 3)
         assert Counted.started == 2
 
-    def test_training_passes_judges_over(self) -> None:
+    def test_training_leaves_validation_inputs_out(self) -> None:
         loader = numbered(5)
-        inputs, judges = read_apart(loader, 8, 8)
-        assert given(loader, inputs, judges, 4) == [[0] * 4, [1] * 4, [3] * 4, [0] * 4]
+        inputs, validation = read_held_out(loader, 8, 8)
+        assert batches_seen(loader, inputs, validation, 4) == [[0] * 4, [1] * 4, [3] * 4, [0] * 4]
 
-    def test_in_whatever_order_they_come(self) -> None:
+    def test_also_if_the_loader_shuffles(self) -> None:
         rows = torch.arange(20.0).reshape(20, 1)
         data = torch.utils.data.TensorDataset(rows)
         loader = torch.utils.data.DataLoader(data, 4, shuffle=True)
-        inputs, judges = read_apart(loader, 8, 4)
-        held = set(judges[0].args[0].flatten().tolist())
-        seen = given(loader, inputs, judges, 40)
+        inputs, validation = read_held_out(loader, 8, 4)
+        held = set(validation[0].args[0].flatten().tolist())
+        seen = batches_seen(loader, inputs, validation, 40)
         assert {value for batch in seen for value in batch} == set(range(20)) - held
 
     def test_every_argument_of_a_batch_loses_the_same_inputs(self) -> None:
         batch = {"x": torch.arange(4.0), "scale": torch.tensor([3.0]), "y": torch.arange(4)}
-        judges = read_inputs([{"x": torch.tensor([1.0, 2.0])}], 2)
-        (left,) = islice(distil.endless(nn.Linear(1, 1), [batch], Inputs(), judges), 1)
+        validation = read_inputs([{"x": torch.tensor([1.0, 2.0])}], 2)
+        (left,) = islice(distil.training_batches(nn.Linear(1, 1), [batch], Inputs(), validation), 1)
         assert {name: t.tolist() for name, t in left.kwargs.items()} == {
             "x": [0, 3], "scale": [3], "y": [0, 3],
         }  # fmt: skip
 
-    def test_what_can_be_read_once_is_what_was_read(self) -> None:
+    def test_a_loader_that_can_be_read_once_is_replaced_by_what_was_read(self) -> None:
         loader = iter(numbered(5))
-        inputs, judges = read_apart(loader, 8, 4)
-        assert given(loader, inputs, judges, 3) == [[0] * 4, [1] * 4, [0] * 4]
+        inputs, validation = read_held_out(loader, 8, 4)
+        assert batches_seen(loader, inputs, validation, 3) == [[0] * 4, [1] * 4, [0] * 4]
 
-    def test_where_all_judge_training_goes_on_with_what_was_solved_with(self) -> None:
+    def test_if_all_inputs_are_held_out_training_uses_those_that_were_solved_with(self) -> None:
         loader = numbered(1) * 2
-        inputs, judges = read_apart(loader, 4, 4)
-        assert given(loader, inputs, judges, 2) == [[0] * 4, [0] * 4]
+        inputs, validation = read_held_out(loader, 4, 4)
+        assert batches_seen(loader, inputs, validation, 2) == [[0] * 4, [0] * 4]
 
 
-class TestJudgement:
-    """Weights fit the inputs they were solved with: those cannot tell what else helps."""
+class TestValidation:
+    """Solved weights fit their own inputs: only others show whether distillation helps."""
 
-    def judged(self, monkeypatch: pytest.MonkeyPatch, loader: Any) -> list[float]:
-        found: list[float] = []
+    def validation_batches(self, monkeypatch: pytest.MonkeyPatch, loader: Any) -> list[float]:
+        seen: list[float] = []
         compare = recovery._output_errors
 
         def spy(model: nn.Module, nets: Any, inputs: Inputs) -> Any:
-            found.extend(firsts(inputs))
+            seen.extend(firsts(inputs))
             return compare(model, nets, inputs)
 
         monkeypatch.setattr(recovery, "_output_errors", spy)
         model = stir(Streams()).eval()
         plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
         fpgm.recover(model, plan, loader, images=8, distil=0.05)
-        return found
+        return seen
 
-    def test_by_other_inputs_where_there_are_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.judged(monkeypatch, numbered(5)) == [2, 4]
+    def test_on_other_inputs_if_there_are_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.validation_batches(monkeypatch, numbered(5)) == [2, 4]
 
-    def test_by_the_same_where_there_are_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.judged(monkeypatch, numbered(2)) == [0, 1]
+    def test_on_the_same_inputs_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.validation_batches(monkeypatch, numbered(2)) == [0, 1]
 
-    def test_what_raises_the_error_elsewhere_is_taken_back(
+    def test_what_raises_the_validation_error_is_discarded(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A change that only inputs past the solved ones can feel."""
+        """A change that only affects inputs that were not solved with."""
 
-        def ruin(small: nn.Module, *_: Any, **__: Any) -> distil.Distilled:
+        def ruin(small: nn.Module, *_: Any, **__: Any) -> distil.DistillationResult:
             last = small.get_submodule("head")
             last.register_forward_hook(lambda m, x, y: y + 100 * (y.abs() > 50))
-            return distil.Distilled(steps=700)
+            return distil.DistillationResult(steps=700)
 
         class Loud(Streams):
             def forward(self, x: Tensor) -> Tensor:
@@ -138,14 +138,14 @@ class TestJudgement:
         loader = [*batches(3, 6, 6, count=2), *(x + 1e4 for x in batches(3, 6, 6, count=4))]
         plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
         small = fpgm.recover(model, plan, loader, images=32, distil=1)
-        told = small.fpgm_recovery
-        assert told.notes == (
-            "700 steps of distillation in 1 s; that did not help and was taken back.",
+        recovery_done = small.fpgm_recovery
+        assert recovery_done.notes == (
+            "700 steps of distillation in 1 s; it did not help and was discarded.",
         )
-        assert (told.steps, told.judges) == (0, 32)
+        assert (recovery_done.steps, recovery_done.judges) == (0, 32)
         assert not small.get_submodule("head")._forward_hooks
 
-    def test_what_cannot_be_judged_is_taken_back(self) -> None:
+    def test_what_cannot_be_compared_is_discarded(self) -> None:
         class Chosen(Streams):
             """Returns as many numbers as are large enough."""
 
@@ -159,7 +159,7 @@ class TestJudgement:
         small = fpgm.recover(model, plan, data, images=32, distil=0.3)
         assert small.fpgm_recovery.steps == 0
         assert small.fpgm_recovery.notes[0].endswith("were not compared.")
-        assert "taken back" in small.fpgm_recovery.notes[1]
+        assert "discarded" in small.fpgm_recovery.notes[1]
         plain = fpgm.recover(model, plan, data, images=32)
         assert torch.equal(plain.head.weight, small.head.weight)
 
@@ -180,7 +180,7 @@ class TestSteps:
         data[-1][3, 1, 2, 2] = float("nan")
         small = fpgm.recover(model, plan, data, images=32, distil=1)
         (note,) = small.fpgm_recovery.notes
-        assert "more left out for numbers that are not finite" in note
+        assert "more skipped because of gradients that are not finite" in note
         assert small.fpgm_recovery.steps > 0
         assert all(p.isfinite().all() for p in small.parameters())
 
@@ -195,7 +195,7 @@ class TestSteps:
         model, plan, data = setting
         model.half()
         small = fpgm.recover(model, plan, [x.half() for x in data], images=32, distil=60)
-        assert small.fpgm_recovery.notes[-1].startswith("Nothing was distilled: its weights are")
+        assert small.fpgm_recovery.notes[-1].startswith("Distillation was skipped: the weights")
 
     def test_outputs_without_gradients(self, setting: Setting) -> None:
         _, plan, data = setting
@@ -208,7 +208,7 @@ class TestSteps:
         model = stir(Closed()).eval()
         plan = fpgm.plan(model, data[0][:1], rate=0.5, align=1)
         small = fpgm.recover(model, plan, data, images=32, distil=60)
-        assert small.fpgm_recovery.notes[-1].startswith("Nothing was distilled: its outputs do not")
+        assert small.fpgm_recovery.notes[-1].startswith("Distillation was skipped: autograd")
 
     def test_inference_mode_is_refused(self, setting: Setting) -> None:
         with (
@@ -226,16 +226,16 @@ class TestSteps:
     def test_it_takes_the_time_it_is_given(
         self, setting: Setting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By a clock that goes on a second at every look."""
+        """With a clock that advances a second at every call."""
         ticks = count()
         monkeypatch.setattr(distil.time, "perf_counter", lambda: float(next(ticks)))
         model, plan, data = setting
         small = fpgm.compact(model, plan)
         done = distil.distil_(small, model, plan, repeat(Example((data[0],), {})), 20.0)
-        assert done == distil.Distilled(steps=19)
+        assert done == distil.DistillationResult(steps=19)
 
-    def test_layers_on_the_way_are_told_too(self, setting: Setting) -> None:
-        """With outputs that say nothing only what is told on the way can teach."""
+    def test_features_are_matched_too(self, setting: Setting) -> None:
+        """With outputs of zero, only feature matching can change weights."""
         model, _, data = setting
         with torch.no_grad():
             model.head.weight.zero_()
@@ -259,11 +259,11 @@ class TestSteps:
         assert rates[-1] < 0.01 * max(rates)
         assert rates[top:] == sorted(rates[top:], reverse=True)
 
-    def test_interrupted_it_leaves_nothing_behind(
+    def test_an_interruption_leaves_nothing_behind(
         self, setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        monkeypatch.setattr(batches_module, "IN_MEMORY", 0)
+        monkeypatch.setattr(batches_module, "MAX_BYTES_IN_MEMORY", 0)
         model, plan, data = setting
         before = {name: t.clone() for name, t in model.state_dict().items()}
 
@@ -280,17 +280,17 @@ class TestSteps:
 
 
 def held(folder: Path) -> list[str]:
-    """What lies in a folder, and what this process has open there without a name."""
+    """List files in a folder, and deleted ones there that this process has open."""
     opened = []
     for link in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):  # that of the listing itself is gone
+        with suppress(OSError):  # that of the listing itself is closed
             opened.append(str(link.readlink()))
     named = [str(path) for path in folder.iterdir()]
     return [*named, *(name for name in opened if name.startswith(str(folder)))]
 
 
 def rates_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Learning rates of the steps that follow."""
+    """Record the learning rates of the steps that follow."""
     rates: list[float] = []
     step = torch.optim.AdamW.step
 
@@ -307,17 +307,17 @@ def test_few_steps_are_small_ones(
     enough: int, reached: float, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = rates_of(monkeypatch)
-    monkeypatch.setattr(distil, "ENOUGH_STEPS", enough)
+    monkeypatch.setattr(distil, "FULL_RATE_STEPS", enough)
     model, plan, data = setting
     fpgm.recover(model, plan, data, distil=0.5)
-    assert 0 < max(rates) <= reached * distil.RATE
-    assert enough > 1 or max(rates) > 0.5 * distil.RATE
+    assert 0 < max(rates) <= reached * distil.LEARNING_RATE
+    assert enough > 1 or max(rates) > 0.5 * distil.LEARNING_RATE
 
 
-def test_outputs_that_are_not_finite_count_for_nothing() -> None:
+def test_outputs_that_are_not_finite_are_left_out_of_the_loss() -> None:
     wanted = torch.tensor([1.0, float("inf"), 3.0])
     given = torch.tensor([1.5, 7.0, 3.0], requires_grad=True)
-    loss = distil._distance([given], [wanted])
+    loss = distil._normalized_mse([given], [wanted])
     assert float(loss.detach()) == pytest.approx(0.125 / 5)
     (gradient,) = torch.autograd.grad(loss, given)
     assert gradient.tolist() == pytest.approx([0.1, 0.0, 0.0])

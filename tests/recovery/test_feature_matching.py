@@ -1,4 +1,4 @@
-"""Where a compact model is told on the way what the original has there."""
+"""Points where the features of compact and original model are matched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery.feature_matching import find_places, reading
+from fpgm.recovery.feature_matching import find_matching_points, record_inputs
 from fpgm.utils.example_inputs import Example
 
 X = torch.randn(2, 3, 8, 8)
@@ -43,7 +43,7 @@ def test_streams_are_matched_and_what_one_layer_reads_is_not(
 ) -> None:
     model = Residual().eval()
     small, plan = pruned(model, residual)
-    places = {p.layer: p for p in find_places(model, small, plan, Example((X,), {}))}
+    places = {p.layer: p for p in find_matching_points(model, small, plan, Example((X,), {}))}
     assert set(places) == {"a", "c", "head"}
     keep = places["c"].keep
     assert (None if keep is None else len(keep)) == kept
@@ -53,8 +53,11 @@ def test_both_models_read_the_same_channels_there() -> None:
     """Before anything was pruned in front of it, what is read is the same, number by number."""
     model = Residual().eval()
     small, plan = pruned(model, "coupled")
-    places = find_places(model, small, plan, Example((X,), {}))
-    with reading(model, places, cut=True) as theirs, reading(small, places, cut=False) as mine:
+    places = find_matching_points(model, small, plan, Example((X,), {}))
+    with (
+        record_inputs(model, places, kept_only=True) as theirs,
+        record_inputs(small, places, kept_only=False) as mine,
+    ):
         model(X)
         small(X)
         assert torch.allclose(theirs["a"], mine["a"], atol=1e-6)
@@ -65,7 +68,7 @@ def test_both_models_read_the_same_channels_there() -> None:
 def test_a_network_without_branches_is_matched_everywhere() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     small, plan = pruned(model, "coupled")
-    places = find_places(model, small, plan, Example((X,), {}))
+    places = find_matching_points(model, small, plan, Example((X,), {}))
     assert [p.layer for p in places] == ["0", "2"]
 
 
@@ -95,12 +98,12 @@ def grouped() -> nn.Module:
 
 
 @pytest.mark.parametrize(("build", "missing"), [(twice, "1"), (grouped, "1")])
-def test_what_cannot_be_told_apart_is_left_out(
+def test_layers_whose_inputs_cannot_be_matched_are_left_out(
     build: Callable[[], nn.Module], missing: str
 ) -> None:
     model = build().eval()
     small, plan = pruned(model, "coupled")
-    places = find_places(model, small, plan, Example((X,), {}))
+    places = find_matching_points(model, small, plan, Example((X,), {}))
     assert places
     assert missing not in {p.layer for p in places}
 
@@ -115,9 +118,9 @@ def test_a_layer_called_by_name_and_by_position() -> None:
 
     model = Named().eval()
     small, plan = pruned(model, "coupled")
-    places = find_places(model, small, plan, Example((X,), {}))
+    places = find_matching_points(model, small, plan, Example((X,), {}))
     assert {p.layer for p in places} == {"a", "head"}  # d runs twice
-    with reading(model, places, cut=True) as theirs:
+    with record_inputs(model, places, kept_only=True) as theirs:
         model(X)
         assert set(theirs) == {"a", "head"}
 
@@ -134,5 +137,5 @@ def test_operators_that_write_into_something_else_than_their_first_argument() ->
 
     model = Writes().eval()
     small, plan = pruned(model, "coupled")
-    places = find_places(model, small, plan, Example((X,), {}))
+    places = find_matching_points(model, small, plan, Example((X,), {}))
     assert [p.layer for p in places] == ["a", "head"]

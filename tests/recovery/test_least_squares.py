@@ -1,4 +1,4 @@
-"""Layers as rows times a matrix, and the ridge least squares that solves for it."""
+"""Layers as rows times a matrix, and ridge least squares for that matrix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fpgm.recovery.least_squares import Equations, Few, Normal, best_change
-from fpgm.recovery.unfold import Sample, groups_of, matrix_of, set_matrix_
+from fpgm.recovery.least_squares import Equations, NormalEquations, RowEquations, best_change
+from fpgm.recovery.unfold import OutputSample, groups_of, matrix_of, set_matrix_
 
 LAYERS = [
     (nn.Conv2d(4, 6, 3, 2, 1, groups=2), (2, 4, 9, 7)),
@@ -34,7 +34,7 @@ LAYERS = [
 def test_every_layer_is_rows_times_a_matrix(layer: Any, shape: tuple[int, ...], most: int) -> None:
     x = torch.randn(shape)
     out = layer(x).detach()
-    sample = Sample(layer, x, out, most, seed=0)
+    sample = OutputSample(layer, x, out, most, seed=0)
     bias = layer.bias.detach().reshape(groups_of(layer), 1, -1)
     found = sample.rows() @ matrix_of(layer) + bias
     torch.testing.assert_close(found, sample.values(out), rtol=1e-4, atol=1e-5)
@@ -46,7 +46,7 @@ def test_every_layer_is_rows_times_a_matrix(layer: Any, shape: tuple[int, ...], 
 
 def test_least_squares_against_torch() -> None:
     rows, wanted = torch.randn(2, 50, 6).double(), torch.randn(2, 50, 3).double()
-    normal = Normal(2, 6, 3, torch.device("cpu"))
+    normal = NormalEquations(2, 6, 3, torch.device("cpu"))
     for part in range(0, 50, 10):
         piece = slice(part, part + 10)
         normal.add(rows[:, piece], wanted[:, piece], wanted[:, piece])
@@ -55,14 +55,14 @@ def test_least_squares_against_torch() -> None:
     torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-8)
     assert normal.error(change) == pytest.approx(float((wanted - rows @ expected).square().sum()))
     spread = (wanted - wanted.mean(1, keepdim=True)).square().sum(1)
-    torch.testing.assert_close(normal.spread(), spread)
+    torch.testing.assert_close(normal.target_variation(), spread)
     given = rows @ expected
     varies = (given - given.mean(1, keepdim=True)).square().sum(1)
-    torch.testing.assert_close(normal.variance(expected), varies)
+    torch.testing.assert_close(normal.output_variation(expected), varies)
 
 
-def test_what_cannot_be_solved_gets_a_stronger_ridge() -> None:
-    normal = Normal(1, 3, 1, torch.device("cpu"))
+def test_a_singular_system_gets_a_larger_ridge() -> None:
+    normal = NormalEquations(1, 3, 1, torch.device("cpu"))
     rows = torch.tensor([[[1e8, 1e8, 1e8]] * 4]).double()
     normal.add(rows, torch.ones(1, 4, 1).double(), torch.ones(1, 4, 1).double())
     change, ridge = normal.solve(1e-18)
@@ -70,43 +70,43 @@ def test_what_cannot_be_solved_gets_a_stronger_ridge() -> None:
     assert change.isfinite().all()
 
 
-def test_a_change_that_serves_nobody_else_is_not_made() -> None:
-    """Fitted to noise, of other noise it explains nothing."""
+def test_a_change_that_does_not_generalize_is_not_made() -> None:
+    """A fit to noise explains nothing of other noise."""
     torch.manual_seed(1)
-    fit, held = (Normal(1, 20, 1, torch.device("cpu")) for _ in range(2))
+    fit, held = (NormalEquations(1, 20, 1, torch.device("cpu")) for _ in range(2))
     for part, count in ((fit, 22), (held, 2000)):
         noise = torch.randn(1, count, 1).double()
         part.add(torch.randn(1, count, 20).double(), noise, noise)
-    change, ridge = best_change(fit, held, fit.join(held), (1e-9, 1e-6))
+    change, ridge = best_change(fit, held, fit.merge(held), (1e-9, 1e-6))
     assert ridge is None
     assert not change.any()
 
 
 @pytest.mark.parametrize("constant", [False, True])
 def test_rows_and_normal_equations_give_the_same_change(constant: bool) -> None:
-    """However the equations are kept, with fewer rows than columns and with more."""
+    """With fewer rows than columns, and with more."""
     for count in (5, 40):
         rows, wanted = torch.randn(2, count, 12).double(), torch.randn(2, count, 3).double()
         missing = wanted - torch.randn(2, 1, 3).double()
         kept: list[Equations] = []
-        for kind in (Normal, Few):
+        for kind in (NormalEquations, RowEquations):
             one, other = (kind(2, 12, 3, torch.device("cpu"), constant=constant) for _ in range(2))
             one.add(rows[:, :3], wanted[:, :3], missing[:, :3])
             other.add(rows[:, 3:], wanted[:, 3:], missing[:, 3:])
-            kept.append(one.join(other))
+            kept.append(one.merge(other))
         normal, few = kept
         expected, _ = normal.solve(1e-3)
         change, _ = few.solve(1e-3)
         torch.testing.assert_close(change, expected)
         assert few.error(change) == pytest.approx(normal.error(change))
-        assert few.missed == pytest.approx(normal.missed)
+        assert few.squared_residual == pytest.approx(normal.squared_residual)
         matrix = torch.randn(2, 12, 3).double()
-        torch.testing.assert_close(few.variance(matrix), normal.variance(matrix))
-        torch.testing.assert_close(few.spread(), normal.spread())
+        torch.testing.assert_close(few.output_variation(matrix), normal.output_variation(matrix))
+        torch.testing.assert_close(few.target_variation(), normal.target_variation())
 
 
 def test_rows_that_are_not_finite_change_nothing() -> None:
-    for kind in (Normal, Few):
+    for kind in (NormalEquations, RowEquations):
         equations: Equations = kind(1, 4, 2, torch.device("cpu"))
         rows = torch.randn(1, 9, 4).double()
         rows[0, 3, 2] = torch.inf

@@ -1,4 +1,4 @@
-"""Recovery: what can be replaced exactly is, what cannot comes nearer, and nothing else changes."""
+"""Recovery: exact where that is possible, smaller errors elsewhere, and no side effects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fpgm.recovery.recover import RECOVERY, recover
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_a_duplicate_goes_without_a_trace(norm: bool) -> None:
+def test_a_duplicate_is_replaced_exactly(norm: bool) -> None:
     model = stir(chain(norm=norm))
     copy_unit(model, 2, 5)
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rates={"0": 0.125}, align=1)
-    [gone] = {c.removed()[0] for c in plan.cuts if c.tensor == "0.weight"}
-    assert gone in (2, 5)
+    [removed] = {c.removed()[0] for c in plan.cuts if c.tensor == "0.weight"}
+    assert removed in (2, 5)
     x = torch.randn(8, 3, 6, 6)
     assert (model(x) - fpgm.compact(model, plan)(x)).abs().max() > 1e-3
     small = recover(model, plan, batches(3, 6, 6))
@@ -30,8 +30,8 @@ def test_a_duplicate_goes_without_a_trace(norm: bool) -> None:
 
 
 @torch.no_grad()
-def test_a_combination_of_others_goes_without_a_trace() -> None:
-    """Without an activation between, what a filter sees the others can be made to see."""
+def test_a_linear_combination_of_others_is_replaced_exactly() -> None:
+    """Without an activation in between, the other filters can compute it."""
     model = stir(chain(norm=False, activation=False))
     for tensor in (model[0].weight, model[0].bias):
         tensor[3] = 0.5 * tensor[0] - 2 * tensor[6]
@@ -50,7 +50,7 @@ def test_a_combination_of_others_goes_without_a_trace() -> None:
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
 @pytest.mark.parametrize("name", NETS)
-def test_outputs_come_nearer_on_pictures_never_seen(name: str, residual: Any) -> None:
+def test_the_error_on_other_images_falls(name: str, residual: Any) -> None:
     torch.manual_seed(3)
     model = stir(NETS[name]())
     size = 6
@@ -62,14 +62,14 @@ def test_outputs_come_nearer_on_pictures_never_seen(name: str, residual: Any) ->
         before = float((fpgm.compact(model, plan)(x) - wanted).square().mean())
         after = float((small(x) - wanted).square().mean())
     assert after < 0.7 * before
-    told = getattr(small, RECOVERY)
-    assert told.after < told.before
-    assert all(solved.after <= solved.before * (1 + 1e-9) for solved in told.layers)
+    recovery = getattr(small, RECOVERY)
+    assert recovery.after < recovery.before
+    assert all(solved.after <= solved.before * (1 + 1e-9) for solved in recovery.layers)
 
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
 def test_from_weights_alone(residual: Any) -> None:
-    """A duplicate is found without any data."""
+    """A duplicate is replaced without any data."""
     model = stir(chain(norm=True))
     copy_unit(model, 2, 5)
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rates={"0": 0.125}, align=1, residual=residual)
@@ -78,16 +78,16 @@ def test_from_weights_alone(residual: Any) -> None:
     assert after < 0.05 * before
 
 
-def test_norms_alone() -> None:
+def test_batch_norms_alone() -> None:
     torch.manual_seed(0)
     model, data = stir(Streams()), batches(3, 6, 6)
     for x in 5 * data:  # statistics of the data, as training leaves them
         model.train()(x)
     plan = fpgm.plan(model.eval(), data[0], rate=0.3, align=1)
     reestimated = recover(model, plan, data, method="norms")
-    told = getattr(reestimated, RECOVERY)
-    assert told.method == "norms"
-    assert told.after < told.before
+    recovery = getattr(reestimated, RECOVERY)
+    assert recovery.method == "norms"
+    assert recovery.after < recovery.before
 
 
 def test_seconds_of_distillation_help() -> None:
@@ -103,10 +103,10 @@ def test_seconds_of_distillation_help() -> None:
     assert all(p.grad is None for p in trained.parameters())
 
 
-# What it leaves alone.
+# Side effects.
 
 
-def test_the_model_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     model = stir(Streams()).train()
     before = copy.deepcopy(model.state_dict())
     hooks = sum(len(m._forward_hooks) for m in model.modules())
@@ -119,7 +119,7 @@ def test_the_model_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(p.requires_grad for p in small.parameters())
 
 
-def test_interrupted_it_leaves_nothing_behind() -> None:
+def test_an_interruption_leaves_nothing_behind() -> None:
     model = stir(Streams()).train()
     before = copy.deepcopy(model.state_dict())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
@@ -135,7 +135,7 @@ def test_interrupted_it_leaves_nothing_behind() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_any_loader_will_do() -> None:
+def test_kinds_of_loaders() -> None:
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     data = batches(3, 6, 6)
@@ -169,7 +169,7 @@ WANTED = "without a tensor of inputs: give batches of inputs, or pairs of inputs
         (5, "The loader is a int: give batches of inputs, as a list or a DataLoader."),
     ],
 )
-def test_loaders_that_will_not_do(loader: Any, message: str) -> None:
+def test_unusable_loaders(loader: Any, message: str) -> None:
     model = stir(chain(norm=False))
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     with pytest.raises(RequestError) as caught:
@@ -178,7 +178,7 @@ def test_loaders_that_will_not_do(loader: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "told", "why"),
+    ("batch", "shape", "why"),
     [
         (torch.zeros(8, 1, 6, 6), "8×1×6×6 float32", "Given groups=1"),
         (torch.zeros(8, 3, 6, 6, dtype=torch.uint8), "8×3×6×6 uint8", "expected scalar type"),
@@ -186,12 +186,12 @@ def test_loaders_that_will_not_do(loader: Any, message: str) -> None:
 )
 @pytest.mark.parametrize("method", ["solve", "norms", "weights"])
 def test_a_batch_that_the_model_cannot_take(
-    batch: Tensor, told: str, why: str, method: Any
+    batch: Tensor, shape: str, why: str, method: Any
 ) -> None:
     model = stir(chain(norm=True))
     x = torch.randn(8, 3, 6, 6)
     plan = fpgm.plan(model, x[:1], rate=0.3, align=1)
-    start = f"The model's own forward fails on a batch of the loader ({told}): {why}"
+    start = f"The model's own forward fails on a batch of the loader ({shape}): {why}"
     loader = [batch] if method == "weights" else [x, batch]  # of which that reads one batch
     for call in (
         lambda: recover(model, plan, loader, method=method),
@@ -202,7 +202,7 @@ def test_a_batch_that_the_model_cannot_take(
         assert str(caught.value).startswith(start)
 
 
-def test_what_is_no_fault_of_the_inputs_is_not_blamed_on_them(
+def test_other_errors_are_not_attributed_to_the_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any) -> None:

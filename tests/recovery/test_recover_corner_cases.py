@@ -1,4 +1,4 @@
-"""Recovery where it is easily led astray: few or odd batches, layers with ways of their own."""
+"""Recovery in corner cases: few or odd batches, unusual layers, little memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fpgm.recovery.recover import RECOVERY, recover
 
 
 @pytest.mark.parametrize("sizes", [[64, 64, 64], [128], [16] * 8 + [1]])
-def test_few_batches_are_not_learnt_by_heart(sizes: list[int]) -> None:
+def test_few_batches_are_not_overfitted(sizes: list[int]) -> None:
     torch.manual_seed(0)
     model = chain(norm=False).eval()
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.4, align=1)
@@ -36,22 +36,22 @@ def test_a_depthwise_transposed_convolution() -> None:
 
 
 class Tripled(nn.Conv2d):
-    """Computes something else than its weights say."""
+    """Computes with other weights than its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.conv2d(x, self.weight * 3, self.bias, padding=1)
 
 
-def test_layers_with_a_forward_of_their_own_are_left_alone() -> None:
+def test_layers_with_their_own_forward_are_not_solved() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         Tripled(3, 8, 3), nn.ReLU(), Tripled(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)
     )
     plan = fpgm.plan(model.eval(), torch.randn(1, 3, 6, 6), rate=0.5, align=1)
     small = recover(model, plan, batches(3, 6, 6))
-    told = getattr(small, RECOVERY)
-    assert [solved.layer for solved in told.layers] == ["4"]
-    assert told.after < told.before
+    recovery = getattr(small, RECOVERY)
+    assert [solved.layer for solved in recovery.layers] == ["4"]
+    assert recovery.after < recovery.before
 
 
 class Placed(nn.Module):
@@ -78,7 +78,7 @@ def test_sums_are_known_in_a_last_batch_of_one() -> None:
 
 
 class Tokens(nn.Module):
-    """Linear branches on [pictures, tokens, channels]."""
+    """Linear branches on [batch, tokens, channels]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_branches_of_tokens(residual: Any) -> None:
 
 
 class Sized(nn.Module):
-    """A transposed convolution that is told its output's size, before a sum."""
+    """A transposed convolution with an explicit output size, before a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Sized(nn.Module):
         return self.head((up + self.side(x)).relu())
 
 
-def test_what_else_a_layer_is_given_is_given_again() -> None:
+def test_other_arguments_of_a_layer_are_passed_again() -> None:
     torch.manual_seed(0)
     model = Sized().eval()
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.4, align=1)
@@ -128,8 +128,8 @@ def test_what_else_a_layer_is_given_is_given_again() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_SHARE", share)
-    monkeypatch.setattr("fpgm.recovery.layer_solver.Sample", _interrupt)
+    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_FRACTION", share)
+    monkeypatch.setattr("fpgm.recovery.layer_solver.OutputSample", _interrupt)
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     before = threading.active_count()
@@ -145,20 +145,20 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_passes_that_are_run_again_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_run_again_give_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1, residual="independent")
     data, x = batches(3, 6, 6), torch.randn(4, 3, 6, 6)
     waited = recover(model, plan, data)
-    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_SHARE", 0.0)
-    monkeypatch.setattr("fpgm.utils.calibration_data.IN_MEMORY", 0)
+    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_FRACTION", 0.0)
+    monkeypatch.setattr("fpgm.utils.calibration_data.MAX_BYTES_IN_MEMORY", 0)
     again = recover(model, plan, data)
     torch.testing.assert_close(again(x), waited(x))
 
 
 @pytest.mark.parametrize("method", ["solve", "norms", "weights"])
-def test_one_picture_that_is_no_number_spoils_no_weight(method: Any) -> None:
+def test_one_nan_image_spoils_no_weight(method: Any) -> None:
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
     data = batches(3, 6, 6)
@@ -167,7 +167,7 @@ def test_one_picture_that_is_no_number_spoils_no_weight(method: Any) -> None:
     assert all(tensor.isfinite().all() for tensor in small.state_dict().values())
 
 
-def test_reduced_precision_for_training_does_not_reach_it() -> None:
+def test_settings_of_reduced_precision_do_not_change_the_result() -> None:
     torch.manual_seed(0)
     model, data = stir(Streams()), batches(3, 6, 6)
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
@@ -188,7 +188,7 @@ def test_reduced_precision_for_training_does_not_reach_it() -> None:
 def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fpgm.recovery.layer_solver.MOST_READS", 20)
+    monkeypatch.setattr("fpgm.recovery.layer_solver.MAX_FAN_IN", 20)
     torch.manual_seed(0)
     net = stir(chain(norm=True))
     data = batches(3, 6, 6, count=16)
@@ -204,7 +204,7 @@ def test_batches_in_files_may_hold_a_tensor_twice(monkeypatch: pytest.MonkeyPatc
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return super().forward((x + y) / 2)
 
-    monkeypatch.setattr("fpgm.utils.calibration_data.IN_MEMORY", 0)
+    monkeypatch.setattr("fpgm.utils.calibration_data.MAX_BYTES_IN_MEMORY", 0)
     model = stir(Two())
     x = torch.randn(1, 3, 6, 6)
     plan = fpgm.plan(model, {"x": x, "y": x}, rate=0.3, align=1)

@@ -1,4 +1,4 @@
-"""Sensitivity: the harm it foretells is the harm that least squares leaves."""
+"""Sensitivity: estimated output errors are those that least squares leaves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery.sensitivity.result import GroupHarm, Sensitivity
-from fpgm.recovery.sensitivity.runner import corrected
+from fpgm.recovery.sensitivity.result import GroupSensitivity, Sensitivity
+from fpgm.recovery.sensitivity.runner import correct_curve
 from fpgm.recovery.sensitivity.trials import Trials
 from fpgm.utils.calibration_data import read_inputs
 
@@ -34,7 +34,7 @@ def chain(groups: int = 1) -> nn.Sequential:
 
 
 def least_error(net: nn.Sequential, gone: list[int], data: list[Tensor]) -> float:
-    """What is left, as a share, when the last layer may use the other channels as it likes."""
+    """Compute the relative error that is left with the best weights of the last layer."""
     with torch.no_grad():
         inner = torch.cat([net[1](net[0](x)) for x in data])
         wanted = torch.cat([net(x) for x in data]).movedim(1, 0).flatten(1).T.double()
@@ -46,7 +46,7 @@ def least_error(net: nn.Sequential, gone: list[int], data: list[Tensor]) -> floa
 
 
 def test_the_curve_is_what_least_squares_leaves() -> None:
-    """The outputs are the reader's own, so no probe stands between."""
+    """The outputs are the consumer's own, so no probe is involved."""
     net, data = chain(), batches()
     found = fpgm.sensitivity(net, data[0], data, align=1)
     [group] = found.groups
@@ -58,7 +58,7 @@ def test_the_curve_is_what_least_squares_leaves() -> None:
     assert list(group.harm) == sorted(group.harm)
 
 
-def test_groups_that_can_spare_units_lose_them() -> None:
+def test_groups_that_tolerate_pruning_are_pruned() -> None:
     """One layer's filters are all the same but for their size: they go, and nothing else does."""
     torch.manual_seed(1)
     net = nn.Sequential(
@@ -78,13 +78,13 @@ def test_groups_that_can_spare_units_lose_them() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_any_reader_is_measured(groups: int) -> None:
+def test_any_consumer_is_measured(groups: int) -> None:
     net, data = chain(groups), batches()
     found = fpgm.sensitivity(net, data[0], data, align=1)
     assert found.groups[0].harm[-2] > found.groups[0].harm[2] > 0
 
 
-def test_the_model_is_as_it_was() -> None:
+def test_the_model_is_unchanged() -> None:
     net, data = chain().train(), batches()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     fpgm.sensitivity(net, data[0], data)
@@ -94,7 +94,7 @@ def test_the_model_is_as_it_was() -> None:
     assert not any(m._forward_hooks for m in net.modules())
 
 
-def test_written_and_read_again() -> None:
+def test_json_round_trip() -> None:
     net, data = chain(), batches()
     found = fpgm.sensitivity(net, data[0], data)
     again = Sensitivity.from_json(found.to_json())
@@ -106,7 +106,9 @@ def test_written_and_read_again() -> None:
 
 def test_curves_of_other_sizes_and_of_what_was_not_measured() -> None:
     found = Sensitivity(
-        (GroupHarm("a", 2, (0.0, 1.0, 3.0)), GroupHarm("b", 1, (0.0, 5.0))), {}, inputs=1
+        (GroupSensitivity("a", 2, (0.0, 1.0, 3.0)), GroupSensitivity("b", 1, (0.0, 5.0))),
+        {},
+        inputs=1,
     )
     assert found.curve("a", 2) == [0.0, 1.0, 3.0]
     assert found.curve("a", 4) == [0.0, 0.5, 1.0, 2.0, 3.0]
@@ -127,7 +129,7 @@ def test_bad_requests(options: dict[str, Any], message: str) -> None:
 
 
 class Classifier(nn.Module):
-    """Three classes that only some of its units tell apart."""
+    """Three classes that only some of its units distinguish."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def labelled(net: Classifier, count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    """Pictures in many colours, and classes that are about equally frequent."""
+    """Make images in many colours, and classes that are about equally frequent."""
     data = [x + 2 * torch.randn(16, 3, 1, 1) for x in batches(count)]
     net.head.bias -= torch.cat([net(x) for x in data]).mean(0)
     return [(x, net(x).argmax(1)) for x in data]
@@ -151,7 +153,7 @@ def without_labels(data: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 def test_accuracy_is_that_of_the_recovered_model() -> None:
-    """The last group's reader is all that recover, too, has to solve."""
+    """The last group's consumer is the only layer that recover has to solve, too."""
     torch.manual_seed(3)
     net = Classifier().eval()
     data = labelled(net, 12)
@@ -185,7 +187,7 @@ def test_a_duplicate_costs_no_accuracy() -> None:
     assert first.at(0.125) < 1e-3
 
 
-def test_without_classes_nothing_is_counted() -> None:
+def test_without_labels_accuracy_is_not_measured() -> None:
     net = Classifier().eval()
     data = labelled(net)
     for other in (without_labels(data), [(x, torch.rand(16)) for x, _ in data]):
@@ -194,7 +196,7 @@ def test_without_classes_nothing_is_counted() -> None:
         assert not any(g.accuracy for g in found.groups)
 
 
-def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_interrupted_measurement_continues(tmp_path: Path, monkeypatch: Any) -> None:
     net = Classifier().eval()
     data = labelled(net)
     whole = fpgm.sensitivity(net, data[0][0], data)
@@ -214,10 +216,10 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: Any) ->
     assert Sensitivity.read(file).groups[0] == whole.groups[0]
     found = fpgm.sensitivity(net, data[0][0], data, cache=file)
     assert found == whole
-    assert len(tried) == 7 + 4  # the first group's four were not counted again
+    assert len(tried) == 7 + 4  # the first group's four were not measured again
     assert Sensitivity.read(file) == whole
     monkeypatch.setattr(
-        "fpgm.recovery.sensitivity.runner.measure", None
+        "fpgm.recovery.sensitivity.runner.collect_statistics", None
     )  # nothing is left to measure
     assert fpgm.sensitivity(net, data[0][0], data, cache=file) == whole
 
@@ -242,31 +244,33 @@ def test_a_file_about_something_else_is_refused_and_kept(tmp_path: Path) -> None
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_reader_too_wide_for_equations_is_measured_as_if_independent(monkeypatch: Any) -> None:
+def test_inputs_of_a_consumer_too_wide_for_equations_count_as_independent(monkeypatch: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
     data = batches()
     exact = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
-    monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MOST_READS", 100)
+    monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MAX_FAN_IN", 100)
     rough = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
     assert rough.harm[0] == 0
     assert list(rough.harm) == sorted(rough.harm)
     assert exact.harm[4] < rough.harm[4] < 1
 
 
-def test_a_curve_is_brought_to_what_was_found() -> None:
+def test_a_curve_is_corrected_by_measured_errors() -> None:
     curve = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    found = corrected(curve, {3: 6.0, 6: 3.0}.get)
-    assert found[[0, 3, 6]] == pytest.approx([0, 6, 6])  # a curve never falls
-    assert found[1] == pytest.approx(2)  # below the first place as there
+    found = correct_curve(curve, {3: 6.0, 6: 3.0}.get)
+    assert found[[0, 3, 6]] == pytest.approx([0, 6, 6])  # a curve never decreases
+    assert found[1] == pytest.approx(2)  # below the first point, the same ratio
     assert found[10] == pytest.approx(6)
-    assert corrected(curve, lambda count: None) is curve
-    nothing = np.zeros(11)  # probes that saw nothing do not make units free
-    assert corrected(nothing, {3: 6.0, 6: 9.0}.get)[[0, 3, 6, 10]] == pytest.approx([0, 6, 9, 15])
-    assert corrected(nothing, lambda count: None) is nothing
+    assert correct_curve(curve, lambda count: None) is curve
+    nothing = np.zeros(11)  # a probe estimate of zero does not make units free
+    assert correct_curve(nothing, {3: 6.0, 6: 9.0}.get)[[0, 3, 6, 10]] == pytest.approx(
+        [0, 6, 9, 15]
+    )
+    assert correct_curve(nothing, lambda count: None) is nothing
 
 
-def test_harm_is_what_really_happens_behind_a_mean() -> None:
-    """Errors of all positions have much in common here; probes alone take them for independent."""
+def test_errors_are_right_behind_a_mean_over_positions() -> None:
+    """Errors of all positions are correlated here; probes alone treat them as independent."""
     torch.manual_seed(3)
     net = Classifier().eval()
     data = [x + 2 * torch.randn(16, 3, 1, 1) for x in batches(8)]
@@ -289,7 +293,7 @@ def test_harm_is_what_really_happens_behind_a_mean() -> None:
 
 
 class Masked(Classifier):
-    """One class is never to be chosen."""
+    """One class is never chosen."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + torch.tensor([0.0, 0.0, -torch.inf])
@@ -303,16 +307,16 @@ def test_outputs_that_are_not_finite_are_left_out() -> None:
     assert all(0 < group.harm[1] < group.harm[7] < 10 for group in found.groups)
 
 
-def test_a_wide_reader_s_mean_is_that_of_all_batches(monkeypatch: Any) -> None:
+def test_a_wide_consumer_s_mean_is_that_of_all_batches(monkeypatch: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
-    monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MOST_READS", 100)
+    monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MAX_FAN_IN", 100)
     x = torch.cat(batches())
     one, all_ = (fpgm.sensitivity(net, x, list(x.split(n)), align=1) for n in (1, 48))
     assert one.groups[0].harm == pytest.approx(all_.groups[0].harm, rel=0.5)
     assert one.groups[0].harm[1] > 0
 
 
-def test_a_reader_that_cannot_add_a_constant_is_not_given_one() -> None:
+def test_a_consumer_without_bias_is_not_given_a_constant() -> None:
     net, data = chain(), batches()
     net[2] = nn.Conv2d(8, 6, 3, padding=1, bias=False)
     net.eval()
@@ -323,7 +327,7 @@ def test_a_reader_that_cannot_add_a_constant_is_not_given_one() -> None:
 
 
 class Flagged(Classifier):
-    """Takes numbers beside its pictures, and answers in a dict and in a list of varying length."""
+    """Takes numbers beside its images, and returns a dict with a tensor of varying length."""
 
     def forward(self, x: Tensor, scale: Tensor, k: int = 1) -> Any:  # type: ignore[override]
         out = super().forward(x * scale * k)
@@ -334,7 +338,7 @@ def flagged(k: int = 1) -> list[dict[str, Any]]:
     return [{"x": x, "scale": torch.tensor(2.0), "k": k} for x in batches()]
 
 
-def test_any_arguments_and_answers(tmp_path: Path) -> None:
+def test_any_arguments_and_outputs(tmp_path: Path) -> None:
     torch.manual_seed(3)
     net = Flagged().eval()
     file = tmp_path / "sensed.json"
@@ -365,7 +369,7 @@ def test_the_same_groups_in_another_order_are_another_measurement(tmp_path: Path
             measured(name, **other)
 
 
-def test_what_is_not_complete_goes_on_and_is_not_planned_with(
+def test_an_incomplete_result_is_continued_and_not_planned_with(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     net = Classifier().eval()
@@ -386,24 +390,24 @@ def test_what_is_not_complete_goes_on_and_is_not_planned_with(
         fpgm.sensitivity(net, data[0], data, cache=file)
     begun = Sensitivity.read(file)
     assert begun.groups == whole.groups[:1]
-    with pytest.raises(fpgm.RequestError, match="was interrupted"):
+    with pytest.raises(fpgm.RequestError, match="is incomplete"):
         fpgm.plan(net, data[0], macs=0.3, allocate=begun)
     assert fpgm.sensitivity(net, data[0], data, cache=file) == whole
     assert len(tried) == 5
-    with pytest.raises(fpgm.FileError, match="is no folder"):
+    with pytest.raises(fpgm.FileError, match="is not a folder"):
         fpgm.sensitivity(net, data[0], data, cache=tmp_path / "absent" / "sensed.json")
     assert len(tried) == 5
 
 
-def test_labels_that_are_of_no_use_are_remembered(tmp_path: Path, monkeypatch: Any) -> None:
+def test_unusable_labels_are_not_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
     net = Classifier().eval()
     data = [(x, y) for x, y in labelled(net)]
     deep = nn.Sequential(net, nn.Unflatten(1, (3, 1))).eval()  # not one score a class
     file = tmp_path / "sensed.json"
-    found = fpgm.sensitivity(deep, data[0][0], data, cache=file)
-    assert found.accuracy is None
-    monkeypatch.setattr("fpgm.recovery.sensitivity.runner.measure", None)
-    assert fpgm.sensitivity(deep, data[0][0], data, cache=file) == found
+    result = fpgm.sensitivity(deep, data[0][0], data, cache=file)
+    assert result.accuracy is None
+    monkeypatch.setattr("fpgm.recovery.sensitivity.runner.collect_statistics", None)
+    assert fpgm.sensitivity(deep, data[0][0], data, cache=file) == result
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -423,29 +427,29 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             fpgm.sensitivity(net, data[0], data, cache=file)
     good["groups"][0]["harm"] = []
     file.write_text(json.dumps(good))
-    with pytest.raises(fpgm.FileError, match="harm missing"):
+    with pytest.raises(fpgm.FileError, match="lacks some errors"):
         fpgm.sensitivity(net, data[0], data, cache=file)
     file.write_bytes(b"\xff\xfe{")
     with pytest.raises(fpgm.FileError, match="cannot be read"):
         fpgm.sensitivity(net, data[0], data, cache=file)
 
 
-def test_outputs_kept_for_trials_hold_no_graph() -> None:
+def test_targets_of_trials_have_no_autograd_graph() -> None:
     net = Classifier()
     data = batches(1)
     inputs = read_inputs(data, 16)
     trials = Trials(net, None, None, inputs)  # type: ignore[arg-type]
-    assert not any(out.requires_grad for kept in trials._wanted for out in kept)
+    assert not any(out.requires_grad for kept in trials._targets for out in kept)
 
 
-def test_without_trials_harm_is_as_foretold(tmp_path: Path, monkeypatch: Any) -> None:
-    """What was foretold only, and what was tried too, are two measurements."""
+def test_without_trials_the_probe_estimate_is_returned(tmp_path: Path, monkeypatch: Any) -> None:
+    """A result without trials is not taken for one with trials."""
     net = Classifier().eval()
     data = without_labels(labelled(net))
-    tried = fpgm.sensitivity(net, data[0], data, cache=tmp_path / "a.json", align=1)
+    corrected = fpgm.sensitivity(net, data[0], data, cache=tmp_path / "a.json", align=1)
     monkeypatch.setattr(Trials, "error_without", None)
-    foretold = fpgm.sensitivity(net, data[0], data, trials=False, align=1)
-    assert foretold.groups[0].harm != tried.groups[0].harm
-    fpgm.plan(net, data[0], macs=0.3, allocate=foretold, align=1)
+    estimated = fpgm.sensitivity(net, data[0], data, trials=False, align=1)
+    assert estimated.groups[0].harm != corrected.groups[0].harm
+    fpgm.plan(net, data[0], macs=0.3, allocate=estimated, align=1)
     with pytest.raises(fpgm.FileError, match="measured for another way of measuring"):
         fpgm.sensitivity(net, data[0], data, trials=False, cache=tmp_path / "a.json", align=1)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.models import resnet
-from fpgm.report.analysis.api import analysis_of, analyze
-from fpgm.report.analysis.redundancy import Gram
+from fpgm.report.analysis.api import analyze, analyze_planner
+from fpgm.report.analysis.redundancy import GramMatrix
 from fpgm.report.analysis.result import LARGE_MINIMUM, SMALL_DEVIATION, LayerAnalysis, verdict
-from fpgm.report.analysis.similar_channels import layer_output, most_alike, removed_filters
-from fpgm.workflow.api import planned
+from fpgm.report.analysis.similar_channels import layer_output, most_correlated, removed_filters
+from fpgm.workflow.api import make_plan
+from fpgm.workflow.request import PlanRequest
 
 X = torch.zeros(1, 1, 1, 1)
 
@@ -40,10 +41,10 @@ def net_of(*layers: nn.Module) -> Callable[[], tuple[nn.Sequential, list[str]]]:
     """Some layers, a last one that stays, and the paths of those with filters to lose."""
 
     def built() -> tuple[nn.Sequential, list[str]]:
-        made = [copy.deepcopy(layer) for layer in layers]
-        paths = [str(n) for n, layer in enumerate(made) if hasattr(layer, "out_channels")]
-        last = made[int(paths[-1])].out_channels
-        return nn.Sequential(*made, nn.Conv2d(last, 2, 1)), paths  # type: ignore[arg-type]
+        result = [copy.deepcopy(layer) for layer in layers]
+        paths = [str(n) for n, layer in enumerate(result) if hasattr(layer, "out_channels")]
+        last = result[int(paths[-1])].out_channels
+        return nn.Sequential(*result, nn.Conv2d(last, 2, 1)), paths  # type: ignore[arg-type]
 
     return built
 
@@ -68,66 +69,70 @@ class TestLayer:
         assert layer_of([[3.0, 4.0], [0.0, 1.0]]).norms == (5.0, 1.0)
 
     def test_the_two_requirements(self) -> None:
-        found = layer_of([[1.0, 0.0], [3.0, 0.0]])
-        assert found.deviation == pytest.approx(1 / 2)  # one on each side of a mean of two
-        assert found.least == pytest.approx(1 / 2)
+        result = layer_of([[1.0, 0.0], [3.0, 0.0]])
+        assert result.deviation == pytest.approx(1 / 2)  # one on each side of a mean of two
+        assert result.least == pytest.approx(1 / 2)
 
     def test_distances_to_the_median_and_to_the_nearest(self) -> None:
         square = [[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0], [1.0, 1.0]]
-        found = layer_of(square)
-        assert found.to_median == pytest.approx([math.sqrt(2)] * 4 + [0], abs=1e-5)
-        assert found.to_nearest == pytest.approx([math.sqrt(2)] * 5, rel=1e-5)
+        result = layer_of(square)
+        assert result.to_median == pytest.approx([math.sqrt(2)] * 4 + [0], abs=1e-5)
+        assert result.to_nearest == pytest.approx([math.sqrt(2)] * 5, rel=1e-5)
 
     def test_the_map_keeps_distances_to_the_median_where_it_shows_all(self) -> None:
         """Filters of two numbers lie on a plane anyway."""
-        found = layer_of([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [1.0, 1.0]])
-        lengths = [math.hypot(*place) for place in found.places]
-        assert lengths == pytest.approx(found.to_median, rel=1e-4, abs=1e-5)
+        result = layer_of([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [1.0, 1.0]])
+        lengths = [math.hypot(*place) for place in result.places]
+        assert lengths == pytest.approx(result.to_median, rel=1e-4, abs=1e-5)
 
     def test_filters_of_one_number_lie_on_a_line(self) -> None:
         assert all(place[1] == 0 for place in layer_of([[1.0], [2.0], [4.0]]).places)
 
     def test_criteria_that_disagree(self) -> None:
         """Two short filters far apart, two long ones at one place: norms and medians differ."""
-        found = layer_of([[-1.0, 0.0], [1.0, 0.0], [0.0, 5.0], [0.0, 5.1]])
-        assert found.overlap["l1 and l2"] == 1
-        assert found.overlap["fpgm and l2"] < 1
+        result = layer_of([[-1.0, 0.0], [1.0, 0.0], [0.0, 5.0], [0.0, 5.1]])
+        assert result.overlap["l1 and l2"] == 1
+        assert result.overlap["fpgm and l2"] < 1
 
     def test_shares_of_the_cost_add_up(self) -> None:
         net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 4, 3, bias=False))
         layers = analyze(net, torch.zeros(1, 3, 9, 9)).layers
-        assert sum(own.macs_share for own in layers) == pytest.approx(1)
-        assert sum(own.params_share for own in layers) == pytest.approx(1)
+        assert sum(item.macs_share for item in layers) == pytest.approx(1)
+        assert sum(item.params_share for item in layers) == pytest.approx(1)
 
     def test_zeros_have_no_part_that_divides(self) -> None:
-        found = layer_of([[0.0, 0.0], [0.0, 0.0]])
-        assert (found.deviation, found.least, found.effective_rank) == (0, 0, 1)
-        assert found.nearest_share == 0
+        result = layer_of([[0.0, 0.0], [0.0, 0.0]])
+        assert (result.deviation, result.least, result.effective_rank) == (0, 0, 1)
+        assert result.nearest_share == 0
 
     def test_depthwise_filters_are_filters(self) -> None:
         net = nn.Sequential(
             nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.Conv2d(8, 2, 1)
         )
-        found = analyze(net, torch.zeros(1, 3, 4, 4))
-        assert [(own.layer, own.filters) for own in found.layers] == [("0", 8), ("1", 8), ("2", 2)]
-        assert found.layers[1].writes == ("0",)
+        analysis = analyze(net, torch.zeros(1, 3, 4, 4))
+        assert [(item.layer, item.filters) for item in analysis.layers] == [
+            ("0", 8),
+            ("1", 8),
+            ("2", 2),
+        ]
+        assert analysis.layers[1].writes == ("0",)
 
     def test_a_parametrised_layer_is_named_and_placed_as_the_module(self) -> None:
         first = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 1))
-        found = analyze(nn.Sequential(first, nn.Conv2d(8, 2, 1)), torch.zeros(1, 3, 4, 4))
-        assert [own.layer for own in found.layers] == ["0", "1"]
-        assert found.layers[0].macs_share == pytest.approx(24 / 40)
+        analysis = analyze(nn.Sequential(first, nn.Conv2d(8, 2, 1)), torch.zeros(1, 3, 4, 4))
+        assert [item.layer for item in analysis.layers] == ["0", "1"]
+        assert analysis.layers[0].macs_share == pytest.approx(24 / 40)
 
     def test_groups_are_those_of_a_plan_with_the_same_choices(self) -> None:
         x = torch.zeros(1, 3, 32, 32)
         model = resnet(20)
         for choices in ({}, {"residual": "independent"}, {"ignore": ["layer2.*"]}):
             groups = fpgm.plan(model, x, rate=0.4, **choices).groups
-            found = analyze(model, x, **choices)
-            assert found.groups == tuple(group.name for group in groups)
-            for own in found.layers:
-                mine = tuple(n for n, group in enumerate(groups) if own.layer in group.layers)
-                assert own.write_groups == mine
+            analysis = analyze(model, x, **choices)
+            assert analysis.groups == tuple(group.name for group in groups)
+            for item in analysis.layers:
+                mine = tuple(n for n, group in enumerate(groups) if item.layer in group.layers)
+                assert item.write_groups == mine
 
     def test_weights_that_are_no_numbers(self) -> None:
         net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1))
@@ -140,13 +145,13 @@ class TestLayer:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Comparing takes as many products as filters × weights: 8 · 24 and 4 · 32 here."""
-        monkeypatch.setattr("fpgm.report.analysis.api.QUICK", 8 * 24 - 1)
+        monkeypatch.setattr("fpgm.report.analysis.api.MAX_QUICK_PRODUCTS", 8 * 24 - 1)
         net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1))
-        _, planner = planned(net, torch.zeros(1, 3, 4, 4), rate=0.5)
-        first, second = analysis_of(planner, quick=True).layers
+        _, planner = make_plan(net, torch.zeros(1, 3, 4, 4), PlanRequest(rate=0.5))
+        first, second = analyze_planner(planner, quick=True).layers
         assert (len(first.norms), first.places, first.nearest_share) == (8, (), None)
         assert len(second.places) == 4
-        assert len(analysis_of(planner).layers[0].places) == 8
+        assert len(analyze_planner(planner).layers[0].places) == 8
 
     def test_the_model_stays_as_it_was(self) -> None:
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)).train()
@@ -168,8 +173,8 @@ class TestVerdict:
 
     def test_layers_are_counted_by_it(self) -> None:
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 3))
-        found = analyze(net, torch.zeros(1, 3, 9, 9))
-        assert sum(len(layers) for layers in found.verdicts().values()) == 3
+        analysis = analyze(net, torch.zeros(1, 3, 9, 9))
+        assert sum(len(layers) for layers in analysis.verdicts().values()) == 3
 
 
 @settings(max_examples=30, deadline=None)
@@ -179,23 +184,27 @@ def test_nearest_and_rank_by_their_definitions(seed: int, count: int, length: in
     wanted = [
         min(float((a - b).norm()) for j, b in enumerate(rows) if i != j) for i, a in enumerate(rows)
     ]
-    assert Gram(rows).nearest().tolist() == pytest.approx(wanted)
-    rank = Gram(rows).effective_rank()
+    assert GramMatrix(rows).nearest_distances().tolist() == pytest.approx(wanted)
+    rank = GramMatrix(rows).effective_rank()
     assert 1 - 1e-9 <= rank <= min(count, length) + 1e-9
-    assert Gram(7 * rows).effective_rank() == pytest.approx(rank)
-    assert Gram(rows - rows[0]).effective_rank(around=rows[0]) == pytest.approx(rank, rel=1e-5)
+    assert GramMatrix(7 * rows).effective_rank() == pytest.approx(rank)
+    assert GramMatrix(rows - rows[0]).effective_rank(around=rows[0]) == pytest.approx(
+        rank, rel=1e-5
+    )
     shares = torch.linalg.svdvals(rows) / torch.linalg.svdvals(rows).sum()
     assert rank == pytest.approx(float((-(shares * shares.log()).sum()).exp()))
     left, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
     wanted_places = torch.nn.functional.pad(left * sizes, (0, 1))[:, :2]
-    assert torch.allclose(Gram(rows).on_a_plane().abs(), wanted_places.abs(), atol=1e-6)
+    assert torch.allclose(
+        GramMatrix(rows).principal_coordinates().abs(), wanted_places.abs(), atol=1e-6
+    )
 
 
 def test_many_filters_at_once_and_in_parts() -> None:
     rows = torch.randn(1100, 3).double()
-    found = Gram(rows).nearest()
-    assert torch.allclose(found[:5], nearest_by_hand(rows)[:5])
-    assert torch.allclose(found[-5:], nearest_by_hand(rows)[-5:])
+    result = GramMatrix(rows).nearest_distances()
+    assert torch.allclose(result[:5], nearest_by_hand(rows)[:5])
+    assert torch.allclose(result[-5:], nearest_by_hand(rows)[-5:])
 
 
 def nearest_by_hand(rows: Tensor) -> Tensor:
@@ -207,24 +216,24 @@ def nearest_by_hand(rows: Tensor) -> Tensor:
 class TestAlike:
     def test_a_copy_turned_around_is_as_good(self) -> None:
         a, b = np.array([[0.0, 1.0], [2.0, 3.0]]), np.array([[1.0, 0.0], [0.0, 0.0]])
-        assert most_alike(np.stack([a, b, 5 - 2 * a]), [0]) == [(0, 2, -1.0)]
+        assert most_correlated(np.stack([a, b, 5 - 2 * a]), [0]) == [(0, 2, -1.0)]
 
     def test_a_channel_that_shows_nothing(self) -> None:
         maps = np.stack([np.zeros((2, 2)), np.eye(2)])
-        assert most_alike(maps, [0]) == [(0, 1, 0.0)]
+        assert most_correlated(maps, [0]) == [(0, 1, 0.0)]
 
     def test_all_gone(self) -> None:
-        assert most_alike(np.ones((2, 2, 2)), [0, 1]) == []
+        assert most_correlated(np.ones((2, 2, 2)), [0, 1]) == []
 
     def test_what_a_layer_gives_out(self) -> None:
         net = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.ReLU(), nn.Conv2d(2, 1, 1))
         x = torch.randn(3, 1, 4, 4)
-        found = layer_output(net, "1", x)
-        assert np.allclose(found, torch.relu(net[0](x))[0].detach().numpy())
+        result = layer_output(net, "1", x)
+        assert np.allclose(result, torch.relu(net[0](x))[0].detach().numpy())
 
     def test_modules_that_give_out_no_pictures(self) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-        with pytest.raises(fpgm.ModelError, match="'1' gives out no channels"):
+        with pytest.raises(fpgm.ModelError, match="The output of '1' is not"):
             layer_output(net, "1", torch.zeros(1, 1, 2, 2))
         with pytest.raises(fpgm.RequestError, match="no module '7'"):
             layer_output(net, "7", torch.zeros(1, 1, 2, 2))
@@ -248,12 +257,12 @@ class TestAlike:
 class TestCommand:
     def test_json(self) -> None:
         out, _ = run("analyze", "resnet20", "--weights", "shipped", "--json")
-        told = json.loads(out)
-        assert told["rate"] == 0.4
-        first = told["layers"][0]
+        document = json.loads(out)
+        assert document["rate"] == 0.4
+        first = document["layers"][0]
         assert (first["layer"], len(first["norms"])) == ("conv1", 16)
         assert (first["writes"], first["reads"]) == (["conv1"], [])
-        assert told["layers"][2]["reads"] == ["layer1.0.conv1"]
+        assert document["layers"][2]["reads"] == ["layer1.0.conv1"]
         assert first["verdict"].startswith("large minimum norm")
 
     def test_table(self) -> None:
@@ -262,5 +271,5 @@ class TestCommand:
         assert "18 of 20 layers: small deviation" in out
 
     def test_a_figure_of_no_kind(self, tmp_path: object) -> None:
-        told = refused("analyze", "resnet20", "--figures", str(tmp_path), "--format", "gif")
-        assert "A figure cannot be 'gif': give one of png, svg, pdf." in told
+        message = refused("analyze", "resnet20", "--figures", str(tmp_path), "--format", "gif")
+        assert "Unknown image format 'gif': give one of png, svg, pdf." in message

@@ -22,13 +22,13 @@ LAYER = analyze(NET, torch.zeros(1, 3, 8, 8)).layers[0]
 
 def rows_of(chart: Any) -> list[dict[str, Any]]:
     """All rows of data in a figure."""
-    found = []
+    result = []
     todo = [chart.to_dict()]
     while todo:
         part = todo.pop()
-        found += part.get("data", {}).get("values", [])
+        result += part.get("data", {}).get("values", [])
         todo += part.get("layer", [])
-    return found
+    return result
 
 
 def every_figure() -> dict[str, Any]:
@@ -41,7 +41,7 @@ def every_figure() -> dict[str, Any]:
         "log": figures.norm_distribution(LAYER, log=True),
         "map": figures.filter_map(LAYER, {1, 2}),
         "maps": figures.feature_maps(maps, {2}),
-        "replaced": figures.replaced_maps(maps, [(2, 0, 0.5)]),
+        "replaced": figures.similar_maps(maps, [(2, 0, 0.5)]),
         "macs": figures.accuracy_by_macs(lines, original=0.93),
         "interval": figures.accuracy_by_interval(lines),
         "epoch": figures.accuracy_by_epoch(lines),
@@ -50,8 +50,8 @@ def every_figure() -> dict[str, Any]:
         ),
         "kept": figures.kept_by_group(["1. a", "2. b"], {"one": [0.5, 1.0], "two": [0.25, 0.5]}),
         "sensitivity": figures.sensitivity_curves({"a": [0.0, 0.1, 0.5], "b": [0.0, 0.2]}),
-        "widths": figures.widths(plan.groups),
-        "savings": figures.savings(timed),
+        "widths": figures.group_widths(plan.groups),
+        "savings": figures.time_savings(timed),
     }
 
 
@@ -76,7 +76,7 @@ def test_an_svg_has_its_letters_and_every_mark(tmp_path: Path) -> None:
 
 
 def test_no_kind_of_file_we_write(tmp_path: Path) -> None:
-    with pytest.raises(fpgm.RequestError, match="cannot be 'gif'"):
+    with pytest.raises(fpgm.RequestError, match="format 'gif'"):
         figures.save(figures.norm_distribution(LAYER), tmp_path / "a.gif")
     assert not list(tmp_path.iterdir())
 
@@ -109,19 +109,19 @@ def test_what_goes_is_marked() -> None:
 
 def test_frames_around_what_goes() -> None:
     rows = rows_of(figures.feature_maps(np.zeros((5, 2, 2)), {3}))
-    assert [row["channel"] for row in rows if row["gone"]] == [3]
+    assert [row["channel"] for row in rows if row["removed"]] == [3]
 
 
 def test_bars_add_up_to_all_units() -> None:
     plan = fpgm.plan(NET, torch.zeros(1, 3, 8, 8), rate=0.5)
-    assert sum(row["units"] for row in rows_of(figures.widths(plan.groups))) == 16
+    assert sum(row["units"] for row in rows_of(figures.group_widths(plan.groups))) == 16
 
 
 def test_more_lines_than_colours() -> None:
     lines = {str(n): [(0.0, n / 10), (1.0, n / 10)] for n in range(9)}
-    told = json.loads(figures.accuracy_by_macs(lines).to_json())
+    document = json.loads(figures.accuracy_by_macs(lines).to_json())
     assert len(rows_of(figures.accuracy_by_macs(lines))) == 18
-    assert len(told["encoding"]["color"]["scale"]["range"]) == 9
+    assert len(document["encoding"]["color"]["scale"]["range"]) == 9
 
 
 def test_the_command_draws(tmp_path: Path) -> None:

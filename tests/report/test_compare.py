@@ -25,10 +25,11 @@ from fpgm.models import resnet
 from fpgm.pruning.plan import Latency
 from fpgm.report.headline import cards
 from fpgm.report.layers import layer_rows
-from fpgm.report.page import compare, compare_page, page
-from fpgm.report.records import Results, decode
+from fpgm.report.page import compare, render_comparison, render_page
+from fpgm.report.records import ResultsRecord, decode
 from fpgm.report.run import Run, read_run
-from fpgm.report.serve import WATCHED, server, version
+from fpgm.report.serve import create_server, folder_version
+from fpgm.utils.run_folder import REPORTED
 
 EVIL = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 
@@ -50,9 +51,9 @@ class TestFolders:
             read_run(tmp_path)
 
     def test_no_folder_and_no_run(self, tmp_path: Path) -> None:
-        with pytest.raises(fpgm.FileError, match="is no folder"):
+        with pytest.raises(fpgm.FileError, match="is not a run folder"):
             read_run(tmp_path / "no")
-        with pytest.raises(fpgm.FileError, match="holds no results"):
+        with pytest.raises(fpgm.FileError, match="has neither results"):
             read_run(tmp_path)
 
     def test_a_plan_that_is_none(self, tmp_path: Path) -> None:
@@ -64,11 +65,11 @@ class TestFolders:
     def test_a_file_too_large_to_be_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fpgm.report.run.LARGEST", 3)
+        monkeypatch.setattr("fpgm.report.run.MAX_FILE_BYTES", 3)
         (tmp_path / "results.json").write_text("{   }")
         with pytest.raises(fpgm.FileError) as caught:
             read_run(tmp_path)
-        assert str(caught.value) == f"{tmp_path / 'results.json'} is too large for a report."
+        assert str(caught.value) == f"{tmp_path / 'results.json'} is larger than 3 bytes."
 
     @pytest.mark.parametrize(
         ("name", "content"),
@@ -104,10 +105,10 @@ class TestFolders:
         (tmp_path / "metrics.jsonl").write_text(
             '{"epoch": 1, "test_accuracy": null}\n{"epoch": 2, "test_accuracy": NaN}\n'
         )
-        told = read_run(tmp_path)
-        assert [epoch.test_accuracy for epoch in told.metrics] == [None, None]
-        assert cards(told)[0].value == "unknown"
-        page(told)
+        loaded_run = read_run(tmp_path)
+        assert [epoch.test_accuracy for epoch in loaded_run.metrics] == [None, None]
+        assert cards(loaded_run)[0].value == "unknown"
+        render_page(loaded_run)
 
     def test_a_plan_that_claims_a_hundred_million_filters(self, tmp_path: Path) -> None:
         cut = {"tensor": "a.weight", "dim": 0, "size": 100_000_000, "keep": [0], "role": "filter"}
@@ -121,10 +122,10 @@ class TestFolders:
         (tmp_path / "results.json").write_text("{}")
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         tracemalloc.start()
-        told = read_run(tmp_path)
-        rows = [(row.name, row.filters, row.kept) for row in layer_rows(told)]
+        loaded_run = read_run(tmp_path)
+        rows = [(row.name, row.filters, row.kept) for row in layer_rows(loaded_run)]
         assert rows == [("b", 2 * 10**9, 10**9), ("a", 100_000_000, 1)]
-        page(told)
+        render_page(loaded_run)
         assert tracemalloc.get_traced_memory()[1] < 100_000_000
         tracemalloc.stop()
 
@@ -142,15 +143,15 @@ def changed(value: Any, chance: random.Random) -> Any:
     if not inside or chance.random() < 0.15:
         return chance.choice(VALUES)
     key, own = chance.choice(inside)
-    made = copy.copy(value)
+    result = copy.copy(value)
     kind = chance.random()
     if kind < 0.1:
-        del made[key]
-    elif kind < 0.15 and isinstance(made, list):
-        made.append(own)
+        del result[key]
+    elif kind < 0.15 and isinstance(result, list):
+        result.append(own)
     else:
-        made[key] = changed(own, chance)
-    return made
+        result[key] = changed(own, chance)
+    return result
 
 
 class TestChanged:
@@ -158,24 +159,24 @@ class TestChanged:
 
     @pytest.fixture
     def files(self, folder: Path) -> dict[str, Any]:
-        found = {
+        result = {
             file.name: json.loads(file.read_text())
             for file in folder.glob("*.json")
         }  # fmt: skip
         # Small enough that a change is likely to hit what a page shows.
-        found["analysis.json"]["layers"] = found["analysis.json"]["layers"][:2]
-        found["plan.json"]["cuts"] = found["plan.json"]["cuts"][:4]
-        found["plan.json"]["latency"] = asdict(Latency("eager", 1, 0.5, 0.4, 0.3, 0.01, 0.007))
-        found["sensitivity.json"] = {"groups": [{"name": "a", "harm": [0.0, 0.1, 0.2]}]}
-        found["metrics.jsonl"] = {"epoch": 1, "test_accuracy": 0.5, "train_accuracy": 0.6}
-        found["recipe.json"] = {"model": {"name": "a"}, "train": {"epochs": 3, "lr": 0.1}}
-        found["environment.json"] = {"torch": "2", "command": ["fpgm", "train"]}
-        return found
+        result["analysis.json"]["layers"] = result["analysis.json"]["layers"][:2]
+        result["plan.json"]["cuts"] = result["plan.json"]["cuts"][:4]
+        result["plan.json"]["latency"] = asdict(Latency("eager", 1, 0.5, 0.4, 0.3, 0.01, 0.007))
+        result["sensitivity.json"] = {"groups": [{"name": "a", "harm": [0.0, 0.1, 0.2]}]}
+        result["metrics.jsonl"] = {"epoch": 1, "test_accuracy": 0.5, "train_accuracy": 0.6}
+        result["recipe.json"] = {"model": {"name": "a"}, "train": {"epochs": 3, "lr": 0.1}}
+        result["environment.json"] = {"torch": "2", "command": ["fpgm", "train"]}
+        return result
 
     def test_one_line_or_a_page(
         self, files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fpgm.report.page._vega", str)
+        monkeypatch.setattr("fpgm.report.page._vega_bundle", str)
         for name, value in files.items():
             (tmp_path / name).write_text(json.dumps(value))
         whole = read_run(tmp_path)
@@ -185,14 +186,14 @@ class TestChanged:
             name = chance.choice(list(files))
             (tmp_path / name).write_text(json.dumps(changed(files[name], chance)))
             try:
-                told = read_run(tmp_path)
+                loaded_run = read_run(tmp_path)
             except fpgm.FileError as error:
                 refusals.append((tmp_path / name, str(error)))
             else:
                 shown += 1
-                page(told)
+                render_page(loaded_run)
                 if number % 3 == 0:
-                    compare_page([whole, told])
+                    render_comparison([whole, loaded_run])
             (tmp_path / name).write_text(json.dumps(files[name]))
         assert 50 < shown < 150  # both happened
         assert all(str(file) in line and "\n" not in line for file, line in refusals)
@@ -209,7 +210,7 @@ class TestComparison:
         assert {"fpgm", "l2"} <= set(words)
 
     def point(self, name: str, left: int, accuracy: object, **asked: object) -> Run:
-        results = decode(Results, {"model": "m", "accuracy": accuracy, "asked": asked})
+        results = decode(ResultsRecord, {"model": "m", "accuracy": accuracy, "asked": asked})
         return Run(name, results, fpgm.Plan("", {}, (), macs_before=100, macs_after=left))
 
     def test_only_runs_of_one_setting_stand_on_a_line(self) -> None:
@@ -219,7 +220,7 @@ class TestComparison:
             self.point("c", 50, {"compact": 0.4}, macs=0.5, criterion="fpgm", recover="solve"),
             self.point("d", 50, {"compact": None}, macs=0.5),
         ]
-        (spec,) = embedded(compare_page(runs))["specs"]
+        (spec,) = embedded(render_comparison(runs))["specs"]
         values = spec["data"]["values"]
         assert [row["run"] for row in values] == ["a", "b", "c"]
         settings = [row["setting"] for row in values]
@@ -228,7 +229,7 @@ class TestComparison:
 
     def test_what_was_asked_of_a_training(self) -> None:
         recipe = {"model.name": "m", "prune.rate": "0.4", "train.epochs": "3"}
-        text = compare_page([self.point("a", 50, 0.5, rate=0.3), Run("b", recipe=recipe)])
+        text = render_comparison([self.point("a", 50, 0.5, rate=0.3), Run("b", recipe=recipe)])
         words = [word.strip() for word in Parts(text).words if word.strip()]
         row = words.index("rate")
         assert words[row : row + 3] == ["rate", "0.3", "0.4"]
@@ -238,7 +239,7 @@ class TestComparison:
         same = plan_of([("a", ("a",)), ("a", ("a", "b"))])
         other = plan_of([("z", ("z",))])
         runs = [Run("one", plan=same), Run("two", plan=same), Run("three", plan=other)]
-        first, second = embedded(compare_page(runs))["specs"]
+        first, second = embedded(render_comparison(runs))["specs"]
         assert {row["group"] for row in first["data"]["values"]} == {"1. a", "2. a"}
         assert len(first["data"]["values"]) == 4
         assert [row["run"] for row in second["data"]["values"]] == ["three"]
@@ -252,7 +253,7 @@ class TestComparison:
 class TestServer:
     @pytest.fixture
     def address(self, folder: Path) -> Iterator[tuple[str, int]]:
-        running = server(folder)
+        running = create_server(folder)
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield "127.0.0.1", running.server_address[1]
@@ -271,8 +272,8 @@ class TestServer:
     def test_the_page_and_its_version(self, address: tuple[str, int], folder: Path) -> None:
         code, text = self.ask(address, "/")
         assert code == 200
-        assert f'<body data-live="{version(folder)}">' in text
-        assert self.ask(address, "/version") == (200, version(folder))
+        assert f'<body data-live="{folder_version(folder)}">' in text
+        assert self.ask(address, "/version") == (200, folder_version(folder))
 
     def test_nothing_else_is_served(self, address: tuple[str, int]) -> None:
         for path in ("/results.json", "/../../etc/passwd", "/small.safetensors"):
@@ -286,9 +287,9 @@ class TestServer:
         for host in ("localhost", f"LocalHost:{port}", "127.0.0.1"):
             assert self.ask(address, "/version", host)[0] == 200
 
-    def test_a_file_that_went_wrong_is_told(self, tmp_path: Path) -> None:
+    def test_an_invalid_file_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text("{}")
-        running = server(tmp_path)
+        running = create_server(tmp_path)
         (tmp_path / "bench.json").write_text('{"rows": 1}')
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
@@ -299,27 +300,27 @@ class TestServer:
             thread.join()
             running.server_close()
         assert code == 500
-        assert text.startswith(f"{tmp_path / 'bench.json'} was not written by fpgm: rows is of")
+        assert text.startswith(f"{tmp_path / 'bench.json'} is not a valid fpgm file: rows has")
 
-    @pytest.mark.parametrize("name", WATCHED)
+    @pytest.mark.parametrize("name", REPORTED)
     def test_every_file_of_the_page_is_watched(self, name: str, tmp_path: Path) -> None:
-        before = version(tmp_path)
+        before = folder_version(tmp_path)
         (tmp_path / name).write_text("{}")
-        assert version(tmp_path) != before
+        assert folder_version(tmp_path) != before
 
-    def test_a_change_is_told(self, folder: Path) -> None:
-        before = version(folder)
+    def test_a_change_is_detected(self, folder: Path) -> None:
+        before = folder_version(folder)
         text = (folder / "results.json").read_text()
         (folder / "results.json").write_text(text + " ")
-        assert version(folder) != before
+        assert folder_version(folder) != before
         (folder / "results.json").write_text(text)
 
 
 class TestCommand:
     def test_json(self, folder: Path, tmp_path: Path) -> None:
         out, _ = run("report", folder, "--out", tmp_path / "a.html", "--json")
-        told = json.loads(out)
-        assert told == {
+        document = json.loads(out)
+        assert document == {
             "file": str(tmp_path / "a.html"), "bytes": (tmp_path / "a.html").stat().st_size
         }  # fmt: skip
 
@@ -328,23 +329,25 @@ class TestCommand:
         assert "--serve follows one folder" in refused(
             "report", folder, folder, "--compare", "--serve"
         )
-        assert "is no folder of fpgm" in refused("report", tmp_path / "no")
+        assert "is not a run folder of fpgm" in refused("report", tmp_path / "no")
         assert "--keep writes into a folder" in refused("bench", "resnet20", "--keep")
         for option in (("--json",), ("--out", tmp_path / "a.html")):
             assert "--serve writes nothing" in refused("report", folder, "--serve", *option)
-        told = refused("report", tmp_path / "no", "--serve")
-        assert told == f"{tmp_path / 'no'} is no folder of fpgm prune or fpgm train."
+        message = refused("report", tmp_path / "no", "--serve")
+        assert message == f"{tmp_path / 'no'} is not a run folder of fpgm prune or fpgm train."
 
     def test_prune_keeps_an_analysis_of_its_own_groups(self, tmp_path: Path) -> None:
         """With other choices than the usual ones there are other groups."""
         place = tmp_path / "small"
         run("prune", "resnet20", "--rate", 0.3, "--residual", "independent",
             "--ignore", "layer2.*", "--out", place)  # fmt: skip
-        told = read_run(place)
-        assert told.analysis is not None
-        assert told.plan is not None
-        assert told.analysis.groups == tuple(group.name for group in told.plan.groups)
-        assert told.analysis.groups != fpgm.analyze(resnet(20), torch.zeros(1, 3, 32, 32)).groups
+        loaded_run = read_run(place)
+        assert loaded_run.analysis is not None
+        assert loaded_run.plan is not None
+        assert loaded_run.analysis.groups == tuple(group.name for group in loaded_run.plan.groups)
+        assert (
+            loaded_run.analysis.groups != fpgm.analyze(resnet(20), torch.zeros(1, 3, 32, 32)).groups
+        )
 
     def test_a_new_prune_takes_the_old_report_away(self, tmp_path: Path) -> None:
         place = tmp_path / "small"

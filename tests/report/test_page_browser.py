@@ -18,10 +18,10 @@ from tests.report.test_page import TestEscapes as Escapes
 
 import fpgm
 from fpgm.pruning.plan import Cut, Group
-from fpgm.report.page import compare, page, report
-from fpgm.report.records import AnalysisTold, decode
+from fpgm.report.page import compare, render_page, report
+from fpgm.report.records import AnalysisRecord, decode
 from fpgm.report.run import Run
-from fpgm.report.serve import server
+from fpgm.report.serve import create_server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium")
@@ -33,9 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "small"
     run(
         "prune", "resnet20", "--weights", "shipped", "--macs", 0.5, "--recover", "weights",
-        "--data", "cifar10-sample", "--test", 64, "--out", place,
+        "--data", "cifar10-sample", "--images", 64, "--test", 64, "--out", place,
     )  # fmt: skip
     return place
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> str:
+    """Where the page about the run is."""
+    return report(folder).as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +79,8 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Any, folder: Path) -> Iterator[Opened]:
-    shown = Opened(browser, report(folder).as_uri(), viewport={"width": 1200, "height": 900})
+def opened(browser: Any, address: str) -> Iterator[Opened]:
+    shown = Opened(browser, address, viewport={"width": 1200, "height": 900})
     yield shown
     shown.page.close()
     assert shown.complaints == []
@@ -83,8 +89,8 @@ def opened(browser: Any, folder: Path) -> Iterator[Opened]:
 
 def marks(shown: Opened, place: str, mark: str) -> int:
     """How many marks of a kind a chart has drawn."""
-    found: int = shown.page.locator(f"{place} svg path[aria-roledescription='{mark}']").count()
-    return found
+    result: int = shown.page.locator(f"{place} svg path[aria-roledescription='{mark}']").count()
+    return result
 
 
 def test_charts_are_drawn_and_nothing_is_fetched(opened: Opened) -> None:
@@ -98,9 +104,9 @@ def test_choosing_a_layer_shows_its_filters(opened: Opened) -> None:
     opened.page.click(".layer >> text=layer3.0.conv1")
     details = opened.page.locator("#details")
     assert details.locator("h3").inner_text() == "layer3.0.conv1"
-    assert "64 filters, of which 16 (25.0%) go." in details.inner_text()
+    assert "64 filters, 16 removed (25.0%)." in details.inner_text()
     assert details.locator(".strip span").count() == 64
-    assert details.locator(".strip .gone").count() == 16
+    assert details.locator(".strip .removed").count() == 16
     opened.page.wait_for_selector("#map svg")
     assert marks(opened, "#map", "point") == 64 + 1
     pressed = opened.page.locator(".layer[aria-pressed='true']")
@@ -110,9 +116,9 @@ def test_choosing_a_layer_shows_its_filters(opened: Opened) -> None:
 
 def test_a_layer_that_stays_says_why(opened: Opened) -> None:
     opened.page.click(".layer >> text=linear")
-    told = opened.page.locator("#details").inner_text()
-    assert "10 filters, all of which stay." in told
-    assert "Left whole: the model's output." in told
+    text = opened.page.locator("#details").inner_text()
+    assert "10 filters, all kept." in text
+    assert "Frozen: the model's output." in text
 
 
 def test_by_keyboard(opened: Opened) -> None:
@@ -126,8 +132,8 @@ def test_by_keyboard(opened: Opened) -> None:
 
 def column(opened: Opened, number: int) -> list[str]:
     cells = opened.page.locator(f"#table tbody tr:not([hidden]) > :nth-child({number})")
-    found: list[str] = cells.all_inner_texts()
-    return found
+    result: list[str] = cells.all_inner_texts()
+    return result
 
 
 def test_sorting_both_ways(opened: Opened) -> None:
@@ -145,7 +151,7 @@ def test_sorting_both_ways(opened: Opened) -> None:
 def test_searching(opened: Opened) -> None:
     opened.page.fill("#search", "layer2.1")
     assert column(opened, 1) == ["layer2.1.conv1", "layer2.1.conv2"]
-    assert opened.page.locator("#found").inner_text() == "2 of 20"
+    assert opened.page.locator("#match-count").inner_text() == "2 of 20"
     opened.page.fill("#search", "6. layer2.0.conv2")  # the group, to which others write too
     assert "layer3.2.conv2" in column(opened, 1)
     opened.page.fill("#search", "the model's output")
@@ -161,24 +167,24 @@ def test_from_the_table_to_the_layer(opened: Opened) -> None:
 
 
 def background(shown: Opened) -> str:
-    found: str = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return found
+    result: str = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return result
 
 
-def test_light_and_dark(opened: Opened, browser: Any, folder: Path) -> None:
+def test_light_and_dark(opened: Opened, browser: Any, address: str) -> None:
     assert background(opened) == "rgb(255, 255, 255)"
     opened.page.click("#theme")
     assert background(opened) == "rgb(20, 24, 29)"
     assert opened.page.locator("#theme").get_attribute("aria-pressed") == "true"
-    dark = Opened(browser, report(folder).as_uri(), color_scheme="dark")
+    dark = Opened(browser, address, color_scheme="dark")
     assert background(dark) == "rgb(20, 24, 29)"
     label = dark.page.locator("[data-chart='0'] svg text").first.get_attribute("fill")
     assert label == "#e8ecf0"
     dark.page.close()
 
 
-def test_on_a_phone_nothing_sticks_out(browser: Any, folder: Path) -> None:
-    narrow = Opened(browser, report(folder).as_uri(), viewport={"width": 360, "height": 740})
+def test_on_a_phone_nothing_sticks_out(browser: Any, address: str) -> None:
+    narrow = Opened(browser, address, viewport={"width": 360, "height": 740})
     assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 360
     box = narrow.page.locator(".layer").first.bounding_box()
     assert box["width"] > 250
@@ -213,32 +219,32 @@ def test_what_was_chosen_outlives_a_reload(opened: Opened) -> None:
     opened.page.click("#theme")
     opened.page.reload()
     assert opened.page.locator("#details h3").inner_text() == "layer2.1.conv2"
-    assert opened.page.locator("#found").inner_text() == "2 of 20"
+    assert opened.page.locator("#match-count").inner_text() == "2 of 20"
     assert background(opened) == "rgb(20, 24, 29)"
 
 
 def test_what_a_reader_of_the_screen_hears(opened: Opened) -> None:
-    said = opened.page.locator("#said")
-    assert said.inner_text() == ""
+    announcement = opened.page.locator("#announcement")
+    assert announcement.inner_text() == ""
     opened.page.click(".layer >> text=layer1.0.conv1")
-    assert said.inner_text() == "layer1.0.conv1: 16 filters, of which 4 (25.0%) go."
+    assert announcement.inner_text() == "layer1.0.conv1: 16 filters, 4 removed (25.0%)."
     assert opened.page.locator("#details").get_attribute("aria-live") is None
     label = opened.page.locator(".layer").first.get_attribute("aria-label")
-    assert label == "conv1: 10 of 16 filters stay; writes stream 1. conv1"
+    assert label == "conv1: 10 of 16 filters kept; produces stream 1. conv1"
 
 
 def test_all_groups_of_a_layer(opened: Opened) -> None:
     opened.page.click(".layer >> text=layer3.2.conv2")
-    told = opened.page.locator("#details").inner_text()
-    assert "Groups: 1. conv1, with 9 other layers; 6. layer2.0.conv2, with 5" in told
+    text = opened.page.locator("#details").inner_text()
+    assert "Groups: 1. conv1, with 9 other layers; 6. layer2.0.conv2, with 5" in text
 
 
 def test_without_values_last_and_no_empty_columns(browser: Any, tmp_path: Path) -> None:
     layers = [{"layer": name, "norms": [1.0, 2.0], "deviation": value, "macs_share": 0.1}
               for name, value in (("a", 0.5), ("b", None), ("c", 0.25))]  # fmt: skip
     plan = fpgm.Plan("", {}, (), groups=(Group("a", ("a", "b", "c"), 2, 2),))
-    told = Run("a", plan=plan, analysis=decode(AnalysisTold, {"layers": layers}))
-    (tmp_path / "a.html").write_text(page(told))
+    loaded_run = Run("a", plan=plan, analysis=decode(AnalysisRecord, {"layers": layers}))
+    (tmp_path / "a.html").write_text(render_page(loaded_run))
     shown = Opened(browser, (tmp_path / "a.html").as_uri())
     heads = shown.page.locator("#table thead th").all_inner_texts()
     assert heads == ["layer", "filters", "kept", "removed", "MACs", "deviation", "group"]
@@ -254,8 +260,8 @@ def test_without_values_last_and_no_empty_columns(browser: Any, tmp_path: Path) 
 def test_long_names_keep_their_ends(browser: Any, tmp_path: Path) -> None:
     """Cut off at the left, and whole when pointed at."""
     name = ".".join(["backbone.stage.block"] * 6) + ".last"
-    told = Run("a", plan=fpgm.Plan("", {}, (), groups=(Group(name, (name, "b"), 2, 2),)))
-    (tmp_path / "a.html").write_text(page(told))
+    loaded_run = Run("a", plan=fpgm.Plan("", {}, (), groups=(Group(name, (name, "b"), 2, 2),)))
+    (tmp_path / "a.html").write_text(render_page(loaded_run))
     shown = Opened(browser, (tmp_path / "a.html").as_uri(), viewport={"width": 360, "height": 700})
     button = shown.page.locator(".layer").first
     assert button.get_attribute("title") == name
@@ -274,8 +280,8 @@ def wide(tmp_path: Path) -> str:
     layers.append({"layer": "head", "norms": [1.0] * 1000})
     cuts = tuple(Cut(f"{name}.weight", 0, 64, tuple(range(40)), "filter") for name in names)
     plan = fpgm.Plan("", {}, cuts, groups=tuple(groups), macs_before=2, macs_after=1)
-    told = Run("a", plan=plan, analysis=decode(AnalysisTold, {"layers": layers}))
-    (tmp_path / "a.html").write_text(page(told))
+    loaded_run = Run("a", plan=plan, analysis=decode(AnalysisRecord, {"layers": layers}))
+    (tmp_path / "a.html").write_text(render_page(loaded_run))
     return (tmp_path / "a.html").as_uri()
 
 
@@ -295,7 +301,7 @@ def test_a_thousand_classes_leave_room_for_64_filters(browser: Any, tmp_path: Pa
     bar = shown.page.locator(".layer").first.locator(".bar")
     whole = bar.bounding_box()["width"]
     kept = bar.locator(".kept").bounding_box()["width"]
-    gone = bar.locator(".gone").bounding_box()["width"]
+    gone = bar.locator(".removed").bounding_box()["width"]
     assert (kept + gone) / whole == pytest.approx((64 / 1000) ** 0.5, rel=0.05)
     assert kept / (kept + gone) == pytest.approx(40 / 64, rel=0.05)
     shown.page.close()
@@ -329,12 +335,12 @@ def test_no_label_of_a_chart_is_cut(opened: Opened) -> None:
 
 def test_headings_are_an_outline(opened: Opened) -> None:
     """No level is skipped: readers of the screen go from one to the next."""
-    found = opened.page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(e => e.tagName)")
-    assert found.count("H1") == 1
-    levels = [int(name[1]) for name in found]
+    result = opened.page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(e => e.tagName)")
+    assert result.count("H1") == 1
+    levels = [int(name[1]) for name in result]
     assert all(after - before <= 1 for before, after in pairwise(levels))
     above = opened.page.locator("h2").all_inner_texts()
-    assert above == ["In short", "The network", "Charts", "Layers", "How it was made"]
+    assert above == ["Summary", "The network", "Charts", "Layers", "How to reproduce"]
 
 
 def test_arrows_go_from_layer_to_layer(opened: Opened) -> None:
@@ -347,8 +353,8 @@ def test_arrows_go_from_layer_to_layer(opened: Opened) -> None:
     assert opened.page.evaluate(outline) == "solid"  # one sees where one is
 
 
-def test_on_a_phone_a_layer_s_filters_come_into_sight(browser: Any, folder: Path) -> None:
-    narrow = Opened(browser, report(folder).as_uri(), viewport={"width": 360, "height": 740})
+def test_on_a_phone_a_layer_s_filters_come_into_sight(browser: Any, address: str) -> None:
+    narrow = Opened(browser, address, viewport={"width": 360, "height": 740})
     narrow.page.locator("#h-network").scroll_into_view_if_needed()
     narrow.page.click(".layer >> text=layer1.0.conv1")
     top = "document.getElementById('details').getBoundingClientRect().top"
@@ -360,9 +366,9 @@ def test_on_a_phone_a_layer_s_filters_come_into_sight(browser: Any, folder: Path
 
 
 def test_on_a_phone_names_stay_in_sight_when_the_table_is_pushed(
-    browser: Any, folder: Path
+    browser: Any, address: str
 ) -> None:
-    narrow = Opened(browser, report(folder).as_uri(), viewport={"width": 360, "height": 740})
+    narrow = Opened(browser, address, viewport={"width": 360, "height": 740})
     name = narrow.page.locator("#table tbody th").first
     before = name.bounding_box()["x"]
     narrow.page.locator(".scroll").evaluate("e => { e.scrollLeft = 200; }")
@@ -397,7 +403,7 @@ def test_where_the_clipboard_is_closed_the_command_is_selected(opened: Opened) -
 
 
 def test_names_that_try_to_be_code(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "evil.html").write_text(page(Escapes().evil_run()))
+    (tmp_path / "evil.html").write_text(render_page(Escapes().evil_run()))
     shown = Opened(browser, (tmp_path / "evil.html").as_uri())
     shown.page.locator(".layer").first.click()
     shown.page.wait_for_selector("#map svg")
@@ -424,7 +430,7 @@ def test_a_served_page_follows_its_folder(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text('{"model": {"name": "digits"}}')
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"epoch": 1, "test_accuracy": 0.25}\n')
-    running = server(tmp_path)
+    running = create_server(tmp_path)
     thread = threading.Thread(target=running.serve_forever)
     thread.start()
     try:

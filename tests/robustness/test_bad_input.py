@@ -45,24 +45,27 @@ def answer(kind: type[Exception], model: nn.Module, call: Callable[[], Any]) -> 
 
 
 REQUESTS: list[tuple[dict[str, Any], str]] = [
-    ({"rate": -0.1}, "rate is -0.1: give a share of at least 0 and below 1."),
-    ({"rate": 1}, "rate is 1: give a share of at least 0 and below 1."),
-    ({"rate": 1.5}, "rate is 1.5: give a share of at least 0 and below 1."),
-    ({"rate": float("nan")}, "rate is nan: give a share of at least 0 and below 1."),
-    ({"rate": 40}, "rate is 40: give a share of at least 0 and below 1 (did you mean 0.4?)."),
-    ({"macs": 50.5}, "macs is 50.5: give a share of at least 0 and below 1 (did you mean 0.505?)."),
-    ({"rate": 100}, "rate is 100: give a share of at least 0 and below 1."),
+    ({"rate": -0.1}, "rate is -0.1: give a fraction of at least 0 and below 1."),
+    ({"rate": 1}, "rate is 1: give a fraction of at least 0 and below 1."),
+    ({"rate": 1.5}, "rate is 1.5: give a fraction of at least 0 and below 1."),
+    ({"rate": float("nan")}, "rate is nan: give a fraction of at least 0 and below 1."),
+    ({"rate": 40}, "rate is 40: give a fraction of at least 0 and below 1 (did you mean 0.4?)."),
+    (
+        {"macs": 50.5},
+        "macs is 50.5: give a fraction of at least 0 and below 1 (did you mean 0.505?).",
+    ),
+    ({"rate": 100}, "rate is 100: give a fraction of at least 0 and below 1."),
     (
         {"rate": "40%"},
-        "rate is '40%': give a share of at least 0 and below 1 (did you mean 0.4?).",
+        "rate is '40%': give a fraction of at least 0 and below 1 (did you mean 0.4?).",
     ),
-    ({"rate": "much"}, "rate is 'much': give a share of at least 0 and below 1."),
-    ({"rate": True}, "rate is True: give a share of at least 0 and below 1."),
-    ({"macs": 1.0}, "macs is 1.0: give a share of at least 0 and below 1."),
-    ({"params": -1}, "params is -1: give a share of at least 0 and below 1."),
+    ({"rate": "much"}, "rate is 'much': give a fraction of at least 0 and below 1."),
+    ({"rate": True}, "rate is True: give a fraction of at least 0 and below 1."),
+    ({"macs": 1.0}, "macs is 1.0: give a fraction of at least 0 and below 1."),
+    ({"params": -1}, "params is -1: give a fraction of at least 0 and below 1."),
     (
         {"rates": {"stem.0": 2}},
-        "rates['stem.0'] is 2: give a share of at least 0 and below 1 (did you mean 0.02?).",
+        "rates['stem.0'] is 2: give a fraction of at least 0 and below 1 (did you mean 0.02?).",
     ),
     ({"rate": 0.4, "macs": 0.5}, "Give one budget, not 2: rate, macs."),
     ({"rate": 0.4, "macs": 0.5, "params": 0.1}, "Give one budget, not 3: rate, macs, params."),
@@ -123,8 +126,8 @@ def test_a_target_out_of_reach_says_how_far_one_can_go() -> None:
     model = digits()
     message = answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, macs=0.9999))
     assert message == (
-        "macs=0.9999 cannot be reached: with min_channels=1 and what is frozen, at most 0.999 "
-        "can go."
+        "macs=0.9999 cannot be reached: with min_channels=1 and the frozen channels, at most "
+        "0.999 can be removed."
     )
     # At 16 channels everywhere 19,322 of 169,834 parameters are left: ten 3×3 or 1×1 convolutions
     # (144 + 8 · 2304 + 256), ten norms (320), the classifier (170).
@@ -132,8 +135,8 @@ def test_a_target_out_of_reach_says_how_far_one_can_go() -> None:
         fpgm.RequestError, model, lambda: fpgm.plan(model, X, params=0.9, min_channels=16)
     )
     assert message == (
-        "params=0.9 cannot be reached: with min_channels=16 and what is frozen, at most 0.886 "
-        "can go."
+        "params=0.9 cannot be reached: with min_channels=16 and the frozen channels, at most "
+        "0.886 can be removed."
     )
 
 
@@ -212,12 +215,12 @@ class OnlyOutputs(nn.Module):
 def test_a_model_without_anything_to_prune() -> None:
     model: nn.Module = nn.ReLU()
     assert answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4)) == (
-        "There is nothing to prune: no layer has a unit that can go."
+        "There is nothing to prune: no layer has a unit that can be removed."
     )
     model = OnlyOutputs()
     message = answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
-        "There is nothing to prune: no layer has a unit that can go. "
+        "There is nothing to prune: no layer has a unit that can be removed. "
         "Most stay for this reason: the model's output."
     )
 

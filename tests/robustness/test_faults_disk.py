@@ -22,7 +22,7 @@ from tests.helpers.faults import (
 from tests.helpers.runs import write_net, write_recipe
 from tests.helpers.shell import refused, run
 
-from fpgm.utils.atomic_io import made
+from fpgm.utils.atomic_io import create_folder
 
 LOOK = ("--data", "digits", "--images", 64)
 Args = tuple[object, ...]
@@ -171,7 +171,7 @@ def test_a_device_is_not_replaced(tmp_path: Path, small: Path) -> None:
     os.mkfifo(device)
     for name in ("report", "export", "sensitivity"):
         args = (*COMMANDS[name](tmp_path, small, tmp_path)[:-1], device)
-        assert "it is no ordinary file" in refused(*args)
+        assert "it is not a regular file" in refused(*args)
         assert device.is_fifo()
     assert list(tmp_path.iterdir()) == [device]
 
@@ -182,7 +182,7 @@ def test_no_room_for_inputs_that_are_kept_aside() -> None:
         "prune", "digits", "--rate", 0.4, "--recover", "norms", "--data", "digits", "--out", "/x",
         before="import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-        "import fpgm.utils.calibration_data as b; b.IN_MEMORY = 0",
+        "import fpgm.utils.calibration_data as b; b.MAX_BYTES_IN_MEMORY = 0",
     )  # fmt: skip
     line = ended.line()
     assert line.startswith("Inputs cannot be kept in ")
@@ -201,7 +201,7 @@ def test_inputs_that_are_kept_aside_go_with_a_process_that_is_killed(tmp_path: P
 import time
 from pathlib import Path
 import fpgm.recovery.recover as recovery, fpgm.utils.calibration_data as batches
-batches.IN_MEMORY = 0
+batches.MAX_BYTES_IN_MEMORY = 0
 def slow(*args, **options):
     Path({str(mark)!r}).touch()
     time.sleep(600)
@@ -227,7 +227,7 @@ def test_folders_above_that_were_made_for_nothing_go(
         make(path, *rest)
 
     monkeypatch.setattr(os, "mkdir", full)
-    with pytest.raises(OSError, match="No space"), made(tmp_path / "a" / "b" / "c"):
+    with pytest.raises(OSError, match="No space"), create_folder(tmp_path / "a" / "b" / "c"):
         pass
     assert list(tmp_path.iterdir()) == []
 

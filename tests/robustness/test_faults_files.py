@@ -22,7 +22,7 @@ from fpgm.cli import app
 from fpgm.errors import FileError
 from fpgm.training.recipe import read_recipe
 from fpgm.utils import safe_read as reading
-from fpgm.utils.safe_read import bytes_of, json_of, text_of
+from fpgm.utils.safe_read import read_bytes, read_json, read_text
 
 LOOK = ("--data", "digits", "--images", 32)
 
@@ -208,17 +208,17 @@ def test_a_pipe_among_pictures(tmp_path: Path) -> None:
         (tmp_path / part / "cat").mkdir(parents=True)
         os.mkfifo(tmp_path / part / "cat" / "it.png")
     line = refused("sensitivity", "resnet20", "--data", tmp_path)
-    assert line == f"{tmp_path}/train/cat/it.png is no picture that can be read: remove it."
+    assert line == f"{tmp_path}/train/cat/it.png is not a readable image: remove it."
 
 
-@pytest.mark.parametrize("read", [bytes_of, text_of, json_of])
+@pytest.mark.parametrize("read", [read_bytes, read_text, read_json])
 def test_no_more_is_read_than_bearable(
     read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "it"
     file.write_text("1" * 100)
     read(file)
-    for wrapped in (bytes_of, text_of):
+    for wrapped in (read_bytes, read_text):
         monkeypatch.setattr(wrapped, "__defaults__", (99,))
     with pytest.raises(OSError, match="it has more than 99 bytes"):
         read(file)
@@ -227,8 +227,8 @@ def test_no_more_is_read_than_bearable(
 def test_what_a_file_grows_by_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a log that is being written: what was there when one looked."""
     (tmp_path / "it").write_text("old, new")
-    monkeypatch.setattr(reading, "ordinary", lambda path: 3)
-    assert text_of(tmp_path / "it") == "old"
+    monkeypatch.setattr(reading, "regular_file_size", lambda path: 3)
+    assert read_text(tmp_path / "it") == "old"
 
 
 def test_an_input_larger_than_the_machine() -> None:

@@ -16,10 +16,11 @@ from tests.helpers.faults import command, forked, inside, kills_at, mostly_swept
 from tests.helpers.shell import run
 
 import fpgm
-from fpgm.cli import _run_dir as res
 from fpgm.models import digits
 from fpgm.utils import replace_files as together
-from fpgm.utils.atomic_io import KEPT, aside, is_unfinished, sweep, write_text
+from fpgm.utils import run_folder as res
+from fpgm.utils.atomic_io import BACKUP, is_unfinished, remove_leftovers, temp_dir, write_text
+from fpgm.workflow.pruned_folder import write_pruned
 
 X = torch.zeros(1, 1, 8, 8)
 
@@ -81,13 +82,14 @@ class Work:
         with torch.no_grad():
             next(small.parameters()).fill_(len(which))
         texts = {name: json.dumps(which) for name in beside}
-        res.write(self.place, small, self.made, {**self.about, "which": which}, texts, force=True)
+        results = {**self.about, "which": which}
+        write_pruned(self.place, small, self.made, results, texts, force=True)
 
     def whole(self) -> str | None:
         """Which of both is there; None if neither is."""
         if not self.place.exists():
             return None
-        found = str(res.read(self.place)["which"])
+        found = str(res.read_results(self.place)["which"])
         small = fpgm.load(self.place / res.SMALL, digits)
         assert float(next(small.parameters()).detach().flatten()[0]) == len(found)
         names = set(seen(self.place)) - {res.SMALL, res.PLAN, res.RESULTS}
@@ -137,9 +139,9 @@ def test_going_back_may_be_killed_too(tmp_path: Path) -> None:
             if code == 0:
                 break
         marked = [own.parent for own in work.place.glob(".*/out")]
-        if any((part / KEPT).exists() for part in marked):  # the new ones are half in
+        if any((part / BACKUP).exists() for part in marked):  # the new ones are half in
             marks += 1
-            every_moment(tmp_path, lambda: res.settle(work.place), lambda _: None)
+            every_moment(tmp_path, lambda: res.restore_interrupted(work.place), lambda _: None)
             assert work.whole() == "old"
         work.write("old", res.ANALYSIS, res.BENCH)
     assert marks > 2
@@ -154,8 +156,8 @@ def test_what_has_to_go_back_is_not_tidied_away(tmp_path: Path) -> None:
             assert code == -9
         if list(work.place.glob(".*/kept/*")):
             break
-    with aside(work.place, "results"):
-        sweep(work.place)
+    with temp_dir(work.place, "results"):
+        remove_leftovers(work.place)
     assert work.whole() == "old"
 
 
@@ -170,7 +172,7 @@ def test_a_swap_that_cannot_even_go_back_loses_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(together, "_OUT", "nowhere/out")  # where nothing can be marked
+        patch.setattr(together, "_BACKED_UP", "nowhere/out")  # where nothing can be marked
         patch.setattr(together, "_undo", stopped)
         with pytest.raises(KeyboardInterrupt):
             work.write("newer", res.ANALYSIS)
@@ -179,11 +181,11 @@ def test_a_swap_that_cannot_even_go_back_loses_nothing(
 
 
 def test_what_others_are_at_is_not_removed(tmp_path: Path) -> None:
-    with aside(tmp_path, "it") as first:
+    with temp_dir(tmp_path, "it") as first:
         (first / "half").touch()
-        with aside(tmp_path, "it") as second:
+        with temp_dir(tmp_path, "it") as second:
             assert first.exists()
-            sweep(tmp_path)
+            remove_leftovers(tmp_path)
             assert first.exists()
             assert second.exists()
     assert not list(tmp_path.iterdir())
@@ -197,7 +199,7 @@ def test_what_is_none_of_ours_is_not_removed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".it.txt.4567abcd.part")
     before = sorted(tmp_path.iterdir())
     write_text(tmp_path / "it.txt", "new")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "it.txt"])
 
 

@@ -17,10 +17,10 @@ from tests.helpers.runs import write_net, write_recipe
 from tests.helpers.shell import refused, run
 
 import fpgm
-from fpgm.cli import _warnings_in_one_line
+from fpgm.cli.main import _shorten_warnings
 from fpgm.data import cifar10
 from fpgm.errors import FileError
-from fpgm.latency.lookup_table import Table, default_cache
+from fpgm.latency.lookup_table import LatencyTable, default_cache
 
 LOOK = ("--data", "digits", "--images", 32)
 NAMES = {
@@ -159,7 +159,7 @@ def test_homes(home: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     env = {key: own for key, own in os.environ.items() if key not in ("HOME", "FPGM_CACHE")}
     env |= {"TMPDIR": str(tmp_path), **({} if place is None else {"HOME": place})}
-    alone = "from fpgm.utils import machine_load; machine_load._worked = lambda: None"
+    alone = "from fpgm.utils import machine_load; machine_load._busy_seconds = lambda: None"
     code = f"import os; {alone}; {before or ''}"
     if before:  # folders above that belong to the tests alone
         for above in own_parents(tmp_path):
@@ -169,7 +169,7 @@ def test_homes(home: str, tmp_path: Path) -> None:
     )
     told = "" if home != "a file" else (
         "fpgm: /dev/null/.cache/fpgm/latency cannot be written: Not a directory. The next plan "
-        "will measure layers anew: let FPGM_CACHE name a folder for their times.\n"
+        "will measure all layers again: set FPGM_CACHE to a folder that can be written.\n"
     )  # fmt: skip
     assert (ended.code, ended.err) == (0, told)
     ended = command("verify", "out", cwd=tmp_path, env=env, before=code)
@@ -181,20 +181,20 @@ def test_homes(home: str, tmp_path: Path) -> None:
 def test_a_cache_that_refuses_is_told_once(ideal: Ideal, own_cache: Path) -> None:
     """A warning for whoever uses the library; the command line makes a line of it."""
     own_cache.write_text("no folder")
-    table = Table(ideal, 1)
+    table = LatencyTable(ideal, 1)
     table.seconds(CONV)
     with pytest.warns(UserWarning, match="latency cannot be written: "):
         table.save()
     table.save()  # a second warning would be an error here
     own_cache.unlink()
     table.save()
-    assert Table(ideal, 1).seconds(CONV) == table.seconds(CONV)
+    assert LatencyTable(ideal, 1).seconds(CONV) == table.seconds(CONV)
     assert len(ideal.asked) == 1
 
 
 def test_only_warnings_of_this_package_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def warn() -> None:
-        with _warnings_in_one_line():
+        with _shorten_warnings():
             warnings.warn_explicit("ours\nand more", UserWarning, fpgm.__file__, 1)
             warnings.warn_explicit("theirs", UserWarning, __file__, 1)
 

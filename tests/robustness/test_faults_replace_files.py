@@ -14,13 +14,13 @@ from tests.helpers.shell import run
 from fpgm.latency.lookup_table import FORMAT
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.utils import replace_files as together
-from fpgm.utils.atomic_io import KEPT, alone
+from fpgm.utils.atomic_io import BACKUP, exclusive_lock
 
 LOOK = ("--data", "digits", "--images", 32)
 PRUNE = ("prune", "digits", "--out")
 
 MEET = """
-import fpgm.cli._run_dir as res, os, time
+import fpgm.workflow.pruned_folder as res, os, time
 from pathlib import Path
 real = res.save
 def slow(*args):
@@ -83,7 +83,7 @@ def test_a_sensitivity_that_both_measure(tmp_path: Path) -> None:
 @pytest.mark.sweep
 def test_times_that_both_keep(tmp_path: Path) -> None:
     env = {**os.environ, "FPGM_CACHE": str(tmp_path / "cache")}
-    alone = "from fpgm.utils import machine_load; machine_load._worked = lambda: None"
+    alone = "from fpgm.utils import machine_load; machine_load._busy_seconds = lambda: None"
     running = [
         Command(*PRUNE, tmp_path / str(n), "--latency", 0.1, env=env, before=alone)
         for n in range(2)
@@ -119,12 +119,12 @@ def test_a_folder_that_is_being_replaced_waits(tmp_path: Path) -> None:
         before=f"""
 import fpgm.utils.replace_files as together, time
 from pathlib import Path
-real = together._move
+real = together._move_files
 def slow(*args):
     Path({str(mark)!r}).touch()
     time.sleep(2)
     real(*args)
-together._move = slow
+together._move_files = slow
 """,
     )  # fmt: skip
     until(mark.exists)
@@ -136,17 +136,17 @@ together._move = slow
 
 def test_going_back_takes_turns_with_replacing(tmp_path: Path) -> None:
     """Or old files that one brings back would lie among the new ones of another."""
-    kept = tmp_path / ".results.0123abcd.part" / KEPT
+    kept = tmp_path / ".results.0123abcd.part" / BACKUP
     kept.mkdir(parents=True)
     (kept / "results.json").write_text("old")
     begun = Event()
 
     def look() -> None:
         begun.set()
-        together.settle(tmp_path, ("results.json",))
+        together.recover_interrupted_write(tmp_path, ("results.json",))
 
     other = Thread(target=look)
-    with alone(tmp_path):
+    with exclusive_lock(tmp_path):
         other.start()
         assert begun.wait(10)
         other.join(0.2)

@@ -14,17 +14,17 @@ from fpgm.utils.atomic_io import is_unfinished
 ROW = """
 import time
 from pathlib import Path
-from fpgm.paper.tables import TABLES, Made
-from fpgm.paper.tables.quick_scale import Quick
-def make(self, table, row, seed):
+from fpgm.paper.tables import TABLES, RowResult
+from fpgm.paper.tables.quick_scale import QuickScale
+def run_row(self, table, row, seed):
     with Path({log!r}).open("a") as log:
         log.write(row.key + "\\n")
     while Path({log!r}).with_name("hold " + row.key).exists():
         time.sleep(0.01)
-    return Made({{key: 50.0 for key in TABLES[table].keys}}, 0.1, "faked")
-Quick.make = make
+    return RowResult({{key: 50.0 for key in TABLES[table].keys}}, 0.1, "faked")
+QuickScale.run = run_row
 """
-"""Rows that are made at once, or not before a file is gone: how they are made matters not."""
+"""Replaces the computation of a row, which waits while a file exists."""
 FULL = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -55,14 +55,14 @@ class Rows:
     def written(self) -> dict[str, dict[str, float]]:
         """Figures by row; nothing but whole rows may be there."""
         files = self.out.glob("ablations-quick/[!.]*")
-        return {own.name: json.loads(own.read_text())["ours"] for own in files}
+        return {item.name: json.loads(item.read_text())["ours"] for item in files}
 
     def check_whole(self, ended: Ended) -> None:
         assert (ended.code, ended.err) == (0, "")
         assert ended.out.count("faked") == 2
         assert sorted(self.written()) == ["interval-1.0.json", "interval-2.0.json"]
         assert all(set(row.values()) == {50.0} for row in self.written().values())
-        hidden = [own for own in self.out.rglob(".*") if not is_unfinished(own.name)]
+        hidden = [item for item in self.out.rglob(".*") if not is_unfinished(item.name)]
         assert hidden == []  # no claim is left; what a kill left of a row that is whole may be
 
 
@@ -85,7 +85,7 @@ def test_a_process_that_is_stopped_within_a_row(rows: Rows) -> None:
     until(lambda: len(rows.begun()) == 2)
     running.send(signal.SIGINT)
     ended = running.end()
-    assert (ended.code, ended.err) == (130, "fpgm: stopped; the same command goes on.\n")
+    assert (ended.code, ended.err) == (130, "fpgm: stopped; run the same command to continue.\n")
     assert list(rows.written()) == ["interval-1.0.json"]
     hold.unlink()
     rows.check_whole(rows.start().end())
@@ -124,7 +124,7 @@ def test_two_processes_make_every_row_once(rows: Rows) -> None:
     until(lambda: rows.begun() == ["interval-1"])
     second = rows.start().end()
     assert (second.code, second.err) == (0, "")
-    assert "interval-1, seed 0, is being made by another process." in second.out
+    assert "interval-1, seed 0, is being computed by another process." in second.out
     assert list(rows.written()) == ["interval-2.0.json"]
     hold.unlink()
     rows.check_whole(first.end())

@@ -46,16 +46,16 @@ told({place!r}, {name!r})
 """Stops where something long is done, and says that it is there."""
 
 LONG: dict[str, tuple[str, str]] = {
-    "prune": ("fpgm.cli.prune", "compact_certified"),
+    "prune": ("fpgm.workflow.pipeline", "compact_certified"),
     "recover": ("fpgm.recovery.recover", "_solve_"),
     "write": ("os", "fsync"),
-    "sensitivity": ("fpgm.recovery.sensitivity.runner", "harm"),
-    "bench": ("fpgm.latency.benchmark", "side_by_side"),
+    "sensitivity": ("fpgm.recovery.sensitivity.runner", "error_curve"),
+    "bench": ("fpgm.latency.benchmark", "time_interleaved"),
     "report": ("fpgm.cli.report", "write_report"),
-    "export": ("fpgm.exporters.api", "simplified"),
-    "analyze": ("fpgm.report.charts.save", "_drawn"),
+    "export": ("fpgm.exporters.api", "simplify"),
+    "analyze": ("fpgm.report.charts.save", "_render"),
     "compare": ("fpgm.cli.compare", "run_one"),
-    "train": ("fpgm.training.trainer", "accuracy"),
+    "train": ("fpgm.training.trainer", "evaluate_accuracy"),
 }
 
 
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_workers_too(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     running = Command(
         "sensitivity", "resnet20", "--data", tmp_path,
-        before=SLOWLY.format(mark=str(mark), place="fpgm.data.image_folder", name="_next"),
+        before=SLOWLY.format(mark=str(mark), place="fpgm.data.image_folder", name="_next_batch"),
     )  # fmt: skip
     until(mark.exists)
     workers = [pid for pid in group(running.pid) if pid != str(running.pid)]

@@ -98,6 +98,7 @@ def test_multihead_attention_counts_the_same_with_and_without_its_weights() -> N
     assert planned_macs(Multihead(False))[0] == torch_macs(model)
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_counts_its_attention() -> None:
     timm = pytest.importorskip("timm")
     from timm.layers import set_fused_attn

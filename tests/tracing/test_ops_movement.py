@@ -192,7 +192,10 @@ def test_shuffles_of_single_channels_in_one_forward(width: int, units: int, rate
     assert check(ShuffledInOneForward(width, units), rate) in ("right", "frozen")
 
 
-@pytest.mark.parametrize("seed", range(0, 300, 4))
+MANY = [pytest.param(seed, marks=pytest.mark.sweep) for seed in range(100, 300, 4)]
+
+
+@pytest.mark.parametrize("seed", [*range(0, 100, 4), *MANY])
 def test_random_movements_between_convolutions_are_pruned_right(seed: int) -> None:
     for number in range(seed, seed + 4):
         net = MovementNet(number)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.models import resnet
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils.channel_adapters import scatter, spread
+from fpgm.utils.channel_adapters import scatter, scatter_by_gather
 from fpgm.utils.modules import modules_by_path
 
 
@@ -160,9 +160,10 @@ def test_both_ways_of_placing_channels_give_the_same(
     x = torch.randn(shape)
     sources = torch.full((size,), len(index))
     sources[index] = torch.arange(len(index))
-    assert torch.equal(spread(x, dim, sources), scatter(x, dim, index, size))
+    assert torch.equal(scatter_by_gather(x, dim, sources), scatter(x, dim, index, size))
 
 
+@pytest.mark.slow
 def test_a_compiler_gathers_where_eager_code_scatters() -> None:
     small = fpgm.compact(resnet(20), paper_plan(resnet(20), 32)).eval()
     x = torch.randn(2, 3, 32, 32)
@@ -174,6 +175,7 @@ def test_a_compiler_gathers_where_eager_code_scatters() -> None:
     assert not any("index_copy" in name for name in used)
 
 
+@pytest.mark.slow
 def test_training_with_a_compiler_scatters() -> None:
     small = fpgm.compact(resnet(20), paper_plan(resnet(20), 32)).train()
     program = torch.export.export(small, (torch.randn(2, 3, 32, 32),))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fpgm
-from fpgm.tracing import shape_inference as sketch
+from fpgm.tracing import shape_inference
 
 X = torch.randn(2, 3, 9, 8)
 CONVOLUTION = torch.ops.aten.convolution.default
@@ -48,9 +48,9 @@ def test_a_sketched_convolution_has_the_shape_of_the_real_one(
     try:
         real = CONVOLUTION(*args, more, groups)
     except RuntimeError:
-        assert sketch.outline(CONVOLUTION, (*args, more, groups)) is None
+        assert shape_inference.infer_shape(CONVOLUTION, (*args, more, groups)) is None
         return
-    found = sketch.outline(CONVOLUTION, (*args, more, groups))
+    found = shape_inference.infer_shape(CONVOLUTION, (*args, more, groups))
     assert found is not None
     assert (found.shape, found.dtype) == (real.shape, real.dtype)
 
@@ -64,7 +64,7 @@ def test_a_sketched_product_has_the_shape_of_the_real_one(
 ) -> None:
     operator = getattr(torch.ops.aten, name).default
     args = tuple(torch.randn(shape) for shape in shapes)
-    found = sketch.outline(operator, args)
+    found = shape_inference.infer_shape(operator, args)
     assert found is not None
     assert found.shape == operator(*args).shape
 
@@ -82,7 +82,7 @@ def test_a_sketched_product_has_the_shape_of_the_real_one(
 def test_what_does_not_fit_is_left_to_the_operator(change: Callable[..., Any]) -> None:
     x, w, b = change(X, torch.randn(4, 3, 3, 3), torch.randn(4))
     call = (x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    assert sketch.outline(CONVOLUTION, call) is None
+    assert shape_inference.infer_shape(CONVOLUTION, call) is None
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_looking_at_values_asks_for_real_ones(look: Callable[[Tensor], Any]) -> 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            sketch.outline(func, args)
+            shape_inference.infer_shape(func, args)
             return func(*args, **(kwargs or {}))
 
-    with pytest.raises(sketch.ValuesNeededError), Outlines():
+    with pytest.raises(shape_inference.ValuesNeededError), Outlines():
         look(X)
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fpgm.models import digits
 
 X = torch.randn(4, 1, 8, 8)
+EPOCHS = 4
 
 
 def real_digits(count: int) -> TensorDataset:
@@ -46,7 +47,7 @@ def test_lightning(mode: str, tmp_path: Path) -> None:
 
         def configure_optimizers(self) -> dict[str, Any]:
             optimizer = torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
-            steps = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+            steps = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
             return {"optimizer": optimizer, "lr_scheduler": steps}
 
     def trainer(epochs: int, callback: Any) -> Any:
@@ -64,9 +65,9 @@ def test_lightning(mode: str, tmp_path: Path) -> None:
     module = Digits()
     loader = DataLoader(real_digits(1000), 50, shuffle=True)
     callback = PruneCallback(X, attribute="net", rate=0.4, mode=mode)
-    run = trainer(8, callback)
+    run = trainer(EPOCHS, callback)
     run.fit(module, loader)
-    assert [step.epoch for step in callback.steps] == list(range(1, 9))
+    assert [step.epoch for step in callback.steps] == list(range(1, EPOCHS + 1))
     assert callback.compact is not None
     assert accuracy(callback.compact) == accuracy(module.net) > 0.85
     small = sum(p.numel() for p in callback.compact.parameters())
@@ -74,8 +75,9 @@ def test_lightning(mode: str, tmp_path: Path) -> None:
 
     run.save_checkpoint(tmp_path / "last.ckpt")
     again = PruneCallback(X, attribute="net", rate=0.4, mode=mode)
-    trainer(9, again).fit(Digits(), loader, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    assert [step.epoch for step in again.steps] == [9]
+    longer = trainer(EPOCHS + 1, again)
+    longer.fit(Digits(), loader, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert [step.epoch for step in again.steps] == [EPOCHS + 1]
 
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])
@@ -119,9 +121,9 @@ def test_hugging_face(mode: str, tmp_path: Path) -> None:
             trainer.train(resume_from_checkpoint=resume or None)
         return model, callback
 
-    model, callback = fit(8, resume=False)
-    assert [step.epoch for step in callback.steps] == list(range(1, 9))
+    model, callback = fit(EPOCHS, resume=False)
+    assert [step.epoch for step in callback.steps] == list(range(1, EPOCHS + 1))
     assert callback.compact is not None
     assert accuracy(callback.compact.net) == accuracy(model.net) > 0.85
-    _, again = fit(9, resume=True)
-    assert [step.epoch for step in again.steps] == [9]
+    _, again = fit(EPOCHS + 1, resume=True)
+    assert [step.epoch for step in again.steps] == [EPOCHS + 1]

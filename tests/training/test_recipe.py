@@ -14,7 +14,7 @@ from fpgm.errors import FileError, RequestError
 from fpgm.models.registry import load_model
 from fpgm.training import read_recipe
 from fpgm.training.lr_schedule import learning_rate
-from fpgm.training.recipe import TrainPart, make_recipe
+from fpgm.training.recipe import TrainConfig, make_recipe
 from fpgm.workflow.soft_pruner import SoftPruner
 
 FILES = sorted(SHIPPED.glob("[!_]*.toml"))
@@ -268,14 +268,14 @@ def test_a_papers_recipe_prunes_what_the_papers_code_prunes(name: str, removed: 
 
 
 def test_a_cosine_falls_from_the_warm_up_to_zero() -> None:
-    part = TrainPart(epochs=10, lr=1.0, schedule="cosine", warmup=2)
+    part = TrainConfig(epochs=10, lr=1.0, schedule="cosine", warmup=2)
     assert [learning_rate(part, e) for e in (0, 1, 2)] == [0.0, 0.5, 1.0]
     assert learning_rate(part, 6) == pytest.approx(0.5)
     assert learning_rate(part, 10) == pytest.approx(0.0)
 
 
 def test_a_warm_up_may_stay_at_one_rate() -> None:
-    part = TrainPart(
+    part = TrainConfig(
         epochs=9, lr=0.1, warmup=1, warmup_lr=0.01, schedule="step", milestones=(5,), gamma=0.2
     )
     rates = [learning_rate(part, e) for e in (0, 0.99, 1, 4.99, 5)]

@@ -6,19 +6,18 @@ import json
 import resource
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.helpers.faults import Command, command, two_processes, until
 from tests.helpers.runs import (
     finish,
-    kill,
     logged,
     recipe,
-    said,
     same,
-    start,
     weights,
     write_net,
     write_recipe,
@@ -38,39 +37,41 @@ from fpgm.training.checkpoints import Checkpoints
 def test_killed_at_any_moment_it_ends_with_the_same_weights(tiny: str, tmp_path: Path) -> None:
     """Batch norm, dropout, momentum, an average, held units, data order: all go on exactly."""
     file = write_recipe(tmp_path, tiny)
-    finish(file, tmp_path / "calm")
-    kills = 0
-    for wait_for, delay in ((1, 0.0), (2, 0.03), (4, 0.11), (6, 0.2), (8, 0.0)):
-        run = start(file, tmp_path / "run")
-        deadline = time.time() + 120
-        while run.poll() is None and time.time() < deadline:
-            metrics = tmp_path / "run/metrics.jsonl"
-            if metrics.exists() and len(metrics.read_text().splitlines()) >= wait_for:
-                break
-            time.sleep(0.005)
+    assert command(*training(file, tmp_path / "calm")).code == 0
+    metrics, kills = tmp_path / "run/metrics.jsonl", 0
+
+    def reached(epochs: int) -> bool:
+        return metrics.exists() and len(metrics.read_text().splitlines()) >= epochs
+
+    for epochs, delay in ((1, 0.0), (2, 0.03), (4, 0.11), (6, 0.2), (8, 0.0)):
+        running = Command(*training(file, tmp_path / "run"))
+        until(partial(reached, epochs), 120)
         time.sleep(delay)
-        kills += run.poll() is None
-        kill(run)
-    assert kills >= 3, said(tmp_path / "run").read_text()
-    finish(file, tmp_path / "run")
+        running.send(signal.SIGKILL)
+        kills += running.end().code == -signal.SIGKILL
+    assert kills >= 3
+    assert command(*training(file, tmp_path / "run")).code == 0
     assert same(weights(tmp_path / "calm"), weights(tmp_path / "run"))
-    epochs = [metrics["epoch"] for metrics in logged(tmp_path / "run")]
-    assert epochs == list(range(1, 9))
+    assert [own["epoch"] for own in logged(tmp_path / "run")] == list(range(1, 9))
+
+
+def training(file: Path, out: Path) -> tuple[object, ...]:
+    return ("train", file, "--allow-code", "--out", out)
 
 
 def test_resuming_in_the_same_process_is_exact(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "TELL_SECONDS", -1.0)  # tell of every step
+    monkeypatch.setattr(engine, "REPORT_SECONDS", -1.0)  # tell of every step
 
     class Stopper:
-        def started(self, *_: Any) -> None: ...
+        def on_epoch_start(self, *_: Any) -> None: ...
 
-        def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
+        def on_step(self, epoch: int, step: int, figures: dict[str, float]) -> None:
             if (epoch, step) == (2, 3):
                 raise KeyboardInterrupt
 
-        def finished(self, metrics: dict[str, Any]) -> None: ...
+        def on_epoch_end(self, metrics: dict[str, Any]) -> None: ...
 
     wanted = recipe(tiny, train={"epochs": 4, "ema": 0.9})
     train(wanted, tmp_path / "calm")
@@ -91,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny: str, tmp_path: Path) -> None:
     files[-1].write_bytes(data)
     for name in ("results.json", "small.safetensors"):
         (tmp_path / "run" / name).unlink()
-    state = Checkpoints(tmp_path / "run/checkpoints").newest()
+    state = Checkpoints(tmp_path / "run/checkpoints").load_newest()
     assert state is not None
     assert state["epoch"] == 2
     train(wanted, tmp_path / "run")
@@ -111,9 +112,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(caught.value) == (
         f"The checkpoint {tmp_path}/run/epoch-00002.pt cannot be written: File too large. The last "
-        "one is intact: make room and start again to go on from there."
+        "one is intact: make room and start again to resume from it."
     )
-    state = checkpoints.newest()
+    state = checkpoints.load_newest()
     assert state is not None
     assert state["epoch"] == 1
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
@@ -126,7 +127,7 @@ def test_a_checkpoint_comes_after_the_one_before(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for epoch in (99_999, 100_000):
         checkpoints.save(epoch, {"epoch": epoch})
-    state = checkpoints.newest()
+    state = checkpoints.load_newest()
     assert state is not None
     assert state["epoch"] == 100_000
 
@@ -150,8 +151,8 @@ def torchrun(*options: str) -> tuple[str, ...]:
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     """The same global batch, cut in two: the same units, and the same weights to rounding."""
     file = write_recipe(tmp_path, write_net(tmp_path, "", 0.0), epochs=4)
-    for name, launcher in (("one", ()), ("two", torchrun())):
-        finish(file, tmp_path / name, *launcher)
+    assert command(*training(file, tmp_path / "one")).code == 0
+    finish(file, tmp_path / "two", *torchrun())
     assert json.loads((tmp_path / "two/environment.json").read_text())["processes"] == 2
     plans = [fpgm.Plan.from_json((tmp_path / n / "plan.json").read_text()) for n in ("one", "two")]
     assert plans[0].cuts == plans[1].cuts
@@ -176,7 +177,8 @@ class Spare(nn.Module):
 """
         )
     file = write_recipe(tmp_path, model.replace(":make", ":Spare"), epochs=1)
-    finish(file, tmp_path / "run", *torchrun())
+    for ended in two_processes(*training(file, tmp_path / "run")):
+        assert ended.code == 0, ended.err
     assert "spare.weight" in weights(tmp_path / "run")
 
 

@@ -149,6 +149,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tiny: str, tmp_path: Path) -> No
     [
         ["environment.json"],
         [".recipe.json.0123abcd.part/part"],
+        [".fpgm.lock"],
         ["environment.json", "recipe.json"],
     ],
 )
@@ -193,11 +194,11 @@ def test_a_folder_that_is_being_written_is_left_alone(tiny: str, tmp_path: Path)
 
         output = ""
 
-        def started(self, *_: Any) -> None: ...
+        def on_epoch_start(self, *_: Any) -> None: ...
 
-        def stepped(self, *_: Any) -> None: ...
+        def on_step(self, *_: Any) -> None: ...
 
-        def finished(self, metrics: dict[str, Any]) -> None:
+        def on_epoch_end(self, metrics: dict[str, Any]) -> None:
             if metrics["epoch"] == 1:
                 code = (
                     "from fpgm.training import make_recipe, train; import json, sys;"
@@ -258,7 +259,7 @@ def test_checkpoints_of_another_network_are_refused(tiny: str, tmp_path: Path) -
         ("return (y, y) if self.training else y", "The answer in training is tuple: "),
         ("return y[:, :5]", "The model answers with 5 classes and the data has 10: "),
         ("return y[:, :, None]", "The answer of the model is a tensor of 1×10×1: "),
-        ("return y.view(7)", "The model's forward fails on a picture of 1×3×16×16: "),
+        ("return y.view(7)", "The model's forward fails on an image of 1×3×16×16: "),
     ],
 )
 def test_answers_that_are_none(tiny: str, tmp_path: Path, body: str, message: str) -> None:

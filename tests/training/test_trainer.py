@@ -17,7 +17,7 @@ from tests.helpers.runs import (
     write_net,
 )
 
-from fpgm.data.base import Share
+from fpgm.data.base import ProcessShare
 from fpgm.errors import RequestError
 from fpgm.training import train
 from fpgm.training.recipe import make_recipe
@@ -136,4 +136,4 @@ def test_a_batch_that_cannot_be_shared_is_refused(tiny: str) -> None:
     with pytest.raises(
         RequestError, match=r"^data\.batch is 32, which 3 processes cannot share equally\.$"
     ):
-        _open_data(recipe(tiny), Share(0, 3), torch.device("cpu"))
+        _open_data(recipe(tiny), ProcessShare(0, 3), torch.device("cpu"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.errors import ModelError
 from fpgm.utils.copying import copy_model
-from fpgm.utils.preserve_state import State, undisturbed
+from fpgm.utils.preserve_state import ModelState, preserve_state
 
 X = torch.randn(2, 3, 8, 8)
 
@@ -95,7 +95,7 @@ def test_flags_hooks_and_replaced_parameters_are_put_back() -> None:
 
     net = Changes(3, 4, 1)
     before = net.weight.detach().clone()
-    with undisturbed(net):
+    with preserve_state(net):
         net(X)
     assert torch.equal(net.weight, before)
     assert net.weight.requires_grad
@@ -188,7 +188,7 @@ def test_a_data_set_that_a_model_refers_to_is_not_copied() -> None:
     net = Trained(nn.Linear(2, 2))
     net.trainer = Trainer(net, 2**21)  # type: ignore[assignment]
     net.cache = torch.zeros(2**21)
-    state = State(net)
+    state = ModelState(net)
     kept = {id(tensor) for tensor, _ in state._values.values()}
     assert id(net.trainer.images) not in kept
     assert id(net.cache) in kept
@@ -203,7 +203,7 @@ def test_a_deeply_nested_list_is_put_back_and_not_copied() -> None:
     for _ in range(3000):
         nested = [nested]
     net.nested = nested  # type: ignore[assignment]
-    with undisturbed(net):
+    with preserve_state(net):
         net.nested = None  # type: ignore[assignment]
     assert net.nested is nested
     with pytest.raises(ModelError, match="nested too deeply"):
@@ -231,10 +231,10 @@ def test_functions_that_remember_results_forget_what_was_only_looked_at() -> Non
 
     net, x = Remembers(), torch.randn(2, 3)
     net(x)
-    with undisturbed(net):
+    with preserve_state(net):
         net.eval()(x)
     assert net.own.cache_info().currsize == Remembers.shift.cache_info().currsize == 0
     net(x)
-    with undisturbed(net):
+    with preserve_state(net):
         pass
     assert net.own.cache_info().currsize == Remembers.shift.cache_info().currsize == 1

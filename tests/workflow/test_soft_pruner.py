@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.criteria import lowest
 from fpgm.models import digits, resnet
-from fpgm.workflow.schedule import Schedule
+from fpgm.workflow.schedule import PruneSchedule
 
 
 def test_a_step_zeroes_the_filters_with_the_smallest_scores_of_the_weights_as_they_are() -> None:
@@ -159,7 +159,7 @@ def test_a_foreign_optimizer_is_refused_and_left_alone() -> None:
 
 
 def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
-    def run(stop: bool) -> tuple[list[fpgm.soft.Step], Tensor]:
+    def run(stop: bool) -> tuple[list[fpgm.workflow.soft_pruner.Step], Tensor]:
         torch.manual_seed(0)
         net = Block()
         optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -206,6 +206,7 @@ def test_every_criterion_prunes_while_training(criterion: str) -> None:
     assert pruner.compact()(x).shape == (4, 10)
 
 
+@pytest.mark.slow
 def test_the_papers_residual_policy_and_a_budget_in_macs() -> None:
     net = resnet(20)
     x = torch.randn(2, 3, 32, 32)
@@ -229,7 +230,7 @@ def test_the_papers_residual_policy_and_a_budget_in_macs() -> None:
     ],
 )
 def test_schedules(options: dict[str, int], shares: list[float | None]) -> None:
-    assert [Schedule(**options).share(epoch) for epoch in range(1, 5)] == shares
+    assert [PruneSchedule(**options).fraction(epoch) for epoch in range(1, 5)] == shares
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_schedules(options: dict[str, int], shares: list[float | None]) -> None:
         ({"mode": "hard"}, "mode='hard' corrects the optimizer's steps: give optimizer=."),
         ({"hold": 2}, "hold=2 corrects the optimizer's steps: give optimizer=."),
         ({"hold": 0}, "hold is 0: give a whole number from 1 up, or None."),
-        ({"rate": 1.5}, "rate is 1.5: give a share of at least 0 and below 1."),
+        ({"rate": 1.5}, "rate is 1.5: give a fraction of at least 0 and below 1."),
     ],
 )
 def test_bad_requests(options: dict[str, Any], message: str) -> None:
@@ -322,5 +323,5 @@ def test_what_had_to_be_left_alone_is_left_alone_after_resuming() -> None:
     assert len(state["frozen"]) == 8
     again = fpgm.SoftPruner(first.model, X, rate=0.5, align=1)
     again.load_state_dict(state)
-    assert [pool.name for pool in again.planner.structure.pools] == ["b"]
+    assert [pool.name for pool in again.planner.structure.groups] == ["b"]
     assert again.state_dict() == first.state_dict()

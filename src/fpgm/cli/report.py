@@ -9,38 +9,40 @@ from typing import Annotated
 import typer
 
 from fpgm.cli import _common as common
-from fpgm.cli import _run_dir as res
 from fpgm.errors import FileError, RequestError
 from fpgm.report.page import compare as write_comparison
 from fpgm.report.page import report as write_report
+from fpgm.utils.run_folder import restore_interrupted
 
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Folder of `fpgm prune` or `fpgm train`.")
+        list[Path], typer.Argument(metavar="DIR", help="A folder of `fpgm prune` or `fpgm train`.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write; by default report.html in the folder."),
+        typer.Option(
+            metavar="FILE", help="Write to this file; default: report.html in the folder."
+        ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Set several folders side by side on one page.")
+        bool, typer.Option("--compare", help="Compare several folders on one page.")
     ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Serve the page to this machine, following the folder."),
+        typer.Option("--serve", help="Serve the page on localhost and update it with the folder."),
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of --serve; 0 takes one that is free.")
+        int, typer.Option(min=0, max=65535, help="Set the port of --serve; 0: a free one.")
     ] = 8765,
     json: common.AsJson = False,
 ) -> None:
-    """Write one self-contained HTML page about a run: figures, network, charts, every layer."""
+    """Write one self-contained HTML page about a run: metrics, network, charts, every layer."""
     if serve and (out is not None or json):
         raise RequestError("--serve writes nothing: leave out --out and --json.")
     for folder in folders:
-        res.settle(folder)
+        restore_interrupted(folder)
     if compare:
         if serve:
             raise RequestError("--serve follows one folder: leave out --compare.")
@@ -61,10 +63,10 @@ def report(
 
 
 def _serve(folder: Path, port: int, show: bool) -> None:
-    from fpgm.report.serve import HOST, server
+    from fpgm.report.serve import HOST, create_server
 
     try:
-        running = server(folder, port)
+        running = create_server(folder, port)
     except FileError:  # an OSError too, which is not about the port
         raise
     except OSError as error:

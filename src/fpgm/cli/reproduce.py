@@ -1,4 +1,4 @@
-"""`fpgm reproduce`: the paper's tables and figures by name, in full or on two cores."""
+"""`fpgm reproduce`: reproduce the paper's tables and figures, at full or at quick scale."""
 
 from __future__ import annotations
 
@@ -18,36 +18,43 @@ from torch import nn
 
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
-from fpgm.cli.train import Bars
+from fpgm.cli.train import TrainingBar
 from fpgm.data.loaders import Epochs
 from fpgm.errors import BusyError, FpgmError, RequestError
 from fpgm.models.registry import default_shape
-from fpgm.paper.tables import TABLES, Made, Results, Row, Table, processes
+from fpgm.paper.tables import TABLES, PaperTable, RowResult, RowStore, TableRow, processes
 from fpgm.paper.tables import full_scale as full
 from fpgm.paper.tables import render as page
-from fpgm.paper.tables.paper_tables import BASELINES, TABLE5, baseline_of
-from fpgm.paper.tables.quick_scale import PICTURES, VGG_WEIGHTS, Data, Effort, Quick
+from fpgm.paper.tables.paper_tables import BASELINES, TABLE5, baseline_row
+from fpgm.paper.tables.quick_scale import (
+    IMAGE_SETTINGS,
+    VGG_WEIGHTS,
+    QuickBudget,
+    QuickData,
+    QuickScale,
+)
 from fpgm.paper.tables.row_files import WEIGHTS
-from fpgm.paper.tables.trained_weights import ENDINGS, digest, find_weights, weights_name
+from fpgm.paper.tables.trained_weights import SUFFIXES, find_weights, weights_digest, weights_name
 from fpgm.utils import distributed as launch
-from fpgm.utils.text import shorten, size
+from fpgm.utils.text import format_shape, shorten
+from fpgm.workflow.original import build_model
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")
 DRAWN = "svg"
 CIFAR10 = "cifar10"
 SHAPE = (3, 32, 32)
-"""Of its pictures, which quick rows' networks take."""
+"""Shape of the images that the networks of quick rows take."""
 SPENT = ("steps", "epochs", "images")
-"""What of an effort the command can change."""
+"""Fields of `QuickBudget` that are options of the command."""
 TEST = 10_000
-TIMED = Effort(batch=64, backend="cuda", seconds=20.0)
-"""How the paper takes its times: 64 pictures at once on one GPU."""
+TIMED = QuickBudget(batch=64, backend="cuda", seconds=20.0)
+"""Latency as in the paper: batches of 64 images on one GPU."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command was given, besides a name."""
+    """The options of the command."""
 
     scale: str
     out: Path
@@ -56,11 +63,11 @@ class Asked:
     mean: str | None
     std: str | None
     test: int
-    effort: Effort
+    budget: QuickBudget
     changes: tuple[str, ...]
 
     def recipes(self) -> list[str]:
-        """What of it replaces values of recipes."""
+        """List the options that change recipes."""
         look = [("mean", self.mean), ("std", self.std)]
         found = [f"data.{name}=[{value}]" for name, value in look if value is not None]
         root = [f"data.root={self.data}"] if self.data != CIFAR10 else []
@@ -91,10 +98,10 @@ def reproduce(
     data: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune; ImageNet's folder.")
     ] = CIFAR10,
-    steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = Effort.steps,
-    epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = Effort.epochs,
-    images: pic.Images = Effort.images,
-    test: pic.Counted = TEST,
+    steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = QuickBudget.steps,
+    epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = QuickBudget.epochs,
+    images: pic.Images = QuickBudget.images,
+    test: pic.RequiredTest = TEST,
     mean: pic.Mean = None,
     std: pic.Std = None,
     change: Annotated[
@@ -106,15 +113,15 @@ def reproduce(
     ] = False,
     json: common.AsJson = False,
 ) -> None:
-    """Make rows of the paper's tables again, and set them beside what it prints."""
+    """Reproduce rows of the paper's tables and compare them with the paper."""
     if scale not in SCALES:
         raise RequestError(f"--scale is {scale!r}: give quick or full.")
     if test < 1 or images < 1:
-        raise RequestError("--test and --images are whole numbers from 1 up.")
+        raise RequestError("--test and --images must be at least 1.")
     if (mean is None) != (std is None):
-        raise RequestError("--mean and --std go together: give both or neither.")
-    effort = Effort(steps=steps, epochs=epochs, images=images)
-    asked = Asked(scale, out, weights, data, mean, std, test, effort, tuple(change or []))
+        raise RequestError("--mean and --std belong together: give both or neither.")
+    budget = QuickBudget(steps=steps, epochs=epochs, images=images)
+    asked = Asked(scale, out, weights, data, mean, std, test, budget, tuple(change or []))
     _check(asked)
     if name in FIGURES:
         if list_:
@@ -122,169 +129,181 @@ def reproduce(
         _draw(name, asked, json)
         return
     if name not in TABLES:
-        raise RequestError(f"There is no {name!r}: give one of {', '.join((*TABLES, *FIGURES))}.")
+        raise RequestError(
+            f"Unknown table or figure {name!r}: give one of {', '.join((*TABLES, *FIGURES))}."
+        )
     table = TABLES[name]
     chosen = [row for row in table.rows if fnmatch.fnmatchcase(row.key, rows)]
     if not chosen:
-        raise RequestError(f"--rows {rows!r} matches none: see fpgm reproduce {name} --list.")
+        raise RequestError(f"--rows {rows!r} matches no row: see fpgm reproduce {name} --list.")
     if list_:
         _list(table, chosen, out, json)
         return
     if scale == "quick":
-        used = {key for row in chosen for key in Quick.uses(name, row)}
+        used = {key for row in chosen for key in QuickScale.used_settings(name, row)}
         idle = [key for key in _changed(asked) if key not in used]
         if idle and any(not row.imagenet or table is TABLE5 for row in chosen):
-            raise RequestError(f"--{idle[0]} changes nothing in {name}: leave it out.")
+            raise RequestError(f"--{idle[0]} has no effect on {name}: leave it out.")
     _tables(table, chosen, seeds, asked, context.obj, json)
 
 
 def _changed(asked: Asked) -> list[str]:
-    """Options of quick rows that are not as they are by themselves."""
-    usual = {**{key: getattr(Effort, key) for key in SPENT}, "test": TEST, "data": CIFAR10,
+    """List the options of quick rows that differ from their defaults."""
+    usual = {**{key: getattr(QuickBudget, key) for key in SPENT}, "test": TEST, "data": CIFAR10,
              "mean": None, "std": None}  # fmt: skip
     return [key for key, own in usual.items() if _given(asked, key) != own]
 
 
 def _given(asked: Asked, key: str) -> Any:
-    return getattr(asked.effort if key in SPENT else asked, key)
+    return getattr(asked.budget if key in SPENT else asked, key)
 
 
 def _check(asked: Asked) -> None:
-    """Refuse what the scale has no use for, rather than pass over it."""
+    """Reject options that have no effect at this scale, instead of ignoring them."""
     if asked.scale == "quick" and asked.changes:
-        raise RequestError("--set changes recipes, which quick rows do not follow: --scale full.")
-    if asked.scale == "full" and (asked.effort != Effort() or asked.test != TEST):
+        raise RequestError("--set changes recipes, which only --scale full uses.")
+    if asked.scale == "full" and (asked.budget != QuickBudget() or asked.test != TEST):
         raise RequestError(
-            "--steps, --epochs, --images and --test are for quick rows: --set train.epochs=3."
+            "--steps, --epochs, --images and --test are for --scale quick: change a recipe with "
+            "--set, as in --set train.epochs=3."
         )
     if asked.out.exists() and not asked.out.is_dir():
-        raise RequestError(f"{asked.out} is a file: --out names a folder.")
-    if asked.weights.suffix in ENDINGS and not asked.weights.exists():
+        raise RequestError(f"{asked.out} is a file: --out must be a folder.")
+    if asked.weights.suffix in SUFFIXES and not asked.weights.exists():
         raise RequestError(f"--weights {asked.weights} does not exist.")
     if any(own.startswith("model.weights") for own in asked.changes):
-        raise RequestError("--set model.weights is for fpgm train: give --weights here.")
+        raise RequestError("--set model.weights has no effect here: give --weights.")
 
 
 def _tables(
-    table: Table, chosen: Sequence[Row], seeds: int, asked: Asked, command: str, json: bool
+    table: PaperTable,
+    chosen: Sequence[TableRow],
+    seeds: int,
+    asked: Asked,
+    command: str,
+    json: bool,
 ) -> None:
-    """Make what is not there, write and show."""
-    alone = asked.scale == "quick" or table is TABLE5  # times need no schedule
-    if alone and launch.count() > 1:
-        raise RequestError(f"{table.name} is made by one process here: leave the launcher out.")
+    """Compute missing rows, write the table and show it."""
+    alone = asked.scale == "quick" or table is TABLE5  # latency needs no training
+    if alone and launch.world_size() > 1:
+        raise RequestError(f"{table.name} runs in one process here: do not use a launcher.")
     if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
-        raise RequestError(
-            "table5 at full scale is timed on a CUDA device, and there is none here."
-        )
-    with common.extra("train"):
+        raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
+    with common.explain_missing_extra("train"):
         maker = _Quick(table, asked) if alone else _Full(asked, chosen)
-        results = Results(asked.out, table, asked.scale, maker.settings)
-        processes.first(results.check)
+        results = RowStore(asked.out, table, asked.scale, maker.settings)
+        processes.run_on_first(results.check)
         try:
             notes, failed = _fill(results, chosen, seeds, maker, command)
-            processes.leave()
+            processes.destroy_processes()
         except KeyboardInterrupt:
-            if launch.is_first():
-                typer.echo("fpgm: stopped; the same command goes on.", err=True)
+            if launch.is_main_process():
+                typer.echo("fpgm: stopped; run the same command to continue.", err=True)
             raise typer.Exit(130) from None
-    if launch.is_first():  # it speaks for all
-        files = page.written(results, lambda row: full.command(table, row, asked.out))
+    if launch.is_main_process():  # only one process prints
+        files = page.write_table(results, lambda row: full.row_command(table, row, asked.out))
         _show(results, chosen, notes, files, json)
     if failed:
         raise typer.Exit(2)
 
 
 class _Quick:
-    """Rows made by one process: at quick scale, and all times."""
+    """Computes rows in one process: all rows at quick scale, and latency at full scale."""
 
-    def __init__(self, table: Table, asked: Asked) -> None:
-        self._spent = {key: _given(asked, key) for key in (*SPENT, "test", *PICTURES)}
-        effort = asked.effort
+    def __init__(self, table: PaperTable, asked: Asked) -> None:
+        self._spent = {key: _given(asked, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)}
+        budget = asked.budget
         if asked.scale == "full":
-            effort, self._spent = TIMED, {}
+            budget, self._spent = TIMED, {}
         self._table, self._bar = table, common.LayerBar()
-        # What a VGG-16 is trained with is in its name: other options train another one.
-        given = {key: self._spent.get(key) for key in ("epochs", *PICTURES)}
+        # The name contains a hash of the options that VGG-16 is trained with.
+        given = {key: self._spent.get(key) for key in ("epochs", *IMAGE_SETTINGS)}
         mark = hashlib.sha256(jsonlib.dumps(given).encode()).hexdigest()[:10]
         kept = asked.out / VGG_WEIGHTS.replace(".", f"-{mark}.")
-        self._rows = Quick(
+        self._rows = QuickScale(
             asked.weights,
             lambda: _open(asked.data, asked.test, asked.mean, asked.std),
-            effort,
+            budget,
             self._bar.show,
             kept,
         )
         self._weights = asked.weights
 
-    def settings(self, row: Row, seed: int) -> dict[str, Any]:
+    def settings(self, row: TableRow, seed: int) -> dict[str, Any]:
         name = BASELINES.name if row in BASELINES.rows else self._table.name
-        used = {key: self._spent[key] for key in Quick.uses(name, row) if key in self._spent}
-        return {**used, WEIGHTS: digest(self._rows.start(name, row))}
+        used = {
+            key: self._spent[key]
+            for key in QuickScale.used_settings(name, row)
+            if key in self._spent
+        }
+        return {**used, WEIGHTS: weights_digest(self._rows.start_weights(name, row))}
 
-    def make(self, table: Table, row: Row, seed: int) -> Made | None:
+    def make(self, table: PaperTable, row: TableRow, seed: int) -> RowResult | None:
         with self._bar:
             self._bar.show(row.key, 0, 1)
-            return self._rows.make(table.name, row, seed)
+            return self._rows.run(table.name, row, seed)
 
-    def why(self, row: Row) -> str:
+    def why(self, row: TableRow) -> str:
         if row.imagenet:
-            return "ImageNet takes days on two cores; --scale full"
-        return f"{self._weights} has no {weights_name(row)}: name its folder with --weights"
+            return "ImageNet has no quick scale: use --scale full"
+        return f"{self._weights} has no {weights_name(row)}: give its folder with --weights"
 
 
 class _Full:
-    """Rows made by their recipes, by one process or many."""
+    """Computes rows by training with their recipes, in one process or several."""
 
-    def __init__(self, asked: Asked, chosen: Sequence[Row]) -> None:
-        self._rows = full.Full(asked.out, asked.weights, asked.recipes())
+    def __init__(self, asked: Asked, chosen: Sequence[TableRow]) -> None:
+        self._rows = full.FullScale(asked.out, asked.weights, asked.recipes())
         self._rows.check(chosen)
 
-    def settings(self, row: Row, seed: int) -> dict[str, Any]:
+    def settings(self, row: TableRow, seed: int) -> dict[str, Any]:
         return self._rows.settings(row, seed)
 
-    def starts(self, row: Row, seed: int) -> bool:
-        """Whether there are weights to start from, for every process."""
-        return processes.first(lambda: self._rows.start(row, seed) is not None)
+    def starts(self, row: TableRow, seed: int) -> bool:
+        """Check whether there are weights to start from; all processes get the same answer."""
+        return processes.run_on_first(lambda: self._rows.start_weights(row, seed) is not None)
 
-    def make(self, table: Table, row: Row, seed: int) -> Made:
-        with Bars() as bars:
-            return self._rows.make(table, row, seed, bars, bars.before)
+    def make(self, table: PaperTable, row: TableRow, seed: int) -> RowResult:
+        with TrainingBar() as bars:
+            return self._rows.run(table, row, seed, bars, bars.show_phase)
 
 
 def _fill(
-    results: Results, chosen: Sequence[Row], seeds: int, maker: _Quick | _Full, command: str
+    results: RowStore, chosen: Sequence[TableRow], seeds: int, maker: _Quick | _Full, command: str
 ) -> tuple[list[str], bool]:
-    """Make the rows that are not there; what is to be said of others, and whether any failed."""
+    """Compute missing rows; return notes about rows that are still missing, and if any failed."""
     notes: list[str] = []
-    missing: dict[str, dict[str, None]] = {}  # rows by why, in order, each once
-    taken: list[tuple[Results, Row, int]] = []
-    busy: list[tuple[Results, Row, int]] = []
+    missing: dict[str, dict[str, None]] = {}  # keys of rows by reason, in order
+    taken: list[tuple[RowStore, TableRow, int]] = []
+    busy: list[tuple[RowStore, TableRow, int]] = []
     failed = False
     for place, row, seed in _needed(results, chosen, seeds):
-        claim = place.claimed(row, seed) if launch.is_first() else nullcontext(True)
+        claim = place.claim(row, seed) if launch.is_main_process() else nullcontext(True)
         with claim as free:
-            base = (BASELINES.name, baseline_of(row.network).key, seed) if row.begins else None
+            base = (
+                (BASELINES.name, baseline_row(row.network).key, seed) if row.needs_weights else None
+            )
             waits = base in [(own.table.name, other.key, s) for own, other, s in (*taken, *busy)]
-            there, free = processes.first(partial(_state, place, row, seed, free))
+            there, free = processes.run_on_first(partial(_state, place, row, seed, free))
             if there:
                 continue
             if waits and isinstance(maker, _Full) and not maker.starts(row, seed):
-                notes.append(f"{row.key}, seed {seed}, waits for its baseline: another process is "
-                             "making it.")  # fmt: skip
+                notes.append(f"{row.key}, seed {seed}, waits for its baseline, which another "
+                             "process is training.")  # fmt: skip
                 continue
             if not free:
                 taken.append((place, row, seed))
                 continue
             try:
                 made = maker.make(place.table, row, seed)
-            except BusyError:  # it makes another row that has the same training
+            except BusyError:  # it computes another row that needs the same training
                 busy.append((place, row, seed))
-                notes.append(f"{row.key}, seed {seed}, waits for its training: another process is "
-                             "at it; the same command goes on afterwards.")  # fmt: skip
+                notes.append(f"{row.key}, seed {seed}, waits for its training in another process: "
+                             "run the same command again afterwards.")  # fmt: skip
                 continue
             except FpgmError as error:
-                if launch.count() > 1:
-                    raise  # others may be waiting for this one in their training: end them all
+                if launch.world_size() > 1:
+                    raise  # other processes may be waiting for this one: end them all
                 notes.append(f"{row.key}, seed {seed}, failed: {error}")
                 failed = True
                 continue
@@ -292,76 +311,82 @@ def _fill(
                 assert isinstance(maker, _Quick)
                 missing.setdefault(maker.why(row), {})[row.key] = None
                 failed = failed or not row.imagenet  # weights could have been given
-            elif launch.is_first():
-                place.keep(row, seed, made, command)
+            elif launch.is_main_process():
+                place.save(row, seed, made, command)
     for place, row, seed in taken:
-        if launch.is_first() and place.made(row, seed) is None:
-            notes.append(f"{row.key}, seed {seed}, is being made by another process.")
+        if launch.is_main_process() and place.load(row, seed) is None:
+            notes.append(f"{row.key}, seed {seed}, is being computed by another process.")
     notes += [f"Missing: {shorten(list(keys))}: {why}." for why, keys in missing.items()]
     return notes, failed
 
 
 def _needed(
-    results: Results, chosen: Sequence[Row], seeds: int
-) -> Iterator[tuple[Results, Row, int]]:
-    """The rows, and with those from scratch at full scale the network they are compared with.
+    results: RowStore, chosen: Sequence[TableRow], seeds: int
+) -> Iterator[tuple[RowStore, TableRow, int]]:
+    """Yield the rows, and for rows from scratch at full scale the baseline of their network.
 
-    It comes behind a row, which is what was asked for, or before one that may be chosen by it.
+    The baseline comes after its row, or before it if the row starts from the baseline's weights.
     """
     whole = results.baselines if results.scale == "full" else None
     for seed in range(seeds):
         for row in chosen:
             needed = [(results, row, seed)]
             if whole is not None and row.start == "scratch":
-                needed.insert(0 if row.begins else 1, (whole, baseline_of(row.network), seed))
+                needed.insert(
+                    0 if row.needs_weights else 1, (whole, baseline_row(row.network), seed)
+                )
             yield from needed
 
 
-def _state(place: Results, row: Row, seed: int, free: bool) -> tuple[bool, bool]:
-    """Whether a row is there, and if not, whether it may be made here."""
-    return place.made(row, seed) is not None, free
+def _state(place: RowStore, row: TableRow, seed: int, free: bool) -> tuple[bool, bool]:
+    """Return whether a row has a result, and whether it may be computed here."""
+    return place.load(row, seed) is not None, free
 
 
 def _show(
-    results: Results, chosen: Sequence[Row], notes: Sequence[str], files: Sequence[Path], json: bool
+    results: RowStore,
+    chosen: Sequence[TableRow],
+    notes: Sequence[str],
+    files: Sequence[Path],
+    json: bool,
 ) -> None:
-    header, lines = page.shown(results, chosen)
+    header, lines = page.table_cells(results, chosen)
     if json:
-        figures = [page.told(results, row) for row in chosen]
+        figures = [page.row_to_dict(results, row) for row in chosen]
         common.show_json({"header": header, "rows": lines, "figures": figures, "notes": notes,
                           "files": [str(file) for file in files]})  # fmt: skip
         return
     common.show_table(header, lines, left=len(results.table.labels))
-    for note in notes if results.scale == "full" else [*notes, page.QUICK]:
+    for note in notes if results.scale == "full" else [*notes, page.QUICK_NOTE]:
         typer.echo(f"\n{note}")
     typer.echo(f"\nWritten to {files[0].parent}: {', '.join(file.name for file in files)}")
 
 
-def _open(data: str, test: int, mean: str | None, std: str | None) -> Data:
-    """Pictures as quick rows take them."""
+def _open(data: str, test: int, mean: str | None, std: str | None) -> QuickData:
+    """Open the data for quick rows."""
     look, learn = (
-        pic.open_pictures(data, mean, std, SHAPE[-1], augment=own) for own in (False, True)
+        pic.open_images(data, mean, std, SHAPE[-1], augment=own) for own in (False, True)
     )
     if tuple(look.sets.shape) != SHAPE:
-        raise RequestError(f"--data {data} gives pictures of {size(look.sets.shape)}: these "
-                           f"networks take {size(SHAPE)}.")  # fmt: skip
+        have, need = format_shape(look.sets.shape), format_shape(SHAPE)
+        raise RequestError(f"--data {data} has images of {have}, but these networks take {need}.")
 
     def accuracy(net: nn.Module) -> float:
         share = look.accuracy(net, test)
         assert share is not None
         return share
 
-    return Data(look, lambda seed: Epochs(learn.sets, seed), accuracy)
+    return QuickData(look, lambda seed: Epochs(learn.sets, seed), accuracy)
 
 
-def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
-    found = [(row, full.command(table, row, out), full.hours(table, row)) for row in chosen]
+def _list(table: PaperTable, chosen: Sequence[TableRow], out: Path, json: bool) -> None:
+    found = [(row, full.row_command(table, row, out), full.gpu_hours(table, row)) for row in chosen]
     if json:
         common.show_json(
             [
-                {"row": row.key, "labels": row.labels, "printed": dict(row.printed),
+                {"row": row.key, "labels": row.labels, "printed": dict(row.paper),
                  "printed_spread": dict(row.spread), "command": command, "gpu_hours": hours,
-                 "quoted": row.quoted}
+                 "quoted": row.cited}
                 for row, command, hours in found
             ]
         )  # fmt: skip
@@ -375,52 +400,57 @@ def _list(table: Table, chosen: Sequence[Row], out: Path, json: bool) -> None:
         left=2 + len(table.labels),
     )  # fmt: skip
     if all(row.imagenet for row in chosen) and table is not TABLE5:
-        typer.echo("\nThere is no quick scale of these: ImageNet takes days on two cores.")
+        typer.echo("\nThese rows have no quick scale: ImageNet would take days on two cores.")
     else:
         trained = table.name in ("table1", BASELINES.name)
         typer.echo(f"\nAt quick scale: fpgm reproduce {table.name} --rows ROW"
                    f"{' --weights DIR' if trained else ''}")  # fmt: skip
     if any(own.before is not None for own in table.accuracies):
         typer.echo(
-            "\nA row from scratch also trains the network it is compared with, once a seed for "
-            f"all of them: fpgm reproduce {BASELINES.name} --list"
+            "\nA row from scratch also trains its unpruned baseline, once per network and seed: "
+            f"fpgm reproduce {BASELINES.name} --list"
         )
 
 
 def _draw(name: str, asked: Asked, json: bool) -> None:
-    with common.extra("report"):
+    with common.explain_missing_extra("report"):
         from fpgm.paper.tables import figures as drawn
 
         missing: list[str] = []
         files: list[Path] = []
         if name == "fig4":
-            files = drawn.figure4(Results(asked.out, TABLES["ablations"], asked.scale),
+            files = drawn.figure4(RowStore(asked.out, TABLES["ablations"], asked.scale),
                                   asked.out, DRAWN)  # fmt: skip
-        wanted = {"fig3": drawn.NORMS[asked.scale], "fig5": drawn.MAPS[asked.scale][:1]}
+        wanted = {
+            "fig3": drawn.NORM_NETWORKS[asked.scale],
+            "fig5": drawn.MAP_NETWORKS[asked.scale][:1],
+        }
         for network in wanted.get(name, ()):
-            row = baseline_of(network)
+            row = baseline_row(network)
             file = _weights_of(row, asked)
             if file is None:
                 missing.append(f"{row.labels[0]} is missing: {asked.weights} has no "
                                f"{weights_name(row)}.")  # fmt: skip
                 continue
-            model = common.build(network, file)
+            model = build_model(network, file)
             shape = default_shape(network)
             asked.out.mkdir(parents=True, exist_ok=True)
             if name == "fig3":
-                files += drawn.figure3(model, torch.zeros(shape), asked.out, row.net, DRAWN)
+                files += drawn.figure3(
+                    model, torch.zeros(shape), asked.out, row.network_name, DRAWN
+                )
             else:
                 if row.imagenet and asked.data == CIFAR10:
                     raise RequestError(
-                        "fig5 at full scale shows pictures of ImageNet: name their folder, which "
-                        "holds train and val, with --data."
+                        "fig5 at full scale needs images of ImageNet: give the folder that "
+                        "contains train and val with --data."
                     )
-                sets = pic.open_pictures(asked.data, asked.mean, asked.std, shape[-1]).sets
+                sets = pic.open_images(asked.data, asked.mean, asked.std, shape[-1]).sets
                 pictures = (batch.images for batch in sets.test.epoch(0))
-                rate = drawn.MAPS[asked.scale][1]
-                files += drawn.figure5(model, pictures, asked.out, row.net, DRAWN, rate)
+                rate = drawn.MAP_NETWORKS[asked.scale][1]
+                files += drawn.figure5(model, pictures, asked.out, row.network_name, DRAWN, rate)
     if not files:
-        raise RequestError(f"{missing[0]} Name the folder with --weights.")
+        raise RequestError(f"{missing[0]} Give the folder with --weights.")
     if json:
         common.show_json({"files": [str(file) for file in files], "notes": missing})
         return
@@ -429,9 +459,9 @@ def _draw(name: str, asked: Asked, json: bool) -> None:
         typer.echo(note)
 
 
-def _weights_of(row: Row, asked: Asked) -> Path | None:
-    """Weights the user has, or those of a baseline that was made in the same folder."""
+def _weights_of(row: TableRow, asked: Asked) -> Path | None:
+    """Find trained weights: the user's, or those of a baseline in the same folder."""
     if asked.scale == "quick":
         return find_weights(asked.weights, row)
-    with common.extra("train"):
-        return full.Full(asked.out, asked.weights, asked.recipes()).start(row, 0)
+    with common.explain_missing_extra("train"):
+        return full.FullScale(asked.out, asked.weights, asked.recipes()).start_weights(row, 0)

@@ -1,4 +1,4 @@
-"""`fpgm sensitivity`: which groups can spare how many units, measured on pictures."""
+"""`fpgm sensitivity`: how much pruning each group tolerates, measured on images."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fpgm.errors import FileError, RequestError
 from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
 from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.workflow.original import build_model, example_input
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
@@ -24,7 +25,7 @@ def sensitivity(
     images: pic.Images = 512,
     criterion: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "fpgm",
     residual: Annotated[
-        str, typer.Option(metavar="POLICY", help="Residual streams: coupled or independent.")
+        str, typer.Option(metavar="POLICY", help="Prune residual streams coupled or independent.")
     ] = "coupled",
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
@@ -34,29 +35,29 @@ def sensitivity(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write it, for fpgm prune --allocate FILE; if it is there, go on from it.",
+            help="Write the result for fpgm prune --allocate FILE, or resume it.",
         ),
     ] = None,
     accuracy: Annotated[
-        bool, typer.Option(help="Also count accuracy on those pictures, group by group.")
+        bool, typer.Option(help="Also measure accuracy on those images, group by group.")
     ] = True,
     trials: Annotated[
         bool,
-        typer.Option(help="Also try what is foretold; --no-trials if training is to follow."),
+        typer.Option(help="Also test the predictions; --no-trials if training follows."),
     ] = True,
     json: common.AsJson = False,
 ) -> None:
-    """Show what removing a share of each group does to the outputs once the rest is solved anew."""
+    """Measure the output error when a fraction of each group is removed and the rest re-solved."""
     if data is None:
-        raise RequestError("Sensitivity is measured on pictures: give --data.")
+        raise RequestError("Sensitivity is measured on images: give --data.")
     shape = common.input_shape(input, model)
     options: dict[str, Any] = {"criterion": criterion, "residual": residual}
-    net = common.build(model, weights)
-    pictures = pic.open_pictures(data, mean, std, shape[-1])
-    pictures.check(net, data, model)
-    with common.supposing(shape, input), common.LayerBar() as bar:
-        found = measure(
-            net, common.example(shape), pictures,
+    net = build_model(model, weights)
+    image_data = pic.open_images(data, mean, std, shape[-1])
+    image_data.check(net, data, model)
+    with common.explain_assumed_shape(shape, input), common.LayerBar() as bar:
+        result = measure(
+            net, example_input(shape), image_data,
             images=images, rates=TRIED if accuracy else (), cache=out, trials=trials,
             progress=bar.show, **options,
         )  # fmt: skip
@@ -64,9 +65,9 @@ def sensitivity(
         common.show_json(
             {
                 "model": model,
-                "inputs": found.inputs,
-                "asked": dict(found.asked),
-                "accuracy": found.accuracy,
+                "inputs": result.inputs,
+                "asked": dict(result.asked),
+                "accuracy": result.accuracy,
                 "groups": [
                     {
                         "name": g.name,
@@ -74,16 +75,16 @@ def sensitivity(
                         "harm": list(g.harm),
                         "accuracy": dict(g.accuracy),
                     }
-                    for g in found.groups
+                    for g in result.groups
                 ],
             }
         )
     else:
-        _show(found)
+        _show(result)
 
 
 def read(file: Path) -> Sensitivity:
-    """What `fpgm sensitivity --out` wrote."""
+    """Read a file written by `fpgm sensitivity --out`."""
     try:
         return Sensitivity.read(file)
     except FileError as error:
@@ -92,27 +93,27 @@ def read(file: Path) -> Sensitivity:
         ) from error
 
 
-def _show(found: Sensitivity) -> None:
+def _show(result: Sensitivity) -> None:
     typer.echo(
-        f"Error of the outputs over {found.inputs} inputs, in thousandths of their squares, when a "
-        "share of\none group is removed and its readers are solved anew:\n"
+        f"Error of the outputs over {result.inputs} inputs, in thousandths of their squares, when "
+        "a fraction of\none group is removed and its consumers are solved again:\n"
     )
     common.show_table(
         ("group", "units", *(f"{rate:.0%}" for rate in RATES)),
         [
             (g.name, str(g.units), *(f"{1000 * g.at(rate):.3g}" for rate in RATES))
-            for g in found.groups
+            for g in result.groups
         ],
     )
-    rates = list(dict.fromkeys(rate for g in found.groups for rate in g.accuracy))
-    if found.accuracy is None or not rates:
+    rates = list(dict.fromkeys(rate for g in result.groups for rate in g.accuracy))
+    if result.accuracy is None or not rates:
         return
-    typer.echo(f"\nAccuracy on the same inputs, {found.accuracy:.1%} with nothing removed:\n")
+    typer.echo(f"\nAccuracy on the same inputs, {result.accuracy:.1%} with nothing removed:\n")
     common.show_table(
         ("group", "units", *(f"{float(rate):.0%}" for rate in rates)),
         [
             (g.name, str(g.units), *(_share(g.accuracy.get(rate)) for rate in rates))
-            for g in found.groups
+            for g in result.groups
         ],
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,8 @@ from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from fpgm.cli import _common as common
 from fpgm.errors import RequestError
 from fpgm.training.recipes import SHIPPED
-from fpgm.utils.distributed import is_first
+from fpgm.utils.distributed import is_main_process
+from fpgm.utils.text import did_you_mean
 
 
 def train(
@@ -21,7 +21,7 @@ def train(
         typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped recipe."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the run; the same goes on.")
+        Path | None, typer.Option(metavar="DIR", help="Write to this folder, or resume its run.")
     ] = None,
     change: Annotated[
         list[str] | None,
@@ -31,31 +31,31 @@ def train(
         bool,
         typer.Option("--allow-code", help="Run the Python code that a recipe of your own names."),
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Name the shipped recipes.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the shipped recipes.")] = False,
     json: common.AsJson = False,
 ) -> None:
-    """Train with pruning by a recipe; started again with the same folder, it goes on."""
+    """Train with pruning by a recipe; the same folder resumes."""
     if list_:
         _show_recipes(json)
         return
     if recipe is None:
         raise RequestError("Give a recipe: a TOML file, or a name from fpgm train --list.")
     file = find_recipe(recipe)
-    engine = _engine()
-    made = engine.read_recipe(file, change or [], allow_code=allow_code)
+    engine = _import_trainer()
+    recipe_value = engine.read_recipe(file, change or [], allow_code=allow_code)
     folder = out or Path("runs") / file.stem
     try:
-        with Bars() as bars:
-            outcome = engine.train(made, folder, bars)
-        engine.part()
+        with TrainingBar() as bars:
+            outcome = engine.train(recipe_value, folder, bars)
+        engine.destroy_process_group()
     except KeyboardInterrupt:
-        if is_first():
+        if is_main_process():
             message = (
-                "fpgm: stopped; the same command goes on from the last checkpoint, if there is one."
+                "fpgm: stopped; the same command resumes from the last checkpoint, if there is one."
             )
             typer.echo(message, err=True)
         raise typer.Exit(130) from None
-    if not is_first():
+    if not is_main_process():
         return  # the first process speaks for all
     if json:
         common.show_json({"folder": str(folder), **outcome.results})
@@ -64,19 +64,20 @@ def train(
 
 
 def find_recipe(name: str) -> Path:
-    """A file, or a shipped recipe by its name."""
+    """Find a recipe: a file, or a shipped recipe by its name."""
     path = Path(name)
     if path.suffix or path.is_file():
         return path
     shipped = SHIPPED / f"{name}.toml"
     if not shipped.is_file():
-        near = get_close_matches(name, [file.stem for file in SHIPPED.glob("[!_]*.toml")], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see fpgm train --list, or give a file."
-        raise RequestError(f"There is no recipe {name!r}: {hint}")
+        hint = did_you_mean(name, [file.stem for file in SHIPPED.glob("[!_]*.toml")])
+        raise RequestError(
+            f"There is no recipe {name!r}: {hint or 'see fpgm train --list, or give a file.'}"
+        )
     return shipped
 
 
-class Bars(common.Bars):
+class TrainingBar(common.ProgressBars):
     """One bar over all steps, and a line an epoch."""
 
     def __init__(self) -> None:
@@ -84,17 +85,17 @@ class Bars(common.Bars):
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
-            quiet=not is_first(),
+            quiet=not is_main_process(),
         )
         self._task = self._progress.add_task("", total=None, figures="")
         self._epochs = self._steps = 1
 
-    def before(self, doing: str, done: int, total: int) -> None:
+    def show_phase(self, doing: str, done: int, total: int) -> None:
         """Something is done before training starts."""
         self._progress.update(self._task, description=doing, completed=done, total=total)
         self.log(f"{doing} ({done}/{total})")
 
-    def started(self, epoch: int, epochs: int, steps: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         """Training starts, or goes on, after so many epochs."""
         self._steps = steps
         self._epochs = epochs
@@ -102,23 +103,23 @@ class Bars(common.Bars):
         line = f"going on after epoch {epoch} of {epochs}" if epoch else f"training {epochs} epochs"
         self.terminal.print(f"{line}, {steps} steps each", highlight=False)
 
-    def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
-        """A step is done."""
+    def on_step(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
+        """Show the metrics after a step."""
         self._progress.update(
             self._task,
             description=f"epoch {epoch + 1}/{self._epochs}",
             completed=epoch * self._steps + step,
-            figures=f"loss {figures['loss']:.3f}, {figures['accuracy']:.1%}, "
-            f"{figures['images_per_second']:,.0f} images/s",
+            figures=f"loss {metrics['loss']:.3f}, {metrics['accuracy']:.1%}, "
+            f"{metrics['images_per_second']:,.0f} images/s",
         )
 
-    def finished(self, metrics: dict[str, Any]) -> None:
-        """An epoch is done."""
+    def on_epoch_end(self, metrics: dict[str, Any]) -> None:
+        """Print the metrics of an epoch."""
         self.terminal.print(epoch_line(metrics), highlight=False, soft_wrap=True)
 
 
 def epoch_line(metrics: dict[str, Any]) -> str:
-    """What came of an epoch, in one line.
+    """Format the metrics of an epoch in one line.
 
     >>> epoch_line({"epoch": 3, "train_loss": 0.5, "test_accuracy": 0.9, "seconds": 2.0})
     'epoch 3: loss 0.500, test 90.00%, 2.0 s'
@@ -136,9 +137,9 @@ def epoch_line(metrics: dict[str, Any]) -> str:
     return f"epoch {metrics['epoch']}: {', '.join(parts)}, {metrics['seconds']} s"
 
 
-def _engine() -> Any:
-    """The engine, which needs more than the rest of the package does."""
-    with common.extra("train"):
+def _import_trainer() -> Any:
+    """Import the trainer, which needs extra packages."""
+    with common.explain_missing_extra("train"):
         import fpgm.training.trainer
     return fpgm.training
 

@@ -1,1 +1,1 @@
-"""Images to train and test on: CIFAR-10, folders of pictures, scikit-learn's digits, noise."""
+"""Images to train and test on: CIFAR-10, folders of images, scikit-learn's digits, noise."""

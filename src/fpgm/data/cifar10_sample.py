@@ -1,7 +1,7 @@
-"""The first pictures of CIFAR-10, packed small enough to travel with the package.
+"""The first images of CIFAR-10, packed small enough to travel with the package.
 
 Neighbouring pixels and the three colours of one pixel are much alike, so differences are stored:
-they compress by a third where the pictures themselves do not.
+they compress by a third where the images themselves do not.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from fpgm.data.in_memory import Images
-from fpgm.models.assets import PICTURES
-from fpgm.utils.atomic_io import write_whole
+from fpgm.models.assets import SAMPLE_IMAGES
+from fpgm.utils.atomic_io import atomic_write_stream
 
 Bytes = NDArray[np.uint8]
 
 
-def read_sample(file: Path = PICTURES) -> tuple[Images, Images]:
-    """Pictures to train and to test on."""
+def read_sample(file: Path = SAMPLE_IMAGES) -> tuple[Images, Images]:
+    """Read the images to train and to test on."""
     with np.load(file, allow_pickle=False) as packed:
         train, test = (
             Images(
@@ -35,16 +35,16 @@ def read_sample(file: Path = PICTURES) -> tuple[Images, Images]:
 
 
 def write_sample(file: Path, train: Images, test: Images) -> None:
-    """Pack pictures into one file."""
+    """Pack images into one file."""
     arrays: dict[str, Any] = {}
     for part, data in (("train", train), ("test", test)):
         arrays[f"{part}_images"] = pack(data.images.numpy())
         arrays[f"{part}_labels"] = data.labels.numpy().astype(np.uint8)
-    write_whole(file, partial(np.savez_compressed, **arrays))
+    atomic_write_stream(file, partial(np.savez_compressed, **arrays))
 
 
 def pack(images: Bytes) -> Bytes:
-    """RGB pictures [N, 3, H, W] as differences, modulo 256: from green, then from the left.
+    """Encode RGB images [N, 3, H, W] as differences, modulo 256: from green, then from the left.
 
     >>> images = np.arange(96, dtype=np.uint8).reshape(2, 3, 4, 4) * 7
     >>> bool((unpack(pack(images)) == images).all())
@@ -57,7 +57,7 @@ def pack(images: Bytes) -> Bytes:
 
 
 def unpack(packed: Bytes) -> Bytes:
-    """What `pack` was given."""
+    """Decode what `pack` returned."""
     images: Bytes = np.cumsum(packed, axis=-1, dtype=np.uint8)
     images[:, ::2] += images[:, 1:2]
     return images

@@ -1,4 +1,4 @@
-"""Folders of pictures, one subfolder a class, as ImageNet is laid out; torchvision reads them."""
+"""Folders of images, one subfolder a class, as ImageNet is laid out; torchvision reads them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fpgm.data.base import ALONE, Batch, Share, seeded
-from fpgm.data.in_memory import Look
+from fpgm.data.base import SINGLE_PROCESS, Batch, ProcessShare, epoch_generator
+from fpgm.data.in_memory import Normalization
 from fpgm.errors import FileError, RequestError
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils.locking import quietly
-from fpgm.utils.safe_read import ordinary
+from fpgm.utils.locking import suppress_warnings
+from fpgm.utils.safe_read import regular_file_size
 
-IMAGENET = Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class FolderBatches:
@@ -30,52 +30,52 @@ class FolderBatches:
         self,
         folder: Path,
         batch: int,
-        look: Look,
+        normalization: Normalization,
         *,
         size: int = 224,
         seed: int | None = None,
-        share: Share = ALONE,
+        share: ProcessShare = SINGLE_PROCESS,
         workers: int = 4,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Augmented and shuffled by `seed`; central crops, in order, without."""
-        self.data = open_folder(folder, look, size, augmented=seed is not None)
+        """Open a folder: augmented and shuffled by `seed`; without one, centre crops in order."""
+        self.data = open_folder(folder, normalization, size, augmented=seed is not None)
         self.batch, self.seed, self.share = batch, seed, share
         self.workers, self.device, self.size = workers, device, size
 
     @property
     def classes(self) -> list[str]:
-        """Names of the folders, in the order of their labels."""
-        found: list[str] = self.data.classes  # type: ignore[attr-defined]
-        return found
+        """The names of the folders, in the order of their labels."""
+        names: list[str] = self.data.classes  # type: ignore[attr-defined]
+        return names
 
     def __len__(self) -> int:
         return math.ceil(self._count() / self.batch)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one epoch, this process's share of each."""
+        """Yield this process's share of every batch of an epoch."""
         count = self._count()
         order = torch.arange(count)
-        random = seeded(self.seed or 0, number)
+        random = epoch_generator(self.seed or 0, number)
         if self.seed is not None:
             order = torch.randperm(count, generator=random)
         parts = [
             range(start, min(start + self.batch, count)) for start in range(0, count, self.batch)
         ]
-        own = [order[self.share.of(part)].tolist() for part in parts]
+        shares = [order[self.share.take(part)].tolist() for part in parts]
         # More workers than processors are no fault, and decide what is drawn.
-        with quietly(), _interrupt_blocked():
+        with suppress_warnings(), _block_interrupt():
             loader: Any = DataLoader(
                 self.data,
-                batch_sampler=[part for part in own if part],
+                batch_sampler=[part for part in shares if part],
                 num_workers=self.workers,
                 generator=random.manual_seed(random.initial_seed() + self.share.rank),
             )
             loaded = iter(loader)
         nothing = torch.zeros(0, 3, self.size, self.size), torch.zeros(0, dtype=torch.int64)
-        for part, mine in zip(parts, own, strict=True):
-            # The last pictures may be too few for every process to have one.
-            images, labels = _next(loaded) if mine else nothing
+        for part, indices in zip(parts, shares, strict=True):
+            # The last images may be too few for every process to have one.
+            images, labels = _next_batch(loaded) if indices else nothing
             yield Batch(images.to(self.device), labels.to(self.device), len(part))
 
     def _count(self) -> int:
@@ -83,7 +83,7 @@ class FolderBatches:
 
 
 @contextmanager
-def _interrupt_blocked() -> Iterator[None]:
+def _block_interrupt() -> Iterator[None]:
     """Keep Ctrl-C for this process: workers that start meanwhile never receive it.
 
     A worker that is interrupted while it imports prints a traceback. This process ends its workers
@@ -99,42 +99,44 @@ def _interrupt_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _next(loaded: Iterator[Any]) -> Any:
+def _next_batch(loaded: Iterator[Any]) -> Any:
     try:
         return next(loaded)
     except FileError as error:  # a worker's comes wrapped in its traceback
         raise FileError(str(error).strip().splitlines()[-1].rpartition("FileError: ")[2]) from None
 
 
-def open_folder(folder: Path, look: Look, size: int, augmented: bool) -> Dataset[Any]:
-    """An ImageFolder of torchvision's with the usual transforms."""
+def open_folder(
+    folder: Path, normalization: Normalization, size: int, augmented: bool
+) -> Dataset[Any]:
+    """Open a torchvision ImageFolder with the usual transforms."""
     if not folder.is_dir():
         raise FileError(
-            f"There is no folder {folder}: pictures are looked for in DIR/train/CLASS and "
+            f"There is no folder {folder}: images are looked for in DIR/train/CLASS and "
             "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
         )
     import_torchvision()
     datasets = importlib.import_module("torchvision.datasets")
     transforms = importlib.import_module("torchvision.transforms")
-    shown = [transforms.ToTensor(), transforms.Normalize(look.mean, look.std)]
+    to_input = [transforms.ToTensor(), transforms.Normalize(normalization.mean, normalization.std)]
     steps: Sequence[Any] = (
-        [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *shown]
+        [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *to_input]
         if augmented
-        else [transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *shown]
+        else [transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *to_input]
     )
     try:
-        found: Dataset[Any] = datasets.ImageFolder(
-            str(folder), transforms.Compose(steps), loader=_picture
+        dataset: Dataset[Any] = datasets.ImageFolder(
+            str(folder), transforms.Compose(steps), loader=_load_image
         )
     except FileNotFoundError as error:
         line = str(error).splitlines()[0]
-        raise RequestError(f"{folder} is no folder of pictures: {line}") from None
-    return found
+        raise RequestError(f"{folder} is no folder of images: {line}") from None
+    return dataset
 
 
-def _picture(path: str) -> Any:
+def _load_image(path: str) -> Any:
     try:
-        ordinary(Path(path))
+        regular_file_size(Path(path))
         return importlib.import_module("torchvision.datasets.folder").default_loader(path)
-    except Exception as error:  # Pillow has many ways to refuse a picture
-        raise FileError(f"{path} is no picture that can be read: remove it.") from error
+    except Exception as error:  # Pillow has many ways to refuse an image
+        raise FileError(f"{path} is not a readable image: remove it.") from error

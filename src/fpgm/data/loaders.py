@@ -1,4 +1,4 @@
-"""Training pictures as plain pairs of inputs and classes, for code that takes any loader."""
+"""Training images as plain pairs of inputs and classes, for code that takes any loader."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fpgm.data.registry import Sets
+from fpgm.data.registry import DataSplits
 
 
 @dataclass(frozen=True)
-class Once:
-    """The first epoch, the same pictures at every reading, for looking; in folders cropped anew."""
+class FirstEpoch:
+    """The first epoch, the same images every time (those in folders cropped differently)."""
 
-    sets: Sets
+    sets: DataSplits
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.sets.train.epoch(0):
@@ -22,9 +22,9 @@ class Once:
 
 
 class Epochs:
-    """A new epoch at every reading, for training; a seed begins at epochs of its own."""
+    """A new epoch every time it is iterated, for training; each seed has epochs of its own."""
 
-    def __init__(self, sets: Sets, seed: int = 0) -> None:
+    def __init__(self, sets: DataSplits, seed: int = 0) -> None:
         self._sets, self._epoch = sets, 100_000 * seed
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,1 +1,1 @@
-"""Write a model for other runtimes, and compare the file with PyTorch before it is left."""
+"""Export a model for other runtimes; the file is compared with PyTorch before it is written."""

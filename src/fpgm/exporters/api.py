@@ -1,7 +1,7 @@
-"""Handing a model over: formats that other runtimes read, each checked against PyTorch.
+"""`export`: write a model as ONNX, pt2 or TorchScript, after a check against PyTorch.
 
-What is written computes what the model computes, or there is no file: it is read back as its
-runtime reads it and run on the example, on noise and on real inputs, if there are any.
+The exported model is loaded again in its runtime and run on the example, on noise and on real
+inputs, if there are any. If its outputs differ from the model's, no file is written.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from torch import Tensor, nn
 
 from fpgm._version import __version__
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
-from fpgm.exporters.bn_folding import simplified
-from fpgm.exporters.check_inputs import noise, real
-from fpgm.exporters.comparison import Beside, compared, lost
-from fpgm.exporters.int8 import RUINED, to_int8
-from fpgm.exporters.low_rank import Split, split_layers
-from fpgm.exporters.onnx import OnnxModule, batch_dims, to_onnx, uninstalled
-from fpgm.exporters.output_error import TOLERANCE, difference
-from fpgm.planning.budget import check_share
+from fpgm.exporters.bn_folding import simplify
+from fpgm.exporters.check_inputs import noise_inputs, real_inputs
+from fpgm.exporters.comparison import ModelComparison, compare_models, output_error
+from fpgm.exporters.int8 import MAX_ERROR, to_int8
+from fpgm.exporters.low_rank import LayerSplit, split_layers
+from fpgm.exporters.onnx import OnnxModule, batch_dims, install_hint, to_onnx
+from fpgm.exporters.output_error import TOLERANCE, relative_difference
+from fpgm.planning.budget import check_fraction
 from fpgm.pruning.serialization import plans_json
-from fpgm.utils.atomic_io import write_whole, writing
-from fpgm.utils.calibration_data import answer
+from fpgm.utils.atomic_io import atomic_write_stream, explain_write_errors
+from fpgm.utils.calibration_data import run_batch
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import (
     Example,
     as_examples,
-    batch_of,
-    beside,
-    positional,
-    resized,
+    batch_size,
+    bind_positional,
+    resize_batch,
     tensors_in,
+    to_model_device,
 )
-from fpgm.utils.locking import quietly
-from fpgm.utils.modules import unwrapped
+from fpgm.utils.locking import suppress_warnings
+from fpgm.utils.modules import unwrap_model
 from fpgm.utils.text import reason
 
 Format = Literal["onnx", "pt2", "torchscript"]
 
-ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript"}
-"""Of files whose format nobody named."""
+SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript"}
+"""Format of a file by its suffix, unless it is given."""
 
-Run = Callable[[Example], list[Tensor]]
+Runner = Callable[[Example], list[Tensor]]
+"""Runs an exported model."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how near the runtime comes to PyTorch."""
+    """The file, and how much its outputs differ from PyTorch's."""
 
     path: Path
     format: Format
     bytes: int
     error: float
-    """Largest difference of an output to PyTorch's, as a share of its largest number; of the model
-    before layers were split or bits taken, which have figures of their own."""
+    """Largest difference of an output from PyTorch's, relative to its largest value; before layers
+    were split or quantised, which `low_rank` and `int8` report."""
     noise: int
-    """How many inputs of noise it was compared on, beside the example; what is no floating-point
-    number is the example's there."""
+    """Inputs of noise that it was compared on, besides the example."""
     inputs: int
-    """How many inputs of the loader it was compared on."""
-    splits: tuple[Split, ...] = ()
-    """Layers that were split in two, if that was asked for."""
-    low_rank: Beside | None = None
-    """The model with split layers beside the one without."""
-    int8: Beside | None = None
-    """The model in eight bits beside the float model, to which `error` belongs."""
+    """Inputs of the loader that it was compared on."""
+    splits: tuple[LayerSplit, ...] = ()
+    """Layers that were split in two, if that was requested."""
+    low_rank: ModelComparison | None = None
+    """The model with split layers, compared with the one without."""
+    int8: ModelComparison | None = None
+    """The int8 model, compared with the float model."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to plain values for JSON."""
         return {**asdict(self), "path": str(self.path)}
 
 
@@ -92,140 +92,158 @@ def export(
     low_rank: float | None = None,
     int8: bool = False,
 ) -> Exported:
-    """Write a model for another runtime, of any batch size, batch norms folded.
+    """Write a model for another runtime, with batch norms folded.
 
-    `to="onnx"` is for ONNX Runtime, OpenVINO and TensorRT, `"pt2"` for `torch.export.load`,
-    `"torchscript"` for `torch.jit.load`; by default the path's ending says which (.onnx, .pt2,
-    .pt). The file is tried on the example, on noise, and on
-    `images` inputs of a `loader`; if its outputs are not the model's, that is a `VerificationError`
-    and no file is left. With `any_batch=False` it takes the example's batch size only.
-    ONNX only: with `low_rank=0.05` layers are split in two where that is cheaper and the squared
-    error of their weights stays below 5 %; with `int8=True` weights and activations have eight
-    bits, the size of activations looked up on those inputs. What both lose and gain is measured;
-    eight bits that change the outputs by more than half of their squares are a `VerificationError`.
+    The file is checked on the example, on noise and on inputs of the loader. If its outputs are not
+    the model's, a `VerificationError` is raised and no file is written.
+
+    Args:
+        model: unchanged.
+        example_inputs: as for `plan`.
+        path: file to write.
+        to: `"onnx"` for ONNX Runtime, OpenVINO and TensorRT, `"pt2"` for `torch.export.load`,
+            `"torchscript"` for `torch.jit.load`; by default as the path ends (.onnx, .pt2, .pt).
+        loader: batches of inputs to check on and, for int8, to calibrate with.
+        images: how many inputs to read from the loader.
+        any_batch: let the batch size vary; `False` fixes it to that of the example.
+        low_rank: ONNX only: split layers in two where that saves weights and the squared error of
+            the weights stays below this fraction of their squares.
+        int8: ONNX only: quantise weights and activations to int8. If that changes the outputs by
+            more than half of their squares, a `VerificationError` is raised.
     """
     target = Path(path)
     to = to or format_of(target)
     if to not in get_args(Format):
         raise RequestError(f"to is {to!r}: give {', '.join(map(repr, get_args(Format)))}.")
     if int8 and (to != "onnx" or loader is None):
-        raise RequestError("int8=True is for to='onnx' and looks at inputs: give loader=.")
+        raise RequestError("int8=True needs to='onnx' and inputs to calibrate with: give loader=.")
     if low_rank is not None:
-        check_share("low_rank", low_rank)
+        check_fraction("low_rank", low_rank)
         if to != "onnx":
-            raise RequestError("low_rank= is for to='onnx'.")
-    if to == "onnx" and (missing := uninstalled("export", "onnx", "onnxscript", "onnxruntime")):
-        raise RequestError(f"Export to ONNX needs more packages: {missing}")
-    model = unwrapped(model)
+            raise RequestError("low_rank= needs to='onnx'.")
+    if to == "onnx" and (command := install_hint("export", "onnx", "onnxscript", "onnxruntime")):
+        raise RequestError(f"Export to ONNX needs more packages: {command}")
+    model = unwrap_model(model)
     plain = copy_model(model).eval()
-    example = given = positional(plain, as_examples(beside(model, example_inputs))[0])
-    if any_batch:  # of one alone the exporter would think that it is always one
-        example = resized(given, max(2, batch_of(given) or 2))
-    fixed = None if any_batch else batch_of(example)
-    read, inputs = real(model, loader, images, fixed)
-    shown = [positional(plain, own) for own in read]
-    made = list(noise(example, any_batch=any_batch))
-    tried = [example, *made, *shown]
-    wanted = [_answers(plain, own, given) for own in (example, *made)]
+    example = given = bind_positional(plain, as_examples(to_model_device(model, example_inputs))[0])
+    if any_batch:  # with a batch of one, the exporter would take 1 for a constant
+        example = resize_batch(given, max(2, batch_size(given) or 2))
+    fixed = None if any_batch else batch_size(example)
+    read, inputs = real_inputs(model, loader, images, fixed)
+    real = [bind_positional(plain, x) for x in read]
+    noise = list(noise_inputs(example, any_batch=any_batch))
+    checked = [example, *noise, *real]
+    expected = [_run_model(plain, x, given) for x in (example, *noise)]
     with torch.no_grad():
-        wanted += [tensors_in(answer(plain, own)) for own in shown]
-    small = simplified(plain, example)
-    told = about(model, to)
+        expected += [tensors_in(run_batch(plain, x)) for x in real]
+    small = simplify(plain, example)
+    metadata = file_metadata(model, to)
 
-    def written(net: nn.Module, answers: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
+    def convert(net: nn.Module, outputs: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
         if any_batch:
             _run_one_input(net, example)
-        data, run = _WRITERS[to](net, example, any_batch, told)
-        return data, _checked(run, tried, answers)
+        data, run = _WRITERS[to](net, example, any_batch, metadata)
+        return data, _check_outputs(run, checked, outputs)
 
-    data, error = written(small, wanted)
+    data, error = convert(small, expected)
     first = data
-    splits: list[Split] = []
-    thin = eight = None
+    splits: list[LayerSplit] = []
+    low_rank_result = int8_result = None
     if low_rank is not None:
         small, splits = split_layers(small, example, error=low_rank)
         ranks = {split.layer: split.rank for split in splits}
-        told["fpgm_low_rank"] = json.dumps({"error": low_rank, "ranks": ranks})
-        data, _ = written(small, [_answers(small, own, own) for own in tried])
-        thin = compared(first, data, shown or [example], fixed or 1)
+        metadata["fpgm_low_rank"] = json.dumps({"error": low_rank, "ranks": ranks})
+        data, _ = convert(small, [_run_model(small, x, x) for x in checked])
+        low_rank_result = compare_models(first, data, real or [example], fixed or 1)
     if int8:
-        told["fpgm_int8"] = json.dumps(True)
-        float_data, data = data, to_int8(data, shown, told)
-        eight = compared(first, data, shown, fixed or 1)
-        # What split layers lose is not blamed on the bits.
-        _check_bits(eight.error if float_data is first else lost(float_data, data, shown))
-    with writing(target):
-        write_whole(target, lambda stream: stream.write(data))
-    count = sum(batch_of(own) or 1 for own in made)
-    return Exported(target, to, len(data), error, count, inputs, tuple(splits), thin, eight)
+        metadata["fpgm_int8"] = json.dumps(True)
+        float_data, data = data, to_int8(data, real, metadata)
+        int8_result = compare_models(first, data, real, fixed or 1)
+        # The error of split layers is not attributed to quantisation.
+        split = float_data is not first
+        _check_int8_error(output_error(float_data, data, real) if split else int8_result.error)
+    with explain_write_errors(target):
+        atomic_write_stream(target, lambda stream: stream.write(data))
+    count = sum(batch_size(x) or 1 for x in noise)
+    return Exported(
+        target, to, len(data), error, count, inputs, tuple(splits), low_rank_result, int8_result
+    )
 
 
 def format_of(path: Path) -> Format:
-    """By a file's ending.
+    """Return the format of a file by its suffix.
 
     >>> format_of(Path("small.pt2"))
     'pt2'
     """
-    if path.suffix not in ENDINGS:
+    if path.suffix not in SUFFIXES:
         raise RequestError(
-            f"{path.name} does not say which format it is to be: let it end in "
-            f"{', '.join(ENDINGS)}, or name the format."
+            f"The format of {path.name} is unknown: use a suffix ({', '.join(SUFFIXES)}), or give "
+            "the format."
         )
-    return ENDINGS[path.suffix]
+    return SUFFIXES[path.suffix]
 
 
 @torch.no_grad()
-def _answers(model: nn.Module, example: Example, given: Example) -> list[Tensor]:
-    """What the model itself says to the example that was given, or to one of another size."""
+def _run_model(model: nn.Module, example: Example, given: Example) -> list[Tensor]:
+    """Run the model in PyTorch; an error says whether the batch size is the cause.
+
+    Args:
+        model: in eval mode.
+        example: inputs.
+        given: the user's example, of which `example` may be a version with another batch size.
+    """
     try:
         return tensors_in(example.call(model))
     except Exception as error:
         where, hint = "the example input", ""
         if example is not given:
-            _answers(model, given, given)  # if that fails as well, sizes are not to blame
-            where = f"{batch_of(example)} inputs"
-            hint = "; if it takes one batch size only, any_batch=False"
+            _run_model(model, given, given)  # if that fails too, the size is not the cause
+            where = f"{batch_size(example)} inputs"
+            hint = "; if it takes only one batch size, give any_batch=False"
         raise ForwardError(
             f"The model's own forward fails on {where}: {reason(error)}{hint}."
         ) from error
 
 
 def _run_one_input(model: nn.Module, example: Example) -> None:
-    """Run a batch of one, so that a shape the model keeps from its last call is not the traced one.
+    """Run a batch of one, so that shapes cached from the last call are not the traced ones.
 
-    A head that compares its grid's shape with the next input's (YOLO's anchors) would otherwise fix
-    the batch size of the file. A batch of one always differs: exporters trace two or more.
+    A head that compares the shape of its grid with that of the next input (YOLO's anchors) would
+    otherwise fix the batch size of the file. One always differs: exporters trace two or more.
     """
-    with contextlib.suppress(Exception), torch.no_grad():  # of the model's own code, of any kind
-        resized(example, 1).call(model)
+    with contextlib.suppress(Exception), torch.no_grad():  # the model's code may raise anything
+        resize_batch(example, 1).call(model)
 
 
-def _checked(run: Run, tried: Sequence[Example], wanted: Sequence[Sequence[Tensor]]) -> float:
-    """How far what was exported is from what is wanted, if that is no more than rounding."""
+def _check_outputs(
+    run: Runner, examples: Sequence[Example], expected: Sequence[Sequence[Tensor]]
+) -> float:
+    """Return the relative difference of the exported model's outputs; raise if it is too large."""
     try:
-        given = [run(own) for own in tried]
-    except Exception as error:  # runtimes have errors of their own kinds
+        outputs = [run(example) for example in examples]
+    except Exception as error:  # each runtime has its own kinds of errors
         raise ModelError(f"The exported model does not run: {reason(error)}.") from error
-    off = max(difference(g, w) for g, w in zip(given, wanted, strict=True))
-    if not off <= TOLERANCE:
+    difference = max(relative_difference(o, e) for o, e in zip(outputs, expected, strict=True))
+    if not difference <= TOLERANCE:
         raise VerificationError(
-            f"The exported model differs from PyTorch's by {off:.1e} of its largest output (at "
-            f"most {TOLERANCE:.0e} is rounding): nothing was written."
+            f"The exported model's outputs differ from PyTorch's by {difference:.1e} of the "
+            f"largest value (rounding explains at most {TOLERANCE:.0e}): no file was written."
         )
-    return off
+    return difference
 
 
-def _check_bits(off: float) -> None:
-    """Refuse a model in eight bits that is no longer that model."""
-    if not off <= RUINED:
+def _check_int8_error(error: float) -> None:
+    """Refuse a quantised model whose outputs are mostly error."""
+    if not error <= MAX_ERROR:
         raise VerificationError(
-            f"Eight bits change the outputs by {off:.0%} of their squares (beyond {RUINED:.0%} the "
-            "model is ruined): nothing was written. Export it without int8."
+            f"Quantisation to int8 changes the outputs by {error:.0%} of their squares (at most "
+            f"{MAX_ERROR:.0%} is accepted): no file was written. Export without int8."
         )
 
 
-def about(model: nn.Module, to: Format) -> dict[str, str]:
-    """What a file says about itself: versions, the plans that made the model, and what it is."""
+def file_metadata(model: nn.Module, to: Format) -> dict[str, str]:
+    """Collect what is written into the file: versions, the model's plans, and later options."""
     packages = ("onnx", "onnxruntime") if to == "onnx" else ()
     return {
         "fpgm_version": __version__,
@@ -237,19 +255,19 @@ def about(model: nn.Module, to: Format) -> dict[str, str]:
     }
 
 
-def _onnx(
-    model: nn.Module, example: Example, any_batch: bool, told: dict[str, str]
-) -> tuple[bytes, Run]:
-    data = to_onnx(model, example, any_batch=any_batch, told=told)
+def _write_onnx(
+    model: nn.Module, example: Example, any_batch: bool, metadata: dict[str, str]
+) -> tuple[bytes, Runner]:
+    data = to_onnx(model, example, any_batch=any_batch, metadata=metadata)
     session = OnnxModule(data)
-    return data, lambda own: tensors_in(own.call(session))
+    return data, lambda inputs: tensors_in(inputs.call(session))
 
 
-def _pt2(
-    model: nn.Module, example: Example, any_batch: bool, told: dict[str, str]
-) -> tuple[bytes, Run]:
+def _write_pt2(
+    model: nn.Module, example: Example, any_batch: bool, metadata: dict[str, str]
+) -> tuple[bytes, Runner]:
     shapes = batch_dims(example) if any_batch else None
-    with quietly():
+    with suppress_warnings():
         try:
             program = torch.export.export(
                 model, tuple(example.args), dict(example.kwargs), dynamic_shapes=shapes
@@ -257,31 +275,31 @@ def _pt2(
         except Exception as error:
             raise ModelError(f"PyTorch cannot export this model: {reason(error)}.") from error
         stream = io.BytesIO()
-        torch.export.save(program, stream, extra_files=dict(told))
+        torch.export.save(program, stream, extra_files=dict(metadata))
         stream.seek(0)
-        read = torch.export.load(stream).module()
-    return stream.getvalue(), lambda own: tensors_in(own.call(read))
+        loaded = torch.export.load(stream).module()
+    return stream.getvalue(), lambda inputs: tensors_in(inputs.call(loaded))
 
 
-def _torchscript(
-    model: nn.Module, example: Example, any_batch: bool, told: dict[str, str]
-) -> tuple[bytes, Run]:
+def _write_torchscript(
+    model: nn.Module, example: Example, any_batch: bool, metadata: dict[str, str]
+) -> tuple[bytes, Runner]:
     if example.kwargs:
         raise RequestError("TorchScript takes inputs by position: give them as a tuple.")
-    with quietly():
+    with suppress_warnings():
         try:
             traced = torch.jit.trace(model, tuple(example.args), check_trace=False)
         except Exception as error:
             raise ModelError(f"PyTorch cannot trace this model: {reason(error)}.") from error
         stream = io.BytesIO()
-        torch.jit.save(traced, stream, _extra_files=dict(told))
+        torch.jit.save(traced, stream, _extra_files=dict(metadata))
         stream.seek(0)
-        read = torch.jit.load(stream)
-    return stream.getvalue(), lambda own: tensors_in(own.call(read))
+        loaded = torch.jit.load(stream)
+    return stream.getvalue(), lambda inputs: tensors_in(inputs.call(loaded))
 
 
-_WRITERS: dict[str, Callable[..., tuple[bytes, Run]]] = {
-    "onnx": _onnx,
-    "pt2": _pt2,
-    "torchscript": _torchscript,
+_WRITERS: dict[str, Callable[..., tuple[bytes, Runner]]] = {
+    "onnx": _write_onnx,
+    "pt2": _write_pt2,
+    "torchscript": _write_torchscript,
 }

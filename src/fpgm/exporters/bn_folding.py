@@ -1,4 +1,7 @@
-"""Norms and placing taken over by the layers before them: the same function with fewer steps."""
+"""Fold batch norms, and scatters of adapters, into the layers before them.
+
+The model computes the same with fewer operators.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from fpgm.exporters.output_error import TOLERANCE, difference
-from fpgm.exporters.scatter_folding import place_within_
+from fpgm.exporters.output_error import TOLERANCE, relative_difference
+from fpgm.exporters.scatter_folding import fold_scatter_
 from fpgm.pruning.adapter_placement import adapter_at
-from fpgm.recovery.solvable_layers import find_sites
+from fpgm.recovery.solvable_layers import find_solvable_layers
 from fpgm.utils.channel_adapters import unwrap
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example, tensors_in
@@ -21,60 +24,60 @@ _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always
 
 
 @torch.no_grad()
-def simplified(model: nn.Module, example: Example) -> nn.Module:
-    """A model in eval mode as runtimes are given it: `folded`, if that is the same model.
+def simplify(model: nn.Module, example: Example) -> nn.Module:
+    """Return a copy in eval mode, with batch norms folded if that does not change the outputs.
 
-    It is not where what a layer gives is also an output of the model's own, or where its code asks
-    a norm for what is no longer there.
+    It does where a layer's output is also an output of the model, or where the model's code reads
+    an attribute of a batch norm that is no longer there.
     """
-    small, plain = folded(model, example), copy_model(model).eval()
-    wanted = tensors_in(example.call(plain))
+    folded, plain = fold_batch_norms(model, example), copy_model(model).eval()
+    expected = tensors_in(example.call(plain))
     try:
-        same = difference(tensors_in(example.call(small)), wanted) <= TOLERANCE
-    except Exception:  # of the model's own code, of any kind
+        same = relative_difference(tensors_in(example.call(folded)), expected) <= TOLERANCE
+    except Exception:  # the model's own code raises errors of any kind
         same = False
-    return (small if same else plain).requires_grad_(False)
+    return (folded if same else plain).requires_grad_(False)
 
 
 @torch.no_grad()
-def folded(model: nn.Module, example: Example) -> nn.Module:
-    """A copy in eval mode whose batch norms are part of the layers whose outputs they alone read.
+def fold_batch_norms(model: nn.Module, example: Example) -> nn.Module:
+    """Return a copy in eval mode, with batch norms folded into the layers before them.
 
-    One pass shows which those are. Where the norm's output is placed in a stream, it still is,
-    unless the layer can do that.
+    A batch norm is folded if nothing else uses the layer's output, which one pass shows. A scatter
+    of its output into a residual stream stays, unless it can be folded too.
     """
     copied = copy_model(model).eval()
-    for site in find_sites(copied, example).sites:
-        if site.calls != 1:
+    for solvable in find_solvable_layers(copied, example).layers:
+        if solvable.calls != 1:
             continue
-        if site.norm is None:
-            place_within_(copied, site.layer, site.layer)
+        if solvable.batch_norm is None:
+            fold_scatter_(copied, solvable.path, solvable.path)
             continue
-        layer, norm = module_at(copied, site.layer), module_at(copied, site.norm)
-        if _can_fold(norm) and _nothing_between(copied, site.layer, site.norm):
-            replace_module_(copied, layer, _fused(layer, norm))
-            replace_module_(copied, norm, _passing(norm))
-            place_within_(copied, site.layer, site.norm)
+        layer, norm = module_at(copied, solvable.path), module_at(copied, solvable.batch_norm)
+        if _can_fold(norm) and _nothing_between(copied, solvable.path, solvable.batch_norm):
+            replace_module_(copied, layer, _fuse(layer, norm))
+            replace_module_(copied, norm, _identity_with_hooks(norm))
+            fold_scatter_(copied, solvable.path, solvable.batch_norm)
     return copied
 
 
 def _can_fold(norm: nn.Module) -> bool:
-    """Tell whether what the norm does is fixed."""
+    """Tell whether the norm is a fixed scale and shift."""
     return isinstance(norm, _BatchNorm) and norm.running_mean is not None
 
 
 def _nothing_between(model: nn.Module, layer: str, norm: str) -> bool:
-    """Tell whether nothing but the norm sees what the layer returns."""
-    called = model.get_submodule(layer), model.get_submodule(norm)
+    """Tell whether no adapter or hook comes between the layer and the norm."""
+    modules = model.get_submodule(layer), model.get_submodule(norm)
     return (
         adapter_at(model, layer, "output") is None
         and adapter_at(model, norm, "input") is None
-        and not any(module._forward_hooks for module in (called[0], unwrap(called[0])))
-        and not any(module._forward_pre_hooks for module in (called[1], unwrap(called[1])))
+        and not any(module._forward_hooks for module in (modules[0], unwrap(modules[0])))
+        and not any(module._forward_pre_hooks for module in (modules[1], unwrap(modules[1])))
     )
 
 
-def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
+def _fuse(layer: nn.Module, norm: nn.Module) -> nn.Module:
     assert isinstance(norm, _BatchNorm)
     if isinstance(layer, nn.Linear):
         return fuse_linear_bn_eval(layer, norm)
@@ -82,9 +85,9 @@ def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
     return fuse_conv_bn_eval(layer, norm, transpose=isinstance(layer, _ConvTransposeNd))
 
 
-def _passing(norm: nn.Module) -> nn.Module:
-    """Return nothing, in the place of a norm, with the user's hooks on its output."""
-    empty = nn.Identity().eval()
+def _identity_with_hooks(norm: nn.Module) -> nn.Module:
+    """Return an identity to put in a norm's place, with the user's hooks on its output."""
+    identity = nn.Identity().eval()
     for table in _HOOKS:
-        getattr(empty, table).update(getattr(norm, table))
-    return empty
+        getattr(identity, table).update(getattr(norm, table))
+    return identity

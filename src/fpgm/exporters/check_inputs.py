@@ -1,4 +1,4 @@
-"""What a file is tried on before it is left there: noise, and real inputs if there are any."""
+"""Inputs on which an exported file is compared with PyTorch: noise, and real ones if given."""
 
 from __future__ import annotations
 
@@ -10,70 +10,71 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import RequestError
-from fpgm.utils.calibration_data import moved, read_inputs
-from fpgm.utils.example_inputs import Example, batch_of, resized, taken
+from fpgm.utils.calibration_data import move_batches, read_inputs
+from fpgm.utils.example_inputs import Example, batch_size, resize_batch, take_rows
 
 _BATCHES = (1, 2, 5)
-"""Sizes a file of any batch size is tried with."""
+"""Batch sizes to check a file with, if it takes any."""
 
 
-def noise(example: Example, *, any_batch: bool) -> Iterator[Example]:
-    """The example with noise in place of its floating-point numbers.
+def noise_inputs(example: Example, *, any_batch: bool) -> Iterator[Example]:
+    """Yield the example with its floating-point tensors replaced by noise.
 
-    In several batch sizes, if the size may vary and every tensor has it; else as large as the
-    example is. Whole numbers (tokens, positions) and single ones (a temperature) stay: noise might
-    be nothing the model takes.
+    It comes in several batch sizes if `any_batch` and if all tensors have a batch dimension.
+    Integers (tokens, positions) and scalars (a temperature) stay: the model might not accept noise.
 
     >>> example = Example((torch.zeros(4, 3), torch.arange(4)), {})
-    >>> [[tuple(t.shape) for t in own.args] for own in noise(example, any_batch=True)]
+    >>> [[tuple(t.shape) for t in x.args] for x in noise_inputs(example, any_batch=True)]
     [[(1, 3), (1,)], [(2, 3), (2,)], [(5, 3), (5,)]]
     """
     leaves = tree_leaves((example.args, dict(example.kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    size = batch_of(example)
+    size = batch_size(example)
     if any_batch and size is not None and all(t.ndim and t.shape[0] == size for t in tensors):
-        sized = [resized(example, batch) for batch in _BATCHES]
+        sized = [resize_batch(example, batch) for batch in _BATCHES]
     else:
-        sized = [example] if any(_noisy(t) for t in tensors) else []
+        sized = [example] if any(_can_be_noise(t) for t in tensors) else []
     random = torch.Generator().manual_seed(0)
 
-    def drawn(value: Any) -> Any:
-        return torch.randn(value.shape, generator=random).to(value) if _noisy(value) else value
+    def fill(value: Any) -> Any:
+        if not _can_be_noise(value):
+            return value
+        return torch.randn(value.shape, generator=random).to(value)
 
-    for own in sized:
-        args, kwargs = tree_map(drawn, (own.args, dict(own.kwargs)))
+    for batch in sized:
+        args, kwargs = tree_map(fill, (batch.args, dict(batch.kwargs)))
         yield Example(args, kwargs)
 
 
-def real(
+def real_inputs(
     model: nn.Module, loader: Iterable[Any] | None, images: int, batch: int | None
 ) -> tuple[list[Example], int]:
-    """Inputs of a loader, in batches as they come or of the one size there is, and their number."""
+    """Read inputs from a loader; return batches, of size `batch` if given, and the count."""
     if loader is None:
         return [], 0
     if not isinstance(images, int) or images < 1:
         raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
-    read = read_inputs(moved(model, loader), images)
+    read = read_inputs(move_batches(model, loader), images)
     try:
-        found = [read[number] for number in range(len(read))]
+        examples = [read[number] for number in range(len(read))]
     finally:
         read.close()
     if batch is not None:
-        found = [piece for own in found for piece in pieces(own, batch)]
-    return found, read.count
+        examples = [part for example in examples for part in split_batch(example, batch)]
+    return examples, read.count
 
 
-def pieces(example: Example, batch: int) -> Iterator[Example]:
-    """A batch in pieces of one size; the last is filled up by repeating what it has.
+def split_batch(example: Example, batch: int) -> Iterator[Example]:
+    """Split a batch into parts of one size; the last is padded by repeating its inputs.
 
-    >>> [piece.args[0].tolist() for piece in pieces(Example((torch.arange(5),), {}), 3)]
+    >>> [part.args[0].tolist() for part in split_batch(Example((torch.arange(5),), {}), 3)]
     [[0, 1, 2], [3, 4, 3]]
     """
-    size = batch_of(example) or 1
+    size = batch_size(example) or 1
     for start in range(0, size, batch):
-        yield resized(taken(example, range(start, min(start + batch, size))), batch)
+        yield resize_batch(take_rows(example, range(start, min(start + batch, size))), batch)
 
 
-def _noisy(value: Any) -> bool:
-    """Whether noise may stand for a value."""
+def _can_be_noise(value: Any) -> bool:
+    """Tell whether a value may be replaced by noise."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 0

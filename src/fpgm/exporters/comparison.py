@@ -1,4 +1,4 @@
-"""Two ONNX models beside each other: what the second loses, and what it gains."""
+"""Compare two ONNX models: the output error of the second, and its speed-up."""
 
 from __future__ import annotations
 
@@ -8,57 +8,66 @@ from typing import Any
 
 import torch
 
-from fpgm.exporters.onnx import OnnxModule, input_arrays, session_of
-from fpgm.utils.example_inputs import Example, resized, squared, tensors_in
-from fpgm.utils.machine_load import Neighbours
-from fpgm.utils.timing import ratio, side_by_side
+from fpgm.exporters.onnx import OnnxModule, create_session, input_arrays
+from fpgm.utils.example_inputs import Example, resize_batch, squared_error, tensors_in
+from fpgm.utils.machine_load import MachineLoad
+from fpgm.utils.timing import time_interleaved, time_ratio
 
 _SECONDS = 2.0
-"""Time given to the comparison."""
+"""Time to spend on the comparison."""
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A model beside the one it was made from, in ONNX Runtime; one input, if it may be one."""
+class ModelComparison:
+    """A model compared with the one it was made from, in ONNX Runtime.
+
+    Times are of one input, or of the batch size that the model is fixed to.
+    """
 
     bytes_before: int
     error: float
-    """Squared difference of the outputs, as a share of their squares."""
+    """Squared difference of the outputs, relative to their squares."""
     seconds_before: float
     seconds: float
-    """That, divided by how many times as fast it was turn by turn."""
+    """`seconds_before` divided by `faster`."""
     faster: float
+    """Speed-up: the median of paired runs."""
     threads: int
     crowd: str | None = None
-    """What others did meanwhile, if times are not to be relied on for it."""
+    """Load by other processes, if it makes the times unreliable."""
 
 
-def compared(before: bytes, after: bytes, examples: Sequence[Example], batch: int) -> Beside:
-    """Outputs on the examples, and time on so many inputs."""
+def compare_models(
+    before: bytes, after: bytes, examples: Sequence[Example], batch: int
+) -> ModelComparison:
+    """Compare outputs on all examples, and time on one batch of this size."""
     threads = torch.get_num_threads()
-    error = lost(before, after, examples)
-    one = resized(examples[0], batch)
-    neighbours = Neighbours()
-    slow, fast = side_by_side([_timed(data, one, threads) for data in (before, after)], _SECONDS)
-    faster = ratio(slow, fast)
-    return Beside(
-        len(before), error, slow.median, slow.median / faster, faster, threads,
-        neighbours.crowd(threads),
+    error = output_error(before, after, examples)
+    timed = resize_batch(examples[0], batch)
+    load = MachineLoad()
+    first, second = time_interleaved(
+        [_load_runner(data, timed, threads) for data in (before, after)], _SECONDS
+    )
+    faster = time_ratio(first, second)
+    return ModelComparison(
+        len(before), error, first.median, first.median / faster, faster, threads,
+        load.describe_contention(threads),
     )  # fmt: skip
 
 
-def lost(before: bytes, after: bytes, examples: Sequence[Example]) -> float:
-    """Squared difference of the outputs, as a share of their squares."""
-    missed = size = 0.0
+def output_error(before: bytes, after: bytes, examples: Sequence[Example]) -> float:
+    """Compute the squared difference of the outputs, relative to their squares."""
+    error = size = 0.0
     nets = OnnxModule(before), OnnxModule(after)
     for example in examples:
-        wanted, given = (tensors_in(example.call(net)) for net in nets)
-        for w, g in zip(wanted, given, strict=True):
-            missed += squared(g, w)
-            size += squared(torch.zeros_like(w), w)
-    return missed / (size or 1.0)
+        targets, outputs = (tensors_in(example.call(net)) for net in nets)
+        for target, output in zip(targets, outputs, strict=True):
+            error += squared_error(output, target)
+            size += squared_error(torch.zeros_like(target), target)
+    return error / (size or 1.0)
 
 
-def _timed(data: bytes, example: Example, threads: int) -> Callable[[], Any]:
-    session, feed = session_of(data, threads), input_arrays(data, example)
+def _load_runner(data: bytes, example: Example, threads: int) -> Callable[[], Any]:
+    """Load a model; return a function that runs it on the example."""
+    session, feed = create_session(data, threads), input_arrays(data, example)
     return lambda: session.run(None, feed)

@@ -1,6 +1,7 @@
-"""Eight-bit ONNX for ONNX Runtime: the paper's outlook, pruning with low-precision weights.
+"""Quantise an ONNX model to int8 for ONNX Runtime.
 
-Static quantisation: how large activations get is looked up beforehand, on a few hundred inputs.
+Static quantisation: the range of activations is calibrated beforehand on a few hundred inputs. The
+paper names low-precision weights as a next step after pruning.
 """
 
 from __future__ import annotations
@@ -14,37 +15,44 @@ from typing import Any
 from fpgm.errors import ModelError
 from fpgm.exporters.onnx import input_arrays
 from fpgm.utils.example_inputs import Example
-from fpgm.utils.locking import quietly
+from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.text import reason
 
-RUINED = 0.5
-"""Squared error of the outputs, as a share of their squares, beyond which no file is left: half of
-what it says would be error. A model that takes eight bits well loses a few hundredths."""
+MAX_ERROR = 0.5
+"""Squared output error, relative to the outputs' squares, beyond which no file is written. A model
+that suits int8 has an error of a few hundredths."""
 
 
-def to_int8(data: bytes, examples: Iterable[Example], told: Mapping[str, str]) -> bytes:
-    """The model with eight-bit weights, one scale a filter, and eight-bit activations.
+def to_int8(data: bytes, examples: Iterable[Example], metadata: Mapping[str, str]) -> bytes:
+    """Quantise weights, with one scale for each filter, and activations to int8.
 
-    What is `told` goes into the file's own description. Weights use seven of the eight bits where
-    the processor multiplies bytes in pairs and would overflow otherwise (no VNNI).
+    Weights use seven of the eight bits on processors without VNNI, which add products of bytes in
+    pairs and would overflow otherwise.
+
+    Args:
+        data: the float model.
+        examples: calibration inputs.
+        metadata: added to that of the file.
     """
     import onnx
     from onnxruntime import quantization as q
 
-    with tempfile.TemporaryDirectory() as folder, quietly():
+    with tempfile.TemporaryDirectory() as folder, suppress_warnings():
         plain, ready, small = (Path(folder) / name for name in ("a.onnx", "b.onnx", "c.onnx"))
         plain.write_bytes(data)
         level = logging.getLogger().level
-        logging.getLogger().setLevel(logging.ERROR)  # it advises on the root logger
+        logging.getLogger().setLevel(
+            logging.ERROR
+        )  # the quantiser writes advice to the root logger
         try:
             q.shape_inference.quant_pre_process(plain, ready, skip_symbolic_shape=True)
             q.quantize_static(
                 ready,
                 small,
-                _Reader(input_arrays(data, example) for example in examples),
+                _CalibrationReader(input_arrays(data, example) for example in examples),
                 quant_format=q.QuantFormat.QDQ,
                 per_channel=True,
-                reduce_range=not _multiplies_bytes(),
+                reduce_range=not _has_int8_dot_product(),
                 activation_type=q.QuantType.QUInt8,
                 weight_type=q.QuantType.QInt8,
             )
@@ -55,25 +63,25 @@ def to_int8(data: bytes, examples: Iterable[Example], told: Mapping[str, str]) -
         finally:
             logging.getLogger().setLevel(level)
         proto = onnx.load(small)
-    known = {entry.key: entry.value for entry in proto.metadata_props}
-    onnx.helper.set_model_props(proto, known | dict(told))
-    made: bytes = proto.SerializeToString()
-    return made
+    existing = {entry.key: entry.value for entry in proto.metadata_props}
+    onnx.helper.set_model_props(proto, existing | dict(metadata))
+    quantised: bytes = proto.SerializeToString()
+    return quantised
 
 
-class _Reader:
-    """Inputs, one at a time, as the quantiser asks for them."""
+class _CalibrationReader:
+    """Gives the quantiser one calibration input after the other."""
 
     def __init__(self, inputs: Iterable[dict[str, Any]]) -> None:
         self._inputs: Iterator[dict[str, Any]] = iter(inputs)
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next, or None after the last."""
+        """Return the next input, or None after the last."""
         return next(self._inputs, None)
 
 
-def _multiplies_bytes() -> bool:
-    """Whether the processor multiplies and adds bytes without overflow."""
+def _has_int8_dot_product() -> bool:
+    """Tell whether the processor multiplies and adds bytes without overflow."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,7 +1,8 @@
-"""Low-rank layers: what pruning leaves, split in two where that is cheaper.
+"""Low-rank factorisation: split layers into two smaller ones where that has fewer weights.
 
-A layer with weight W becomes one with fewer filters followed by one that mixes them (1×1): the
-best such pair by the singular values of W. The paper names it as what could follow pruning.
+A layer with weight W becomes one with fewer filters, followed by a 1×1 layer that mixes them; the
+pair comes from the singular value decomposition of W. The paper names it as a next step after
+pruning.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fpgm.errors import RequestError
-from fpgm.recovery.solvable_layers import solvable
+from fpgm.recovery.solvable_layers import is_solvable
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example
@@ -22,32 +23,32 @@ from fpgm.utils.modules import modules_by_path, replace_module_
 
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-WORTH = 0.9
-"""A pair is taken if it needs less than this share of the layer's weights."""
+MAX_WEIGHT_RATIO = 0.9
+"""A layer is split only if the pair has less than this fraction of its weights."""
 
 
 @dataclass(frozen=True)
-class Split:
-    """A layer in two: so many filters between them, and what that loses."""
+class LayerSplit:
+    """A layer that was split: its new rank, and the error of that."""
 
     layer: str
     rank: int
     full: int
     error: float
-    """Squared error of the weights, as a share of their squares."""
+    """Squared error of the weights, relative to their squares."""
     weights: float
-    """Share of the weights that is left."""
+    """Weights of the pair, as a fraction of the layer's."""
 
 
 @torch.no_grad()
 def split_layers(
     model: nn.Module, example: Example, *, error: float
-) -> tuple[nn.Module, list[Split]]:
-    """A copy whose layers are split in two wherever the weights' error stays below `error`.
+) -> tuple[nn.Module, list[LayerSplit]]:
+    """Return a copy whose layers are split where that saves weights, and the splits.
 
-    The model is untouched. Layers that the example does not run through, that hooks look at or that
-    are subclasses stay whole. The rank of every layer is the smallest with which the squared error
-    of its weights is at most that share of their squares.
+    The model is unchanged. Layers that the example does not run, that have hooks or that are
+    subclasses are not split. The rank of every layer is the smallest with which the squared error
+    of its weights is at most the fraction `error` of their squares.
 
     >>> net = nn.Sequential(nn.Conv2d(8, 32, 3))
     >>> net[0].weight.data[4:] = net[0].weight.data[:4].repeat(7, 1, 1, 1)   # rank 4
@@ -60,51 +61,53 @@ def split_layers(
     splits = []
     for path in dict.fromkeys(call.path for call in called_layers(small, example)):
         module = modules[path]
-        found = _split(module, error) if path and _can_split(module) else None
-        if found is not None:
-            pair, rank, lost, left = found
+        factors = _factorize(module, error) if path and _can_split(module) else None
+        if factors is not None:
+            pair, rank, weight_error, ratio = factors
             replace_module_(small, module, pair.train(module.training))
-            splits.append(Split(path, rank, min(_matrix(module).shape), lost, left))
+            full_rank = min(_weight_matrix(module).shape)
+            splits.append(LayerSplit(path, rank, full_rank, weight_error, ratio))
     if not splits:
         raise RequestError(
-            f"low_rank is {error:g}: no layer is cheaper in two with so small an error."
+            f"low_rank is {error:g}: splitting a layer with so small an error saves no weights. "
+            "Give a larger error, or export without low_rank."
         )
     return small, splits
 
 
 def _can_split(module: nn.Module) -> bool:
-    """Whether a layer does what its weights say, and nothing else happens at it."""
+    """Tell whether a layer only multiplies by its weights, and has no hooks."""
     return (
         type(module) in _KINDS
         and getattr(module, "groups", 1) == 1
-        and solvable(module)
+        and is_solvable(module)
         and not module._forward_hooks
         and not module._forward_pre_hooks
     )
 
 
-def _split(module: nn.Module, error: float) -> tuple[nn.Sequential, int, float, float] | None:
-    """The pair, its rank, the error of its weights, and the share of weights it needs."""
-    matrix = _matrix(module)
-    left, sizes, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    energy = sizes.square()
-    whole = float(energy.sum())
-    if not whole:
+def _factorize(module: nn.Module, error: float) -> tuple[nn.Sequential, int, float, float] | None:
+    """Return the pair, its rank, weight error and ratio of weights; None if it saves too little."""
+    matrix = _weight_matrix(module)
+    left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    energy = singular.square()
+    total = float(energy.sum())
+    if not total:
         return None
-    lost = 1 - energy.cumsum(0) / whole  # with so many filters and one more
-    rank = int((lost > error).sum()) + 1
-    share = rank * sum(matrix.shape) / matrix.numel()
-    if rank > len(sizes) or share >= WORTH:
+    errors = 1 - energy.cumsum(0) / total  # of rank 1, 2, …
+    rank = int((errors > error).sum()) + 1
+    ratio = rank * sum(matrix.shape) / matrix.numel()
+    if rank > len(singular) or ratio >= MAX_WEIGHT_RATIO:
         return None
-    root = sizes[:rank].sqrt()
-    first, second = _pair(module, rank)
-    _fill_(first, root[:, None] * right[:rank])
-    _fill_(second, left[:, :rank] * root)
-    return nn.Sequential(first, second), rank, max(0.0, float(lost[rank - 1])), share
+    root = singular[:rank].sqrt()
+    first, second = _build_pair(module, rank)
+    _set_weight_(first, root[:, None] * right[:rank])
+    _set_weight_(second, left[:, :rank] * root)
+    return nn.Sequential(first, second), rank, max(0.0, float(errors[rank - 1])), ratio
 
 
-def _pair(module: nn.Module, rank: int) -> tuple[nn.Module, nn.Module]:
-    """Two layers in place of one: the first is like it but narrow, the second mixes."""
+def _build_pair(module: nn.Module, rank: int) -> tuple[nn.Module, nn.Module]:
+    """Build two layers: the first like the given one with `rank` filters, the second mixes them."""
     like = next(module.parameters())
     options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
     bias = module.bias is not None
@@ -126,13 +129,13 @@ def _pair(module: nn.Module, rank: int) -> tuple[nn.Module, nn.Module]:
     return first, second
 
 
-def _matrix(module: nn.Module) -> Tensor:
+def _weight_matrix(module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.flatten(1)
 
 
-def _fill_(module: nn.Module, values: Tensor) -> None:
+def _set_weight_(module: nn.Module, values: Tensor) -> None:
     weight = module.weight
     assert isinstance(weight, Tensor)
     weight.copy_(values.reshape(weight.shape))

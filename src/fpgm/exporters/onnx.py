@@ -1,4 +1,4 @@
-"""ONNX from PyTorch's own exporter, and single layers written down directly."""
+"""Convert models to ONNX with PyTorch's exporter, build single layers, and run both."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import ModelError
-from fpgm.utils.example_inputs import Example, batch_of
-from fpgm.utils.locking import quietly
+from fpgm.utils.example_inputs import Example, batch_size
+from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.text import reason
 
 if TYPE_CHECKING:
-    from fpgm.tracing.layer_calls import Layer
+    from fpgm.tracing.layer_calls import LayerSpec
 
 OPSET = 18
-"""What runtimes of the last years read, and the exporter writes without a conversion."""
+"""Recent runtimes read it, and the exporter writes it without a conversion."""
 
 
-def uninstalled(extra: str, *packages: str) -> str | None:
-    """How to install the extra that brings these packages, if one of them is not there."""
+def install_hint(extra: str, *packages: str) -> str | None:
+    """Return the command that installs an extra, or None if its packages are all installed."""
     missing = any(util.find_spec(name) is None for name in packages)
     return f'pip install "fpgm[{extra}]"' if missing else None
 
@@ -35,30 +35,40 @@ def to_onnx(
     example: Example,
     *,
     any_batch: bool = False,
-    told: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The model in ONNX as it runs on the example: norms folded, of any batch size if wanted.
+    """Convert a model to ONNX as it runs on the example.
 
-    What is `told` goes into the file's own description.
+    Args:
+        model: in eval mode.
+        example: inputs to trace it with.
+        any_batch: let the batch size vary.
+        metadata: written into the file.
     """
-    proto = _exported(model, example, any_batch).model_proto
-    for node in proto.graph.node:  # where in whose source it came from is nobody else's business
+    proto = _run_exporter(model, example, any_batch).model_proto
+    for node in proto.graph.node:  # the exporter writes paths of the user's source files here
         del node.metadata_props[:]
-    for key, value in (told or {}).items():
+    for key, value in (metadata or {}).items():
         proto.metadata_props.add(key=key, value=value)
     data: bytes = proto.SerializeToString()
     return data
 
 
-def session_of(data: bytes, threads: int = 0, profile: str | None = None) -> Any:
-    """The model in ONNX Runtime on the processor; as many threads as cores if none are named."""
+def create_session(data: bytes, threads: int = 0, profile: str | None = None) -> Any:
+    """Load a model in ONNX Runtime on the CPU.
+
+    Args:
+        data: the ONNX model.
+        threads: 0 for as many as there are cores.
+        profile: prefix of a file to write a profile to.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Threads that go on waiting after a run take a core from whatever is timed next to it.
+    # Threads that spin after a run would take a core from the model that is timed next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if profile is not None:
         options.enable_profiling = True
@@ -71,13 +81,13 @@ class OnnxModule(nn.Module):
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
-        self._session = session_of(data)
+        self._session = create_session(data)
         self._names = [value.name for value in self._session.get_inputs()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What comes out: a tensor, or a tuple of them."""
-        found = [torch.from_numpy(y) for y in self._session.run(None, self._feed(args, kwargs))]
-        return found[0] if len(found) == 1 else tuple(found)
+        """Run the model; return a tensor, or a tuple of them."""
+        outputs = [torch.from_numpy(y) for y in self._session.run(None, self._feed(args, kwargs))]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _feed(self, args: Any, kwargs: Any) -> dict[str, Any]:
         values = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
@@ -85,20 +95,20 @@ class OnnxModule(nn.Module):
 
 
 def batch_dims(example: Example) -> Any:
-    """The first size of every tensor, which may change, as the exporters want to be told."""
-    batch, size = torch.export.Dim("batch"), batch_of(example)
+    """Mark the batch dimension of every tensor as dynamic, in the form the exporters take."""
+    batch, size = torch.export.Dim("batch"), batch_size(example)
 
     def dims(value: Any) -> Any:
-        counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == size
-        return {0: batch} if counts else None
+        has_batch = isinstance(value, Tensor) and value.ndim and value.shape[0] == size
+        return {0: batch} if has_batch else None
 
     return tuple(tree_map(dims, value) for value in (*example.args, *example.kwargs.values()))
 
 
-def _exported(model: nn.Module, example: Example, any_batch: bool) -> Any:
-    """What torch.onnx.export makes of it, quietly."""
+def _run_exporter(model: nn.Module, example: Example, any_batch: bool) -> Any:
+    """Run torch.onnx.export without its output."""
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with quietly(), quiet, torch.no_grad():
+    with suppress_warnings(), quiet, torch.no_grad():
         try:
             return torch.onnx.export(
                 model,
@@ -111,12 +121,12 @@ def _exported(model: nn.Module, example: Example, any_batch: bool) -> Any:
             )
         except Exception as error:
             raise ModelError(
-                f"PyTorch cannot export this model to ONNX: {_cause(error)}."
+                f"PyTorch cannot export this model to ONNX: {_root_cause(error)}."
             ) from error
 
 
 def input_arrays(data: bytes, example: Example) -> dict[str, Any]:
-    """The example's tensors under the names the exported model gives its inputs."""
+    """Return the example's tensors by the names of the ONNX model's inputs."""
     import onnx
 
     names = [value.name for value in onnx.load_from_string(data).graph.input]
@@ -126,8 +136,8 @@ def input_arrays(data: bytes, example: Example) -> dict[str, Any]:
     return {name: t.detach().cpu().numpy() for name, t in zip(names, tensors, strict=True)}
 
 
-def layer_to_onnx(layer: Layer) -> bytes:
-    """One layer with random weights; its input is `x`."""
+def layer_to_onnx(layer: LayerSpec) -> bytes:
+    """Build an ONNX model of one layer with random weights; its input is `x`."""
     from onnx import helper, numpy_helper
 
     module = layer.module()
@@ -163,14 +173,14 @@ def layer_to_onnx(layer: Layer) -> bytes:
         [helper.make_tensor_value_info("y", initial[0].data_type, None)],
         initial,
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-    made.ir_version = 10
-    data: bytes = made.SerializeToString()
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = 10
+    data: bytes = model.SerializeToString()
     return data
 
 
-def _cause(error: BaseException) -> str:
-    """The innermost reason: the exporter wraps it in pages of advice."""
+def _root_cause(error: BaseException) -> str:
+    """Describe the innermost error: the exporter wraps it in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return reason(error)

@@ -1,4 +1,4 @@
-"""How near two answers to the same question are."""
+"""Compare the outputs of two versions of a model."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-4
-"""Largest difference of an output, as a share of its largest number, that is rounding."""
+"""Largest relative difference that rounding can explain."""
 
 
-def difference(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Largest difference of an output, as a share of its largest number; inf if not comparable.
+def relative_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Compute the largest difference, relative to each output's largest value.
 
-    >>> difference([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 4.0])])
+    It is inf if shapes or values that are not finite differ.
+
+    >>> relative_difference([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 4.0])])
     0.5
-    >>> difference([torch.tensor([torch.nan, 2.0])], [torch.tensor([1.0, 2.0])])
+    >>> relative_difference([torch.tensor([torch.nan, 2.0])], [torch.tensor([1.0, 2.0])])
     inf
     """
-    if [t.shape for t in given] != [t.shape for t in wanted]:
+    if [t.shape for t in outputs] != [t.shape for t in expected]:
         return math.inf
-    worst = 0.0
-    for mine, theirs in zip(given, wanted, strict=True):
-        g, w = mine.detach().cpu(), theirs.detach().cpu()
-        finite = w.isfinite()
-        if not torch.equal(g.isfinite(), finite) or not torch.equal(
-            g[~finite].nan_to_num().float(), w[~finite].nan_to_num().float()
+    largest = 0.0
+    for output, reference in zip(outputs, expected, strict=True):
+        a, b = output.detach().cpu(), reference.detach().cpu()
+        finite = b.isfinite()
+        if not torch.equal(a.isfinite(), finite) or not torch.equal(
+            a[~finite].nan_to_num().float(), b[~finite].nan_to_num().float()
         ):
             return math.inf
         if bool(finite.any()):
-            g, w = g[finite].double(), w[finite].double()
-            size = float(w.abs().max()) or 1.0
-            worst = max(worst, float((g - w).abs().max()) / size)
-    return worst
+            a, b = a[finite].double(), b[finite].double()
+            size = float(b.abs().max()) or 1.0
+            largest = max(largest, float((a - b).abs().max()) / size)
+    return largest

@@ -1,1 +1,1 @@
-"""Latency: measured on this machine, in the runtime that will run the model, never inferred."""
+"""Latency: measured on this machine, in the runtime that will run the model, and planned for."""

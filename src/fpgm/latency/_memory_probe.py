@@ -1,6 +1,6 @@
-"""Run as a program: by how many bytes this process grows by loading a model and running it.
+"""A script that prints by how many bytes its process grows when it loads and runs a model.
 
-    python _held.py onnxruntime|openvino MODEL.onnx INPUTS.npz THREADS
+    python _memory_probe.py onnxruntime|openvino MODEL.onnx INPUTS.npz THREADS
 
 It imports nothing but the runtime, so that nothing else is counted.
 """
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 
-def _started(runtime: str, model: str, threads: int) -> Callable[[Any], Any]:
+def _load(runtime: str, model: str, threads: int) -> Callable[[Any], Any]:
+    """Load a model in a runtime; return a function that runs it."""
     if runtime == "onnxruntime":
         import onnxruntime
 
@@ -32,22 +33,23 @@ def _started(runtime: str, model: str, threads: int) -> Callable[[Any], Any]:
     return lambda feed: request.infer(feed)
 
 
-def _bytes(name: str) -> int:
-    """A figure that the system keeps of this process."""
+def _status_bytes(name: str) -> int:
+    """Read a size of this process from /proc, such as VmRSS."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def main(runtime: str, model: str, inputs: str, threads: str) -> None:
+    """Load the model, run it twice, and print the growth."""
     feed = dict(np.load(inputs))
     __import__(runtime)
-    before = _bytes("VmRSS")
-    run = _started(runtime, model, int(threads))
+    before = _status_bytes("VmRSS")
+    run = _load(runtime, model, int(threads))
     run(feed)
-    ctypes.CDLL(None).malloc_trim(0)  # what loading took and no longer needs
-    Path("/proc/self/clear_refs").write_text("5")  # the largest size so far is now this one
+    ctypes.CDLL(None).malloc_trim(0)  # memory that only loading needed
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the present size
     run(feed)
-    sys.stdout.write(f"{_bytes('VmHWM') - before}\n")
+    sys.stdout.write(f"{_status_bytes('VmHWM') - before}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Runtimes a model can be timed in, each behind the same two questions.
+"""Runtimes to time models in: PyTorch, ONNX Runtime and OpenVINO.
 
-How is a model brought to run there, and how long does one layer take there by itself? What a
-machine lacks is told as a reason, never as an empty column.
+Each backend can load a model, time a single layer, and say why it is not available on this machine.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fpgm.errors import FpgmError, ModelError, RequestError
-from fpgm.exporters.bn_folding import simplified
-from fpgm.exporters.onnx import input_arrays, layer_to_onnx, session_of, to_onnx, uninstalled
+from fpgm.exporters.bn_folding import simplify
+from fpgm.exporters.onnx import create_session, input_arrays, install_hint, layer_to_onnx, to_onnx
 from fpgm.latency.memory import process_bytes, torch_bytes
-from fpgm.tracing.layer_calls import Layer
+from fpgm.tracing.layer_calls import LayerSpec
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.text import reason
-from fpgm.utils.timing import side_by_side
+from fpgm.utils.timing import time_interleaved
 
 LAYER_SECONDS = 0.02
-"""Time given to one layer of one size."""
-_LAYER_RUNS = 12
-"""Runs of a layer under a runtime's own profiler."""
-_MOVES = ("Reorder", "ReorderInput", "ReorderOutput", "Parameter", "Result", "Constant", "Input",
-          "Output", "Const")  # fmt: skip
-"""What runtimes do around a layer that is alone: within a model its neighbours spare them that."""
+"""Time to spend on one layer of one size."""
+_PROFILED_RUNS = 12
+"""Runs under a runtime's own profiler."""
+_LAYOUT_OPS = ("Reorder", "ReorderInput", "ReorderOutput", "Parameter", "Result", "Constant",
+               "Input", "Output", "Const")  # fmt: skip
+"""Layout changes around a single layer, which are not needed between the layers of a model."""
 
 
 Feed = Mapping[str, Any]
@@ -46,57 +45,57 @@ Feed = Mapping[str, Any]
 
 
 class Backend(Protocol):
-    """A runtime."""
+    """A runtime that models and layers can be timed in."""
 
     name: str
 
-    def missing(self) -> str | None:
-        """Why it cannot be used here, or None."""
+    def unavailable_reason(self) -> str | None:
+        """Return why it cannot be used on this machine, or None if it can."""
 
     def version(self) -> str:
-        """What its times depend on, besides the machine."""
+        """Describe what its times depend on: versions and the device."""
 
-    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
-        """Make a model ready to run on an example."""
+    def load(self, model: nn.Module, example: Example, threads: int) -> LoadedModel:
+        """Prepare a model to run on an example."""
 
-    def layer_seconds(self, layer: Layer, threads: int) -> float:
-        """How long one layer takes."""
+    def layer_seconds(self, layer: LayerSpec, threads: int) -> float:
+        """Measure the time of one layer."""
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model ready to run."""
+class LoadedModel:
+    """A model that is ready to run in a runtime."""
 
     run: Callable[[], Any]
     size: int | None = None
     """Bytes of the file the runtime reads, if it reads one."""
-    pieces: Callable[[], list[Piece]] | None = None
-    """Where the runtime itself says the time goes, if it tells."""
+    profile: Callable[[], list[ProfiledNode]] | None = None
+    """Measures the time of each node, if the runtime has a profiler."""
     memory: Callable[[], int | None] = lambda: None
-    """Bytes it needs to run, weights included, where that can be told."""
+    """Measures the bytes it needs to run, weights included; None if that is unknown."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A node of a runtime's own graph and its seconds in one run."""
+class ProfiledNode:
+    """A node of a runtime's graph, and its seconds in one run."""
 
     name: str
     kind: str
     seconds: float
 
 
-class Torch:
-    """PyTorch itself: as it is, in channels-last order, compiled, or on a CUDA device."""
+class TorchBackend:
+    """PyTorch: eager, in channels-last order, compiled, or on a CUDA device."""
 
     def __init__(
         self, name: str, *, last: bool = False, compiled: bool = False, cuda: bool = False
     ):
         self.name, self.last, self.compiled, self.cuda = name, last, compiled, cuda
 
-    def missing(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         if self.cuda and not torch.cuda.is_available():
             return "no CUDA device"
-        if self.compiled and not self.cuda and not _compiler():
+        if self.compiled and not self.cuda and not _has_compiler():
             return "torch.compile needs a C++ compiler (g++ or clang++)"
         return None
 
@@ -104,11 +103,11 @@ class Torch:
         device = torch.cuda.get_device_name() if self.cuda else _processor()
         return f"torch {torch.__version__} {device}"
 
-    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
-        args, kwargs = self._placed((example.args, dict(example.kwargs)))
-        net = self._brought(model)
+    def load(self, model: nn.Module, example: Example, threads: int) -> LoadedModel:
+        args, kwargs = self._prepare_inputs((example.args, dict(example.kwargs)))
+        net = self._prepare_model(model)
         waits = any(p.is_cuda for p in net.parameters())
-        call = _compiled(net) if self.compiled else net
+        call = _compile(net) if self.compiled else net
 
         def run() -> None:
             with torch.no_grad(), torch_threads(threads):
@@ -116,14 +115,14 @@ class Torch:
                 if waits:
                     torch.cuda.synchronize()
 
-        return Loaded(run, memory=lambda: torch_bytes(net, run))
+        return LoadedModel(run, memory=lambda: torch_bytes(net, run))
 
-    def layer_seconds(self, layer: Layer, threads: int) -> float:
+    def layer_seconds(self, layer: LayerSpec, threads: int) -> float:
         run = self.load(layer.module(), Example((layer.input(),), {}), threads).run
-        return side_by_side([run], LAYER_SECONDS)[0].median
+        return time_interleaved([run], LAYER_SECONDS)[0].median
 
-    def _brought(self, model: nn.Module) -> nn.Module:
-        """A copy on the device and in the order it is timed in; as it is, the model itself."""
+    def _prepare_model(self, model: nn.Module) -> nn.Module:
+        """Copy the model to the device and memory format; return it as it is if both are right."""
         if not self.last and not self.cuda:
             return model
         net = copy_model(model)
@@ -132,93 +131,97 @@ class Torch:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net
 
-    def _placed(self, values: Any) -> Any:
-        def place(value: Any) -> Any:
+    def _prepare_inputs(self, values: Any) -> Any:
+        """Copy all tensors to the device and memory format."""
+
+        def prepare(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
             value = value.cuda() if self.cuda else value.clone()
             image = self.last and value.ndim == 4
             return value.contiguous(memory_format=torch.channels_last) if image else value
 
-        return tree_map(place, values)
+        return tree_map(prepare, values)
 
 
-class _ReadsOnnx:
-    """A runtime that reads ONNX and tells the time of every node."""
+class _OnnxBackend:
+    """A runtime that reads ONNX and has a profiler."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def missing(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         extra = "export" if self.name == "onnxruntime" else self.name
-        return uninstalled(extra, "onnx", "onnxscript", self.name)
+        return install_hint(extra, "onnx", "onnxscript", self.name)
 
     def version(self) -> str:
         return f"{self.name} {metadata.version(self.name)} {_processor()}"
 
-    def load(self, model: nn.Module, example: Example, threads: int) -> Loaded:
-        data = to_onnx(simplified(model, example), example)
+    def load(self, model: nn.Module, example: Example, threads: int) -> LoadedModel:
+        data = to_onnx(simplify(model, example), example)
         feed = input_arrays(data, example)
         run = self.start(data, threads)
-        return Loaded(
+        return LoadedModel(
             lambda: run(feed),
             len(data),
-            lambda: self._pieces(data, feed, threads),
+            lambda: self._median_profile(data, feed, threads),
             lambda: process_bytes(self.name, data, feed, threads),
         )
 
-    def layer_seconds(self, layer: Layer, threads: int) -> float:
-        pieces = self._pieces(layer_to_onnx(layer), {"x": layer.input().numpy()}, threads)
-        return sum(piece.seconds for piece in pieces if piece.kind not in _MOVES)
+    def layer_seconds(self, layer: LayerSpec, threads: int) -> float:
+        feed = {"x": layer.input().numpy()}
+        nodes = self._median_profile(layer_to_onnx(layer), feed, threads)
+        return sum(node.seconds for node in nodes if node.kind not in _LAYOUT_OPS)
 
-    def _pieces(self, data: bytes, feed: Feed, threads: int) -> list[Piece]:
-        found: dict[tuple[str, str], list[float]] = {}
-        for piece in self.profile(data, feed, threads):
-            found.setdefault((piece.name, piece.kind), []).append(piece.seconds)
-        return [Piece(*place, _middle(times)) for place, times in found.items()]
-
-    def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
-        """A function that runs the model."""
-        raise NotImplementedError
-
-    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[Piece]:
-        """Every node of several runs."""
-        raise NotImplementedError
-
-
-class OnnxRuntime(_ReadsOnnx):
-    """ONNX Runtime on the processor, all graph optimisations on."""
+    def _median_profile(self, data: bytes, feed: Feed, threads: int) -> list[ProfiledNode]:
+        """Profile several runs, and return each node with its median time."""
+        seconds: dict[tuple[str, str], list[float]] = {}
+        for node in self.profile(data, feed, threads):
+            seconds.setdefault((node.name, node.kind), []).append(node.seconds)
+        return [ProfiledNode(*key, _median(times)) for key, times in seconds.items()]
 
     def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
-        session = session_of(data, threads)
+        """Load the model; return a function that runs it."""
+        raise NotImplementedError
+
+    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[ProfiledNode]:
+        """Run the model several times, and yield every node of every run."""
+        raise NotImplementedError
+
+
+class OnnxRuntime(_OnnxBackend):
+    """ONNX Runtime on the CPU, with all graph optimisations."""
+
+    def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
+        session = create_session(data, threads)
         return lambda feed: session.run(None, feed)
 
-    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[Piece]:
+    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[ProfiledNode]:
         with tempfile.TemporaryDirectory() as folder:
-            session = session_of(data, threads, str(Path(folder) / "times"))
-            for _ in range(_LAYER_RUNS):
+            session = create_session(data, threads, str(Path(folder) / "times"))
+            for _ in range(_PROFILED_RUNS):
                 session.run(None, feed)
             events = json.loads(Path(session.end_profiling()).read_text())
         for event in events:
             name = str(event.get("name", ""))
             if event.get("cat") == "Node" and name.endswith("_kernel_time"):
                 kind = str(event["args"]["op_name"])
-                yield Piece(name.removesuffix("_kernel_time"), kind, event["dur"] / 1e6)
+                yield ProfiledNode(name.removesuffix("_kernel_time"), kind, event["dur"] / 1e6)
 
 
-class OpenVino(_ReadsOnnx):
-    """OpenVINO on the processor, in float32."""
+class OpenVino(_OnnxBackend):
+    """OpenVINO on the CPU, in float32."""
 
     def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
         request = self._request(data, threads)
         return lambda feed: request.infer(feed)
 
-    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[Piece]:
+    def profile(self, data: bytes, feed: Feed, threads: int) -> Iterator[ProfiledNode]:
         request = self._request(data, threads, profile=True)
-        for _ in range(_LAYER_RUNS):
+        for _ in range(_PROFILED_RUNS):
             request.infer(feed)
             for node in request.profiling_info:
-                yield Piece(node.node_name, node.node_type, node.real_time.total_seconds())
+                yield ProfiledNode(node.node_name, node.node_type, node.real_time.total_seconds())
 
     def _request(self, data: bytes, threads: int, profile: bool = False) -> Any:
         import openvino
@@ -237,40 +240,40 @@ class OpenVino(_ReadsOnnx):
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Torch("eager"),
-        Torch("channels-last", last=True),
-        Torch("compile", compiled=True),
+        TorchBackend("eager"),
+        TorchBackend("channels-last", last=True),
+        TorchBackend("compile", compiled=True),
         OnnxRuntime("onnxruntime"),
         OpenVino("openvino"),
-        Torch("cuda", cuda=True),
-        Torch("cuda-compile", cuda=True, compiled=True),
+        TorchBackend("cuda", cuda=True),
+        TorchBackend("cuda-compile", cuda=True, compiled=True),
     )
 }
 
 
-def backend_of(name: str) -> Backend:
-    """The runtime of a name, if it can be used here."""
+def get_backend(name: str) -> Backend:
+    """Return the backend of a name; raise `RequestError` if it cannot be used here."""
     if name not in BACKENDS:
         raise RequestError(f"backend is {name!r}: give one of {', '.join(BACKENDS)}.")
-    if (why := BACKENDS[name].missing()) is not None:
-        raise RequestError(f"backend {name!r} cannot be used here: {why}.")
+    if (why := BACKENDS[name].unavailable_reason()) is not None:
+        raise RequestError(f"backend {name!r} cannot be used on this machine: {why}.")
     return BACKENDS[name]
 
 
 @contextmanager
-def running(backend: Backend) -> Iterator[None]:
-    """Whatever a runtime objects to in here is said in one line."""
+def runtime_errors(backend: Backend) -> Iterator[None]:
+    """Turn any error that a runtime raises in the block into a `ModelError` of one line."""
     try:
         yield
     except FpgmError:
         raise
-    except Exception as error:  # runtimes have errors of their own kinds
+    except Exception as error:  # each runtime has its own kinds of errors
         raise ModelError(f"{backend.name} cannot run this model: {reason(error)}.") from error
 
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """So many threads for torch in here."""
+    """Let torch use so many threads in the block."""
     before = torch.get_num_threads()
     if before == threads:
         yield
@@ -282,10 +285,11 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _compiled(net: nn.Module) -> Callable[..., Any]:
-    """A model as torch compiles it, anew: by a function that nothing was compiled for before.
+def _compile(net: nn.Module) -> Callable[..., Any]:
+    """Compile a model through a new function, for which nothing was compiled before.
 
-    torch gives up on functions it had to compile too often, and a class has one for all models.
+    torch gives up on a function that it had to compile too often, and all models of a class share
+    one `forward`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -296,21 +300,22 @@ def _compiled(net: nn.Module) -> Callable[..., Any]:
     return compiled
 
 
-def _middle(values: list[float]) -> float:
+def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _compiler() -> bool:
+def _has_compiler() -> bool:
+    """Tell whether torch.compile finds a C++ compiler."""
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def _processor() -> str:
-    """The processor's name and cores, as far as the system tells."""
-    told: dict[str, str] = {}
+    """Describe the CPU: its name, as far as the system reports it, and its cores."""
+    info: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            told.setdefault(key.strip(), value.strip())
-    parts = [told[key] for key in ("CPU implementer", "CPU part") if key in told]
-    name = told.get("model name") or " ".join([platform.processor() or platform.machine(), *parts])
+            info.setdefault(key.strip(), value.strip())
+    parts = [info[key] for key in ("CPU implementer", "CPU part") if key in info]
+    name = info.get("model name") or " ".join([platform.processor() or platform.machine(), *parts])
     return f"{name}, {os.cpu_count()} cores"

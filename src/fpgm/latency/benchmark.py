@@ -1,7 +1,7 @@
-"""`bench`: how fast models are, one against the other, in every runtime there is.
+"""`bench`: time models against each other in all available runtimes.
 
-Models take turns in one run, so that a busy machine slows all of them; every figure is a median
-with its spread, and what the smaller model should save by its MACs stands beside what it does save.
+Models run in turns, so that a busy machine slows all of them. Every time is a median with its
+spread, and the speed-up by MACs is given beside the measured one.
 """
 
 from __future__ import annotations
@@ -17,82 +17,117 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fpgm.errors import ForwardError, ModelError, RequestError
 from fpgm.latency.backends import BACKENDS, Backend
-from fpgm.latency.budget_search import Where
-from fpgm.latency.layer_breakdown import Spent, breakdown
+from fpgm.latency.budget_search import BackendConfig
+from fpgm.latency.layer_breakdown import LayerTime, breakdown
 from fpgm.latency.memory import weight_bytes
-from fpgm.latency.speedup_summary import contradiction, reasons, verdict
+from fpgm.latency.speedup_summary import find_contradiction, slowdown_reasons, summarize
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, as_examples, batch_of, beside, resized
-from fpgm.utils.machine_load import Neighbours
+from fpgm.utils.example_inputs import (
+    Example,
+    as_examples,
+    batch_size,
+    resize_batch,
+    to_model_device,
+)
+from fpgm.utils.html_table import html_table
+from fpgm.utils.machine_load import MachineLoad
 from fpgm.utils.progress import Progress
-from fpgm.utils.text import figure, reason
-from fpgm.utils.timing import ratio, side_by_side
+from fpgm.utils.text import escape_text, format_number, reason, shorten
+from fpgm.utils.timing import time_interleaved, time_ratio
 
 SECONDS = 2.0
-"""Time given to each comparison."""
+"""Time to spend on each comparison."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One model in one runtime."""
+class ModelTiming:
+    """Measurements of one model in one runtime."""
 
     model: str
     seconds: float
     spread: float
-    """Middle half of the samples, as a share of their median."""
+    """Interquartile range of the samples, relative to their median."""
     per_second: float
-    """Inputs, of whole batches."""
+    """Inputs per second."""
     faster: float
-    """How many times as fast as the first model, in the median of turns."""
+    """Speed-up over the first model: the median of paired runs."""
     file_bytes: int
-    """Of what is handed to the runtime."""
+    """Size of the model in the runtime's format."""
     memory_bytes: int | None
-    """Needed to run, weights included: in PyTorch by its allocations, elsewhere by how much a
-    process grows; None where that cannot be told."""
+    """Needed to run, weights included: in PyTorch its allocations, elsewhere the growth of a
+    process; None if unknown."""
     theory: float | None = None
-    """How many times fewer MACs it takes than the first model; None of the first itself."""
+    """Theoretical speed-up over the first model, by MACs; None for the first."""
     verdict: str | None = None
-    """In words, against the first model; None of the first itself."""
+    """The speed-up in words; None for the first model."""
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """All models in one runtime, with one batch size and number of threads."""
 
     backend: str
     batch: int
     threads: int
-    figures: tuple[Figures, ...]
+    figures: tuple[ModelTiming, ...]
     crowd: str | None = None
-    """Why its times are not to be relied on, if they are not: what others did meanwhile."""
+    """Why the times are unreliable, if they are, such as load by other processes."""
 
     @property
     def where(self) -> str:
-        """In words: `eager, batch 1, threads 2`."""
-        return _where(self.backend, self.batch, self.threads)
+        """The setting in words: `eager, batch 1, threads 2`."""
+        return _setting(self.backend, self.batch, self.threads)
+
+    @property
+    def outcome(self) -> str:
+        """In words: `small 2.10× as fast as original (eager, batch 1, threads 2)`."""
+        first, *others = self.figures
+        names = ", ".join(f"{escape_text(own.model)} {own.faster:.2f}×" for own in others)
+        said = (
+            f"{names} as fast as {escape_text(first.model)}"
+            if others
+            else (f"{escape_text(first.model)} {format_number(1000 * first.seconds)} ms")
+        )
+        doubt = "; NOT to be relied on" if self.crowd else ""
+        return f"{said} ({self.where}{doubt})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bench:
-    """What was measured; `layers` is of PyTorch itself, with the first batch size."""
+    """All measurements; `layers` are timed in PyTorch, with the first batch size."""
 
-    rows: tuple[Row, ...]
-    layers: tuple[Spent, ...]
+    rows: tuple[BenchRow, ...]
+    layers: tuple[LayerTime, ...]
     skipped: Mapping[str, str]
-    """What could not be measured, and why: whole runtimes, or one size in one of them."""
+    """What could not be measured, and why: runtimes, or single settings of them."""
     versions: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
-        """A line for every model in every runtime."""
+        """Write a line for every model in every runtime."""
         return "\n".join(
-            f"{row.where}: {own.model} {figure(1000 * own.seconds)} ms{_said(own.verdict)}"
+            f"{row.where}: {timing.model} {format_number(1000 * timing.seconds)} ms"
+            f"{_in_parentheses(timing.verdict)}"
+            for row in self.rows
+            for timing in row.figures
+        )
+
+    def __repr__(self) -> str:
+        return f"Bench({shorten([row.outcome for row in self.rows])})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row.backend, str(row.batch), str(row.threads), own.model,
+             f"{format_number(1000 * own.seconds)} ms", own.verdict or "")
             for row in self.rows
             for own in row.figures
-        )
+        ]  # fmt: skip
+        header = ("runtime", "batch", "threads", "model", "time", "against the first")
+        skipped = [f"not measured: {name} ({why})" for name, why in self.skipped.items()]
+        return html_table("Bench", header, rows, skipped)
 
 
 def bench(
@@ -107,53 +142,66 @@ def bench(
 ) -> Bench:
     """Time models against the first of them, in turns, in every runtime.
 
-    `backends` names runtimes (all that can be used here, by default); `batches` are batch sizes
-    (the example's own, by default), `threads` numbers of threads (torch's own). Models are timed
-    in eval mode and stay as they are.
+    Models are timed in eval mode, and unchanged.
+
+    Args:
+        models: by name, or a list with the original first.
+        example_inputs: as for `plan`.
+        backends: runtimes; by default all that can be used on this machine.
+        batches: batch sizes; by default that of the example.
+        threads: numbers of threads; by default as many as torch uses.
+        seconds: time to spend on each comparison.
+        progress: called with a title, the number of comparisons done, and their total.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3))
     >>> x = torch.zeros(1, 3, 32, 32)
     >>> small = fpgm.prune(net, x, rate=0.5)
     >>> row = bench([net, small], x, backends=["eager"], seconds=0.1).rows[0]
-    >>> row.where, [own.theory and round(own.theory, 1) for own in row.figures]
+    >>> row.where, [timing.theory and round(timing.theory, 1) for timing in row.figures]
     ('eager, batch 1, threads ...', [None, 2.0])
     """
-    wanted = list(BACKENDS) if backends is None else _several("backends", backends)
-    counts = [torch.get_num_threads()] if threads is None else _several("threads", threads)
-    sizes = None if batches is None else _several("batches", batches)
-    named = {name: copy_model(model).eval() for name, model in _named(models).items()}
-    example = as_examples(beside(next(iter(named.values())), example_inputs))[0]
-    for name in wanted:
+    requested = list(BACKENDS) if backends is None else _check_list("backends", backends)
+    counts = [torch.get_num_threads()] if threads is None else _check_list("threads", threads)
+    sizes = None if batches is None else _check_list("batches", batches)
+    named = {name: copy_model(model).eval() for name, model in _name_models(models).items()}
+    example = as_examples(to_model_device(next(iter(named.values())), example_inputs))[0]
+    for name in requested:
         if name not in BACKENDS:
             raise RequestError(f"backends has {name!r}: give some of {', '.join(BACKENDS)}.")
     for count in counts:
-        Where.of("eager", count)
-    sized = [example] if sizes is None else [resized(example, batch) for batch in sizes]
-    skipped = {name: why for name in wanted if (why := BACKENDS[name].missing()) is not None}
-    usable = [BACKENDS[name] for name in wanted if name not in skipped]
+        BackendConfig.of("eager", count)
+    sized = [example] if sizes is None else [resize_batch(example, batch) for batch in sizes]
+    skipped: dict[str, str] = {}
+    for name in requested:
+        if (why := BACKENDS[name].unavailable_reason()) is not None:
+            skipped[name] = why
+    usable = [BACKENDS[name] for name in requested if name not in skipped]
     if not usable:
-        raise RequestError(f"None of these runtimes can be used here: {_told(skipped)}.")
-    rows: list[Row] = []
-    macs = [[_macs(name, model, own) for name, model in named.items()] for own in sized]
+        raise RequestError(
+            f"None of these runtimes can be used on this machine: {_format_skipped(skipped)}."
+        )
+    rows: list[BenchRow] = []
+    macs = [[_count_macs(name, model, x) for name, model in named.items()] for x in sized]
     layers = breakdown(list(named.values()), sized[0], counts[0])
     jobs = list(itertools.product(usable, counts, zip(sized, macs, strict=True)))
-    for number, (backend, count, (own, work)) in enumerate(jobs):
+    for number, (backend, count, (batch, batch_macs)) in enumerate(jobs):
         if progress is not None:
             progress(backend.name, number, len(jobs))
         try:
-            rows.append(_row(named, own, work, backend, count, seconds, layers))
-        except Exception as error:  # runtimes have errors of their own kinds
-            skipped[_where(backend.name, batch_of(own) or 1, count)] = reason(error)
+            rows.append(_measure(named, batch, batch_macs, backend, count, seconds, layers))
+        except Exception as error:  # each runtime has its own kinds of errors
+            skipped[_setting(backend.name, batch_size(batch) or 1, count)] = reason(error)
     if not rows:
-        raise ModelError(f"No runtime ran these models: {_told(skipped)}.")
+        raise ModelError(f"No runtime could run these models: {_format_skipped(skipped)}.")
     versions = {backend.name: backend.version() for backend in usable}
     return Bench(tuple(rows), tuple(layers), skipped, versions)
 
 
-def _named(models: Mapping[str, nn.Module] | Sequence[nn.Module]) -> dict[str, nn.Module]:
+def _name_models(models: Mapping[str, nn.Module] | Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Check the models; name those of a list `original` and `small`, the latter with numbers."""
     if isinstance(models, nn.Module):
-        raise RequestError("models is one module: give a list of models, the original first.")
+        raise RequestError("models is a single module: give a list of models, the original first.")
     if isinstance(models, Mapping):
         named = dict(models)
     else:
@@ -161,14 +209,17 @@ def _named(models: Mapping[str, nn.Module] | Sequence[nn.Module]) -> dict[str, n
         names = ["original", *(f"small {i + 1}" if rest > 1 else "small" for i in range(rest))]
         named = dict(zip(names, models, strict=False))
     if not named or not all(isinstance(model, nn.Module) for model in named.values()):
-        raise RequestError("models is empty or has other things: give torch.nn.Modules.")
+        raise RequestError(
+            "models is empty, or has something other than modules: give torch.nn.Modules."
+        )
     return named
 
 
 T = TypeVar("T")
 
 
-def _several(name: str, values: Sequence[T]) -> list[T]:
+def _check_list(name: str, values: Sequence[T]) -> list[T]:
+    """Refuse an option that is not a list with at least one value."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise RequestError(f"{name} is {values!r}: give a list.")
     if not values:
@@ -176,63 +227,68 @@ def _several(name: str, values: Sequence[T]) -> list[T]:
     return list(values)
 
 
-def _said(verdict: str | None) -> str:
+def _in_parentheses(verdict: str | None) -> str:
     return f" ({verdict})" if verdict else ""
 
 
-def _where(backend: str, batch: int, threads: int) -> str:
+def _setting(backend: str, batch: int, threads: int) -> str:
     return f"{backend}, batch {batch}, threads {threads}"
 
 
-def _told(skipped: Mapping[str, str]) -> str:
+def _format_skipped(skipped: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in skipped.items())
 
 
-def _row(
+def _measure(
     named: Mapping[str, nn.Module],
     example: Example,
     macs: Sequence[int],
     backend: Backend,
     threads: int,
     seconds: float,
-    layers: Sequence[Spent],
-) -> Row:
+    layers: Sequence[LayerTime],
+) -> BenchRow:
+    """Time all models in one setting."""
     loaded = [backend.load(model, example, threads) for model in named.values()]
-    neighbours = Neighbours()
-    timings = side_by_side([own.run for own in loaded], seconds)
-    crowd = neighbours.crowd(threads)
-    batch = batch_of(example) or 1
-    figures: list[Figures] = []
+    load = MachineLoad()
+    timings = time_interleaved([runnable.run for runnable in loaded], seconds)
+    other_load = load.describe_contention(threads)
+    batch = batch_size(example) or 1
+    results: list[ModelTiming] = []
     first = timings[0]
-    found = (contradiction(ratio(first, own), first.median / own.median) for own in timings[1:])
-    doubt = crowd or next(filter(None, found), None)
+    contradictions = (
+        find_contradiction(time_ratio(first, timing), first.median / timing.median)
+        for timing in timings[1:]
+    )
+    doubt = other_load or next(filter(None, contradictions), None)
     for place, (name, model) in enumerate(named.items()):
-        own, timing = loaded[place], timings[place]
-        faster = ratio(first, timing)
-        theory = said = None
+        runnable, timing = loaded[place], timings[place]
+        faster = time_ratio(first, timing)
+        theory = verdict = None
         if place > 0:
             theory = macs[0] / macs[place] if macs[0] and macs[place] else 1.0
             spread = max(first.spread, timing.spread)
-            said = verdict(faster, theory, spread, reasons(layers, place, own.pieces), doubt)
-        figures.append(
-            Figures(
+            reasons = slowdown_reasons(layers, place, runnable.profile)
+            verdict = summarize(faster, theory, spread, reasons, doubt)
+        results.append(
+            ModelTiming(
                 name,
                 timing.median,
                 timing.spread,
                 batch / timing.median,
                 faster,
-                own.size or weight_bytes(model),
-                own.memory(),
+                runnable.size or weight_bytes(model),
+                runnable.memory(),
                 theory,
-                said,
+                verdict,
             )
         )
-    return Row(backend.name, batch, threads, tuple(figures), doubt)
+    return BenchRow(backend.name, batch, threads, tuple(results), doubt)
 
 
 @torch.no_grad()
-def _macs(name: str, model: nn.Module, example: Example) -> int:
-    """Multiply-accumulates of one run, the first in which anything can go wrong."""
+def _count_macs(name: str, model: nn.Module, example: Example) -> int:
+    """Count the MACs of one run; it is the first run, in which a bad input shows."""
     try:
         with FlopCounterMode(display=False) as counter:
             example.call(model)

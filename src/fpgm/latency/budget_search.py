@@ -1,8 +1,8 @@
-"""Plans for a share of measured time: choose by prediction, build, measure, aim again.
+"""Find the plan that saves a given fraction of measured time: predict, build, measure, correct.
 
-A plan is drawn by interpolated times, made, and foretold once more by the times of its own layers;
-runtimes like some widths much better than their neighbours, which only the second tells. What it
-promises is then held against a measurement of the whole.
+A plan is chosen by interpolated layer times, built, and predicted again from the times of its own
+layers: runtimes are much faster at some widths than at similar ones, which interpolation misses.
+Then the compact model is measured, and the next target corrected by what was learnt.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from fpgm.errors import RequestError
-from fpgm.latency.backends import Backend, backend_of, running
-from fpgm.latency.lookup_table import Table
-from fpgm.latency.predictor import Predictor, share_left
+from fpgm.latency.backends import Backend, get_backend, runtime_errors
+from fpgm.latency.lookup_table import LatencyTable
+from fpgm.latency.predictor import Predictor, predict_ratio
 from fpgm.planning.budget import Budget, Rounder
 from fpgm.planning.planner import Planner
 from fpgm.pruning.compaction import compact
@@ -27,254 +27,270 @@ from fpgm.tracing.grouping import Structure
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example
-from fpgm.utils.machine_load import Neighbours
+from fpgm.utils.machine_load import MachineLoad
 from fpgm.utils.progress import Progress
-from fpgm.utils.timing import ratio, side_by_side
+from fpgm.utils.timing import time_interleaved, time_ratio
 
-AIMS = 5
-"""Plans that are built and measured at most."""
-NEAR = 0.02
-"""A plan whose time is off by this share of what was asked is good enough."""
-DRAFTS = 6
-"""Plans that are foretold, at most, before one is measured."""
+MAX_MEASURED = 5
+"""Plans to build and measure at most."""
+TOLERANCE = 0.02
+"""Relative difference to the requested time that is good enough."""
+MAX_PREDICTED = 6
+"""Plans to predict at most before one is measured."""
 SECONDS = 3.0
-"""Time given to one comparison of two models."""
+"""Time to spend on one comparison of two models."""
 
 
 @dataclass(frozen=True)
-class Where:
-    """What a model's time depends on besides the model."""
+class BackendConfig:
+    """A runtime and its number of threads."""
 
     backend: Backend
     threads: int
 
     @classmethod
-    def of(cls, backend: str, threads: int | None) -> Where:
-        """A runtime by name and its threads, by default as many as torch uses."""
+    def of(cls, backend: str, threads: int | None) -> BackendConfig:
+        """Look up a runtime by name; by default it has as many threads as torch uses."""
         if threads is None:
             threads = torch.get_num_threads()
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise RequestError(f"threads is {threads!r}: give a whole number from 1 up.")
-        return cls(backend_of(backend), threads)
+        return cls(get_backend(backend), threads)
 
 
-class Clocked:
-    """A model in a runtime: how long it takes, and how long it would take with less of it."""
+class TimedModel:
+    """A model in a runtime: its measured time, and predictions for compact versions of it."""
 
     def __init__(
         self,
         model: nn.Module,
         example: Example,
-        where: Where,
+        config: BackendConfig,
         rounder: Rounder,
         progress: Progress | None = None,
     ) -> None:
-        self.model, self.example, self.where, self.rounder = model, example, where, rounder
+        self.model, self.example, self.config, self.rounder = model, example, config, rounder
         self.progress = progress
-        if any(p.is_cuda for p in model.parameters()) and not where.backend.name.startswith("cuda"):
+        backend = config.backend
+        if any(p.is_cuda for p in model.parameters()) and not backend.name.startswith("cuda"):
             raise RequestError(
-                f"The model is on a CUDA device, and {where.backend.name} is timed on the "
-                "processor: move the model there, or give backend='cuda'."
+                f"The model is on a CUDA device, but {backend.name} is timed on the CPU: move the "
+                "model to the CPU, or give backend='cuda'."
             )
-        original = copy_model(model).eval()  # timing is not to be noticed
-        with running(where.backend):
-            self.loaded = where.backend.load(original, example, where.threads)
-            self.seconds = side_by_side([self.loaded.run], SECONDS)[0].median
+        original = copy_model(model).eval()  # timing has no side effects on the model
+        with runtime_errors(backend):
+            self.loaded = backend.load(original, example, config.threads)
+            self.seconds = time_interleaved([self.loaded.run], SECONDS)[0].median
         self._called = called_layers(model, example)
-        self._table = Table(where.backend, where.threads)
+        self._table = LatencyTable(backend, config.threads)
 
     def predictor(self, structure: Structure) -> Predictor:
-        """Seconds as a formula of how much of every pool stays."""
+        """Build a predictor of seconds from the kept fraction of every group."""
         return Predictor(
             structure, self._called, self._table, self.seconds, self.rounder, self.progress
         )
 
-    def foretell(self, small: nn.Module, plan: Plan) -> float:
-        """By which share a smaller model should be faster: its layers timed one by one."""
+    def predict_saving(self, small: nn.Module, plan: Plan) -> float:
+        """Predict the fraction of time that a compact model saves, by timing each of its layers."""
         called = called_layers(small, self.example)
         macs = plan.macs_before, plan.macs_after
-        left = share_left(self._called, called, self._table, self.seconds, macs)
+        remaining = predict_ratio(self._called, called, self._table, self.seconds, macs)
         self._table.save()
-        return 1 - left
+        return 1 - remaining
 
-    def share_saved(self, small: nn.Module) -> tuple[float, float, float]:
-        """By which share a smaller model is faster, turn by turn; and seconds of both by that."""
-        with running(self.where.backend):
-            loaded = self.where.backend.load(small.eval(), self.example, self.where.threads)
-            mine, other = side_by_side([self.loaded.run, loaded.run], SECONDS)
-        left = 1 / ratio(mine, other)
-        return 1 - left, mine.median, mine.median * left
+    def measure_saving(self, small: nn.Module) -> tuple[float, float, float]:
+        """Measure the fraction of time that a compact model saves, and the seconds of both."""
+        backend = self.config.backend
+        with runtime_errors(backend):
+            loaded = backend.load(small.eval(), self.example, self.config.threads)
+            original, compacted = time_interleaved([self.loaded.run, loaded.run], SECONDS)
+        remaining = 1 / time_ratio(original, compacted)
+        return 1 - remaining, original.median, original.median * remaining
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A plan, the model it makes, and the share of the time that its layers promise to save."""
+class _Candidate:
+    """A plan, its compact model, and the predicted saving."""
 
     plan: Plan
     small: nn.Module
-    saved: float
+    saving: float
 
 
-def plan_for_latency(planner: Planner, where: Where, progress: Progress | None = None) -> Plan:
-    """Build the plan that saves as much of the measured time as the planner's budget asks for."""
+def plan_for_latency(
+    planner: Planner, config: BackendConfig, progress: Progress | None = None
+) -> Plan:
+    """Build the plan that saves as much of the measured time as the planner's budget requests."""
     if not planner.budget.latency:
-        raise RequestError(f"latency is {planner.budget.latency}: give a share above 0.")
-    load, asked = Neighbours(), planner.budget
-    clocked = Clocked(planner.model, planner.examples[0], where, planner.rounder, progress)
-    planner.latency_of = clocked.predictor
+        raise RequestError(f"latency is {planner.budget.latency}: give a fraction above 0.")
+    load, requested = MachineLoad(), planner.budget
+    timed = TimedModel(planner.model, planner.examples[0], config, planner.rounder, progress)
+    planner.latency_of = timed.predictor
 
     def build(budget: Budget) -> Plan:
         planner.budget = budget
-        return planner.draw().plan
+        return planner.build_plan().plan
 
     try:
-        plan = reach(clocked, asked, build)
+        plan = reach_budget(timed, requested, build)
     except RequestError as error:
-        if (crowd := load.crowd(where.threads)) is None:
+        if (other_load := load.describe_contention(config.threads)) is None:
             raise
-        raise RequestError(f"{error} But {crowd}: try again when they are idle.") from error
+        raise RequestError(
+            f"{error} But {other_load}: try again when the machine is idle."
+        ) from error
     finally:
-        planner.budget = asked
-    if (crowd := load.crowd(where.threads)) is not None:
-        note = f"While times were measured {crowd}: they may be wrong."
+        planner.budget = requested
+    if (other_load := load.describe_contention(config.threads)) is not None:
+        note = f"While times were measured, {other_load}: they may be wrong."
         plan = replace(plan, notes=(*plan.notes, note))
     return plan
 
 
-def reach(clocked: Clocked, budget: Budget, draw: Callable[[Budget], Plan]) -> Plan:
-    """The plan whose measured time comes nearest to what is asked.
+def reach_budget(timed: TimedModel, budget: Budget, build_plan: Callable[[Budget], Plan]) -> Plan:
+    """Search for the plan whose measured time comes nearest to the budget.
 
-    `draw` gives a plan for a budget. Where prediction and measurement part, the next plan is to
-    promise what the measurements so far say would come out right.
+    Where prediction and measurement differ, the next plan's predicted saving is the one that the
+    measurements so far map to the requested saving.
+
+    Args:
+        timed: the original model.
+        budget: with the requested saving in `latency`.
+        build_plan: builds a plan for a budget.
     """
-    asked = budget.latency
-    assert asked is not None
-    wanted = asked
-    known = _Known()  # what was left by measurement, by what plans promised to leave
+    requested = budget.latency
+    assert requested is not None
+    target = requested
+    calibration = _Calibration()  # from predicted to measured remaining time
     measured: list[Plan] = []
-    for number in range(AIMS):
-        if clocked.progress is not None:
-            clocked.progress("measuring a plan", number, AIMS)
+    for number in range(MAX_MEASURED):
+        if timed.progress is not None:
+            timed.progress("measuring a plan", number, MAX_MEASURED)
         try:
-            draft = _draft(clocked, budget, wanted, draw)
-        except RequestError:  # what would be needed cannot be reached
+            candidate = _build_candidate(timed, budget, target, build_plan)
+        except RequestError:  # the target cannot be reached
             if not measured:
                 raise
             break
-        if any(draft.plan.cuts == made.cuts for made in measured):
+        if any(candidate.plan.cuts == plan.cuts for plan in measured):
             break
-        saved, before, after = clocked.share_saved(draft.small)
-        found = Latency(
-            backend=clocked.where.backend.name,
-            threads=clocked.where.threads,
-            asked=asked,
-            predicted=1 - known.left(1 - draft.saved),
-            measured=saved,
+        saving, before, after = timed.measure_saving(candidate.small)
+        latency = Latency(
+            backend=timed.config.backend.name,
+            threads=timed.config.threads,
+            asked=requested,
+            predicted=1 - calibration.expected(1 - candidate.saving),
+            measured=saving,
             seconds_before=before,
             seconds_after=after,
         )
-        told = {**draft.plan.asked, "latency": asked}
-        measured.append(replace(draft.plan, asked=told, latency=found))
-        if _off(saved, asked) <= NEAR:
+        options = {**candidate.plan.asked, "latency": requested}
+        measured.append(replace(candidate.plan, asked=options, latency=latency))
+        if _relative_error(saving, requested) <= TOLERANCE:
             break
-        known.add(1 - draft.saved, 1 - saved)
-        wanted = 1 - known.aim(1 - asked)
-    return _nearest([made for made in measured if made.cuts], asked)
+        calibration.add(1 - candidate.saving, 1 - saving)
+        target = 1 - calibration.target(1 - requested)
+    return _choose_nearest([plan for plan in measured if plan.cuts], requested)
 
 
-def _nearest(measured: Sequence[Plan], asked: float) -> Plan:
-    """The plan that comes nearest, with a note if that is not near."""
-    best = min(measured, key=lambda made: _off(_saved(made), asked), default=None)
+def _choose_nearest(measured: Sequence[Plan], requested: float) -> Plan:
+    """Choose the plan nearest to the request, and add a note if it misses the tolerance."""
+    best = min(
+        measured,
+        key=lambda plan: _relative_error(_measured_saving(plan), requested),
+        default=None,
+    )
     if best is None:
         raise RequestError(
-            f"latency={asked:g}: no plan that removes anything could be told from the original by "
-            "its time. Ask for more, or try again on a machine with less to do."
+            f"latency={requested:g}: no plan that removes anything differs measurably in time from "
+            "the original. Request a larger saving, or try again on an idle machine."
         )
-    if _off(_saved(best), asked) > NEAR:
-        note = (
-            f"The nearest plan that was found takes {_saved(best):.1%} less time, not {asked:.1%}."
-        )
+    saving = _measured_saving(best)
+    if _relative_error(saving, requested) > TOLERANCE:
+        note = f"The nearest plan saves {saving:.1%} of the time, not {requested:.1%}."
         best = replace(best, notes=(*best.notes, note))
     return best
 
 
-def _draft(
-    clocked: Clocked, budget: Budget, wanted: float, draw: Callable[[Budget], Plan]
-) -> _Draft:
-    """A plan whose own layers promise what is wanted, as nearly as a few tries bring it."""
-    aim = wanted
-    known = _Known()  # what plans promised to leave, by what was aimed at
-    best: _Draft | None = None
-    for _ in range(DRAFTS):
+def _build_candidate(
+    timed: TimedModel, budget: Budget, target: float, build_plan: Callable[[Budget], Plan]
+) -> _Candidate:
+    """Build the plan whose own layers' times predict a saving nearest to the target."""
+    setting = target
+    calibration = _Calibration()  # from the planner's setting to predicted remaining time
+    best: _Candidate | None = None
+    for _ in range(MAX_PREDICTED):
         try:
-            made = draw(replace(budget, latency=aim))
+            plan = build_plan(replace(budget, latency=setting))
         except RequestError:
             if best is None:
                 raise
             break
-        small = compact(clocked.model, made)
-        draft = _Draft(made, small, clocked.foretell(small, made))
-        if best is None or _off(draft.saved, wanted) < _off(best.saved, wanted):
-            best = draft
-        if _off(best.saved, wanted) <= NEAR / 2:
+        small = compact(timed.model, plan)
+        candidate = _Candidate(plan, small, timed.predict_saving(small, plan))
+        if best is None or _relative_error(candidate.saving, target) < _relative_error(
+            best.saving, target
+        ):
+            best = candidate
+        if _relative_error(best.saving, target) <= TOLERANCE / 2:
             break
-        known.add(1 - aim, 1 - draft.saved)
-        aim = 1 - known.aim(1 - wanted)
+        calibration.add(1 - setting, 1 - candidate.saving)
+        setting = 1 - calibration.target(1 - target)
     assert best is not None
     return best
 
 
-class _Known:
-    """What was left where so much was aimed at: points, and a curve through them.
+class _Calibration:
+    """A monotone curve through points (target, result), both fractions of the time that remains.
 
-    Who aims at less cannot be left with more, except by chance: where measurements contradict that,
-    they count as alike. Between them lie straight lines; beyond the lowest, the same share is off.
+    A lower target cannot give a higher result, except by noise: points that contradict this are
+    averaged. The curve is linear between points, and proportional below the lowest.
 
-    >>> known = _Known()
-    >>> known.add(0.5, 0.55)
-    >>> round(known.left(0.4), 3), round(known.aim(0.5), 3)
+    >>> calibration = _Calibration()
+    >>> calibration.add(0.5, 0.55)
+    >>> round(calibration.expected(0.4), 3), round(calibration.target(0.5), 3)
     (0.44, 0.455)
-    >>> known.add(0.45, 0.57)
-    >>> round(known.left(0.45), 3), round(known.aim(0.5), 3)
+    >>> calibration.add(0.45, 0.57)
+    >>> round(calibration.expected(0.45), 3), round(calibration.target(0.5), 3)
     (0.56, 0.402)
     """
 
     def __init__(self) -> None:
         self._points = {1.0: 1.0}
 
-    def add(self, aim: float, left: float) -> None:
-        self._points[aim] = left
+    def add(self, target: float, result: float) -> None:
+        self._points[target] = result
 
-    def left(self, aim: float) -> float:
-        """What is to be expected at an aim."""
-        aims, fitted = self._curve()
-        if aim <= aims[0]:
-            return float(aim * fitted[0] / aims[0])
-        return float(np.interp(aim, aims, fitted))
+    def expected(self, target: float) -> float:
+        """Return the result to expect for a target."""
+        targets, results = self._curve()
+        if target <= targets[0]:
+            return float(target * results[0] / targets[0])
+        return float(np.interp(target, targets, results))
 
-    def aim(self, left: float) -> float:
-        """What to aim at so that so much is left."""
-        aims, fitted = self._curve()
-        if left <= fitted[0]:
-            found = float(aims[0] * left / max(fitted[0], 1e-3))
+    def target(self, result: float) -> float:
+        """Return the target at which to expect a result."""
+        targets, results = self._curve()
+        if result <= results[0]:
+            target = float(targets[0] * result / max(results[0], 1e-3))
         else:
-            found = float(np.interp(left, fitted, aims))
-        return min(max(found, 0.01), 1.0)
+            target = float(np.interp(result, results, targets))
+        return min(max(target, 0.01), 1.0)
 
     def _curve(self) -> tuple[Floats, Floats]:
-        aims = np.array(sorted(self._points))
-        left = np.array([self._points[aim] for aim in aims])
-        never_less = np.maximum.accumulate(left)
-        never_more = np.minimum.accumulate(left[::-1])[::-1]
-        return aims, (never_less + never_more) / 2
+        targets = np.array(sorted(self._points))
+        results = np.array([self._points[target] for target in targets])
+        never_less = np.maximum.accumulate(results)
+        never_more = np.minimum.accumulate(results[::-1])[::-1]
+        return targets, (never_less + never_more) / 2
 
 
-def _saved(made: Plan) -> float:
-    """Share of the time that a measured plan saves."""
-    assert made.latency is not None
-    return made.latency.measured
+def _measured_saving(plan: Plan) -> float:
+    """Return the fraction of time that a measured plan saves."""
+    assert plan.latency is not None
+    return plan.latency.measured
 
 
-def _off(saved: float, asked: float) -> float:
-    """How far the time that is left is from what was asked, as a share of it."""
-    return abs((1 - saved) / (1 - asked) - 1)
+def _relative_error(saving: float, requested: float) -> float:
+    """Compute how far the remaining time is from the requested one, relative to it."""
+    return abs((1 - saving) / (1 - requested) - 1)

@@ -1,7 +1,7 @@
-"""Where a model's time goes in PyTorch: every layer on its own, models side by side.
+"""Time every layer of models in PyTorch, side by side.
 
-What no layer owns (functional activations, additions, channels that adapters move) is what the
-whole model takes beyond its layers.
+Time outside of layers (functional activations, additions, gathers and scatters of adapters) is the
+time of the model less that of its layers.
 """
 
 from __future__ import annotations
@@ -19,102 +19,106 @@ from torch import nn
 from fpgm.latency.backends import torch_threads
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.modules import modules_by_path
 
-BETWEEN = "between layers"
-"""In place of a path: time of the whole model in which no layer runs."""
+BETWEEN_LAYERS = "between layers"
+"""Stands for a path: time of the model in which no layer runs."""
 _ROUNDS = 7
 _WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class Spent:
-    """A layer in all models, or what is between layers: its widths and its seconds."""
+class LayerTime:
+    """Widths and seconds of a layer in all models, or of the code between layers."""
 
     path: str
     kind: str
     widths: tuple[tuple[int, int] | None, ...]
-    """Channels read and written, where it is a convolution or linear layer, by model."""
+    """Input and output channels by model, for convolutions and linear layers."""
     seconds: tuple[float, ...]
     multiplies: bool = True
-    """Whether it has a matrix of weights; what has none waits for memory."""
+    """Whether it has a weight matrix; layers without one are memory-bound."""
     at_most: tuple[bool, ...] = ()
-    """By model, whether it may take less, because noise leaves no more than a bound."""
+    """By model, whether the time is only an upper bound, because of noise."""
 
-    def bounds(self, place: int) -> bool:
-        """Whether the seconds of the model at a place are only a bound."""
-        return bool(self.at_most) and self.at_most[place]
+    def is_bound(self, model: int) -> bool:
+        """Tell whether the seconds of a model, given by index, are only an upper bound."""
+        return bool(self.at_most) and self.at_most[model]
 
 
 @torch.no_grad()
-def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> list[Spent]:
-    """Seconds of every innermost module, in the order they first run, and of all between them.
+def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> list[LayerTime]:
+    """Time every innermost module, in the order they first run, and the code between them.
 
-    Models take turns.
+    Models run in turns, so that a busy machine affects all of them.
     """
     rounds: list[list[_Round]] = [[] for _ in models]
     with torch_threads(threads):
         for number in range(_WARM_UP + _ROUNDS):
             for place, model in enumerate(models):
-                with _clocked(modules_by_path(model)) as times, _clocked({"": model}) as whole:
+                with (
+                    _time_modules(modules_by_path(model)) as times,
+                    _time_modules({"": model}) as total,
+                ):
                     example.call(model)
-                with _clocked({"": model}) as alone:
+                with _time_modules({"": model}) as untimed:
                     example.call(model)
                 if number >= _WARM_UP:
-                    rounds[place].append(_Round(times, whole[""], alone[""]))
+                    rounds[place].append(_Round(times, total[""], untimed[""]))
     widths = [
         {c.path: (c.layer.reads, c.layer.writes) for c in called_layers(model, example)}
         for model in models
     ]
     modules: dict[str, nn.Module] = {}
-    for model in reversed(models):  # a layer that only some have is theirs; of all, the first's
+    for model in reversed(models):  # of layers that several models have, the first model's
         modules |= modules_by_path(model)
     layers = [
-        Spent(
+        LayerTime(
             path,
             type(modules[path]).__name__,
-            tuple(own.get(path) for own in widths),
-            tuple(statistics.median(r.layers.get(path, 0.0) for r in own) for own in rounds),
+            tuple(by_path.get(path) for by_path in widths),
+            tuple(statistics.median(r.layers.get(path, 0.0) for r in runs) for runs in rounds),
             any(p.ndim > 1 for p in modules[path].parameters()),
         )
-        for path in dict.fromkeys(path for own in rounds for path in own[0].layers)
+        for path in dict.fromkeys(path for runs in rounds for path in runs[0].layers)
     ]
-    seconds, at_most = zip(*(_between(own) for own in rounds), strict=True)
+    seconds, at_most = zip(*(_seconds_between(runs) for runs in rounds), strict=True)
     widths_between = (None,) * len(models)
-    between = Spent(BETWEEN, "functional code", widths_between, seconds, False, at_most)
+    between = LayerTime(BETWEEN_LAYERS, "functional code", widths_between, seconds, False, at_most)
     return [*layers, between]
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A run with clocks in all layers, and one without."""
+    """Seconds of a run with all layers timed, and of one without."""
 
     layers: dict[str, float]
-    whole: float
-    alone: float
-    """The whole, where no clock of a layer makes it longer."""
+    total: float
+    untimed_total: float
+    """Of a run in which no layer is timed, which takes time itself."""
 
 
-def _between(rounds: Sequence[_Round]) -> tuple[float, bool]:
-    """Seconds of the whole in which no layer runs, and whether it may be less.
+def _seconds_between(rounds: Sequence[_Round]) -> tuple[float, bool]:
+    """Return the seconds in which no layer runs, and whether they are only an upper bound.
 
-    Within a run they hold what the clocks take; between two runs, whatever held up the second one
-    alone. The smaller is nearer the truth, unless the layers of one run took longer than all of the
-    other: then only the first is known, and that the truth is below it.
+    The difference within a run includes what the timing takes; that between two runs, anything that
+    slowed one of them. The smaller is nearer the truth, unless the layers of one run took longer
+    than all of the other: then the first is an upper bound.
     """
-    within = statistics.median(r.whole - sum(r.layers.values()) for r in rounds)
-    across = statistics.median(r.alone - sum(r.layers.values()) for r in rounds)
+    within = statistics.median(r.total - sum(r.layers.values()) for r in rounds)
+    across = statistics.median(r.untimed_total - sum(r.layers.values()) for r in rounds)
     return (min(within, across), False) if across > 0 else (within, True)
 
 
 @contextmanager
-def _clocked(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
-    """Seconds by path of those modules in which no other of them runs, added up over their calls.
+def _time_modules(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
+    """Time modules in which no other of them runs: seconds by path, summed over calls.
 
-    A module may hold others and not call them, as attention does: then the time is its own.
+    A module may have children it does not call, as attention does: then the time is its own.
     """
     times: dict[str, float] = {}
-    latest, begun = "", 0.0
+    latest, start = "", 0.0
     waits = any(p.is_cuda for p in modules[""].parameters())
 
     def now() -> float:
@@ -124,24 +128,20 @@ def _clocked(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, float]]:
 
     def before(path: str) -> Any:
         def hook(*_: Any) -> None:
-            nonlocal latest, begun
-            latest, begun = path, now()
+            nonlocal latest, start
+            latest, start = path, now()
 
         return hook
 
     def after(path: str) -> Any:
         def hook(*_: Any) -> None:
             if latest == path:
-                times[path] = times.get(path, 0.0) + now() - begun
+                times[path] = times.get(path, 0.0) + now() - start
 
         return hook
 
-    handles = []
-    for path, module in modules.items():
-        handles.append(module.register_forward_pre_hook(before(path), prepend=True))
-        handles.append(module.register_forward_hook(after(path)))
-    try:
+    with temporary_hooks() as handles:
+        for path, module in modules.items():
+            handles.append(module.register_forward_pre_hook(before(path), prepend=True))
+            handles.append(module.register_forward_hook(after(path)))
         yield times
-    finally:
-        for handle in handles:
-            handle.remove()

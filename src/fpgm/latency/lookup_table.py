@@ -1,7 +1,7 @@
-"""A table of how long layers take at their possible widths, measured here and kept on disk.
+"""A table of layer latencies, measured on this machine and cached on disk.
 
-Times are kept by runtime, its version, the processor, threads and the layer's sizes, so a second
-plan for the same machine costs no measurement.
+The key is the runtime, its version, the processor, the number of threads and the layer's sizes. A
+second plan for the same machine takes no measurement.
 """
 
 from __future__ import annotations
@@ -13,85 +13,86 @@ import warnings
 from pathlib import Path
 
 from fpgm.errors import FileError
-from fpgm.latency.backends import Backend, running
-from fpgm.tracing.layer_calls import Layer
+from fpgm.latency.backends import Backend, runtime_errors
+from fpgm.tracing.layer_calls import LayerSpec
 from fpgm.utils.atomic_io import write_text
-from fpgm.utils.machine_load import Neighbours
-from fpgm.utils.safe_read import cache_root, json_of
+from fpgm.utils.machine_load import MachineLoad
+from fpgm.utils.safe_read import cache_root, read_json
 from fpgm.utils.text import reason
 
 FORMAT = 3
-LEAST = 1e-7
-"""Seconds: less is what a clock does not tell."""
+MIN_SECONDS = 1e-7
+"""Clocks do not resolve less."""
 
 
 def default_cache() -> Path:
-    """Where times are kept: the folder that FPGM_CACHE names, or ~/.cache/fpgm."""
+    """Return the folder of cached times: in that of FPGM_CACHE, or in ~/.cache/fpgm."""
     return cache_root("FPGM_CACHE") / "latency"
 
 
-class Table:
-    """Seconds of layers in one runtime with so many threads."""
+class LatencyTable:
+    """Seconds of layers in one runtime with one number of threads."""
 
     def __init__(self, backend: Backend, threads: int) -> None:
         self.backend, self.threads = backend, threads
-        self.about = {
+        self.header = {
             "format": FORMAT,
             "backend": backend.name,
             "version": backend.version(),
             "threads": threads,
         }
-        name = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:12]
+        name = hashlib.sha256(json.dumps(self.header, sort_keys=True).encode()).hexdigest()[:12]
         self.file = default_cache() / f"{backend.name}-{name}.json"
         self._seconds = self._read()
         self._unsaved = 0
-        self._refused = False
-        self._neighbours = Neighbours()
+        self._warned = False
+        self._load = MachineLoad()
 
-    def seconds(self, layer: Layer) -> float:
-        """How long a layer takes, measured if it is not known."""
+    def seconds(self, layer: LayerSpec) -> float:
+        """Return the time of a layer; measure it if it is not in the table."""
         key = layer.key()
         if key not in self._seconds:
-            with running(self.backend):
-                taken = self.backend.layer_seconds(layer, self.threads)
-            self._seconds[key] = max(LEAST, taken)
+            with runtime_errors(self.backend):
+                seconds = self.backend.layer_seconds(layer, self.threads)
+            self._seconds[key] = max(MIN_SECONDS, seconds)
             self._unsaved += 1
         return self._seconds[key]
 
     def save(self) -> None:
-        """Keep what was measured; a disk that refuses, of which a warning tells once, costs time.
+        """Write new times to the cache; if that fails, warn once and continue.
 
-        Times taken while others worked are not kept: they would spoil every plan to come.
+        Times measured while other processes used the cores are not written: they would make all
+        later plans worse.
         """
-        if not self._unsaved or self._neighbours.crowd(self.threads) is not None:
+        if not self._unsaved or self._load.describe_contention(self.threads) is not None:
             return
         known = {**self._read(), **self._seconds}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.file, json.dumps({**self.about, "seconds": known}, indent=1) + "\n")
+            write_text(self.file, json.dumps({**self.header, "seconds": known}, indent=1) + "\n")
         except OSError as error:
-            if not self._refused:
+            if not self._warned:
                 warnings.warn(
                     f"{self.file.parent} cannot be written: {reason(error)}. The next plan will "
-                    "measure layers anew: let FPGM_CACHE name a folder for their times.",
+                    "measure all layers again: set FPGM_CACHE to a folder that can be written.",
                     stacklevel=2,
                 )
-            self._refused = True
+            self._warned = True
             return
         self._unsaved = 0
 
     def _read(self) -> dict[str, float]:
         try:
-            found = json_of(self.file)
-            if {key: found[key] for key in self.about} != self.about:
-                raise ValueError("it is about something else")
-            known = {str(key): float(value) for key, value in found["seconds"].items()}
+            content = read_json(self.file)
+            if {key: content[key] for key in self.header} != self.header:
+                raise ValueError("it was measured in another runtime")
+            known = {str(key): float(value) for key, value in content["seconds"].items()}
             if not all(0 < seconds < math.inf for seconds in known.values()):
-                raise ValueError("some are no times")
+                raise ValueError("some times are not positive and finite")
             return known
-        except OSError:  # nothing there, or nothing that may be read
+        except OSError:  # the file does not exist or may not be read
             return {}
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise FileError(
-                f"{self.file} holds no times of layers ({reason(error)}): delete it."
+                f"{self.file} is not a latency cache ({reason(error)}): delete it."
             ) from error

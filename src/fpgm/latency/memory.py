@@ -1,7 +1,7 @@
-"""How much memory a model needs to run: its weights, and what it computes with at the worst moment.
+"""Measure the peak memory a model needs to run: weights and activations.
 
-PyTorch tells every allocation to its profiler. Other runtimes are asked from outside: a process
-that does nothing else loads the model and runs it, and the system knows how much larger it got.
+In PyTorch, the profiler reports every allocation. For other runtimes, a separate process loads and
+runs the model, and the operating system says by how much it grew.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from torch.profiler import ProfilerActivity, profile
 
 from fpgm.utils.modules import named_tensors
 
-_CHILD = Path(__file__).with_name("_memory_probe.py")
-_LOG = "KINETO_LOG_LEVEL"
-_PATIENCE = 120
-"""Seconds for a process to load a model and run it."""
+_PROBE_SCRIPT = Path(__file__).with_name("_memory_probe.py")
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_TIMEOUT_SECONDS = 120
+"""For a process to load a model and run it."""
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a model's tensors, those it shares counted once."""
+    """Sum the bytes of a model's tensors; shared ones count once."""
     return sum(t.nbytes for t in named_tensors(model).values())
 
 
 def torch_bytes(model: nn.Module, run: Callable[[], Any]) -> int:
-    """Weights, and the most that is allocated at once while `run` runs the model."""
+    """Measure peak bytes in PyTorch: weights, and allocations while `run` runs the model."""
     run()
     on_cuda = any(p.is_cuda for p in model.parameters())
     return weight_bytes(model) + (_cuda_bytes(run) if on_cuda else _cpu_bytes(run))
 
 
 def _cuda_bytes(run: Callable[[], Any]) -> int:
-    """The most that is allocated at once beyond what was before, which others hold, too."""
+    """Measure the peak beyond what is allocated already, by the model or by others."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run()
@@ -49,33 +49,35 @@ def _cuda_bytes(run: Callable[[], Any]) -> int:
 
 
 def _cpu_bytes(run: Callable[[], Any]) -> int:
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+    """Add up the profiler's allocations and frees in order, and return the peak."""
+    activities = [ProfilerActivity.CPU]
+    with _quiet_profiler(), profile(activities=activities, profile_memory=True) as profiled:
         run()
-    kineto = told.profiler.kineto_results if told.profiler is not None else None
+    kineto = profiled.profiler.kineto_results if profiled.profiler is not None else None
     events = [] if kineto is None else kineto.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    worst = held = 0
+    peak = allocated = 0
     for _, change in changes:
-        held += change
-        worst = max(worst, held)
-    return worst
+        allocated += change
+        peak = max(peak, allocated)
+    return peak
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_profiler() -> Iterator[None]:
     """Keep the profiler from writing to the terminal when it starts."""
-    if _LOG in os.environ:
+    if _LOG_LEVEL in os.environ:
         yield
         return
-    os.environ[_LOG] = "99"
+    os.environ[_LOG_LEVEL] = "99"
     try:
         yield
     finally:
-        del os.environ[_LOG]
+        del os.environ[_LOG_LEVEL]
 
 
 def process_bytes(runtime: str, model: bytes, feed: Mapping[str, Any], threads: int) -> int | None:
-    """By how much a process grows that runs a model in ONNX; None where that cannot be told."""
+    """Measure by how many bytes a process grows that runs an ONNX model; None if unknown."""
     if not sys.platform.startswith("linux"):
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -83,11 +85,11 @@ def process_bytes(runtime: str, model: bytes, feed: Mapping[str, Any], threads: 
         file.write_bytes(model)
         np.savez(inputs, **feed)
         try:
-            done = subprocess.run(
-                [sys.executable, str(_CHILD), runtime, str(file), str(inputs), str(threads)],
-                capture_output=True, text=True, timeout=_PATIENCE, check=False,
+            result = subprocess.run(
+                [sys.executable, str(_PROBE_SCRIPT), runtime, str(file), str(inputs), str(threads)],
+                capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return None
-    told = done.stdout.split()
-    return int(told[-1]) if done.returncode == 0 and told else None
+    words = result.stdout.split()
+    return int(words[-1]) if result.returncode == 0 and words else None

@@ -1,9 +1,9 @@
-"""The latency of a pruned model before it is measured: times of its layers at their new widths.
+"""Predict the latency of a pruned model from the times of its layers.
 
-While counts are chosen, every layer's time is known at a few widths of what it reads and what it
-writes, and interpolated between them; of a model that was made, each layer is timed as it is. What
-a model takes beyond its layers (norms, activations, additions) goes with how much they give out,
-and work that is no layer's with its MACs.
+`Predictor` is for choosing widths: every layer is timed at a few input and output widths, and
+interpolated between them. `predict_ratio` is for a compact model: each layer is timed as it is.
+Both scale the time outside of layers (norms, activations, additions) with the layers' output sizes,
+and that of MACs outside of layers with those MACs.
 """
 
 from __future__ import annotations
@@ -15,168 +15,190 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fpgm.latency.lookup_table import Table
+from fpgm.latency.lookup_table import LatencyTable
 from fpgm.planning.budget import Rounder
-from fpgm.tracing.cost_model import Costs, Floats, Shares
+from fpgm.tracing.cost_model import Costs, Floats, KeptFractions
 from fpgm.tracing.grouping import Structure
-from fpgm.tracing.layer_calls import Called, Layer
-from fpgm.utils.parameter_info import WRITES
+from fpgm.tracing.layer_calls import LayerCall, LayerSpec
+from fpgm.utils.parameter_info import PRODUCER_ROLES
 from fpgm.utils.progress import Progress
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of a layer's width at which it is timed."""
-_GRID = 16
-"""Steps of the interpolated table along each width."""
+WIDTH_RATIOS = (0.25, 0.5, 0.75, 1.0)
+"""Fractions of a layer's width at which it is timed."""
+_GRID_STEPS = 16
+"""Steps of the interpolated grid along each width."""
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """A layer, with the numbers of the shares that stay of what it reads and what it writes."""
+class _LayerRatios:
+    """A layer, with the indices of the kept ratios of its input and of its output channels."""
 
-    called: Called
+    called: LayerCall
     reads: int
     writes: int
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Seconds of a model by what they go with when it shrinks."""
+class TimeParts:
+    """A model's seconds, divided by what they scale with."""
 
     scale: float
-    """Of the layers' own times: they may take longer alone than all together."""
-    given: float
-    """Beside layers, going with what they give out."""
-    other: float
-    """Of work that is no layer's, going with its MACs."""
+    """Factor on the layers' times: a layer may take longer alone than within the model."""
+    outputs: float
+    """Seconds outside of layers that scale with the layers' output sizes."""
+    other_macs: float
+    """Seconds of MACs outside of layers, which scale with those MACs."""
 
     @classmethod
-    def of(cls, whole: float, layers: float, known: float) -> Parts:
-        """From the time of the whole, its layers' together, and the share of MACs in layers."""
-        rest = max(0.0, whole - layers)
-        other = rest * max(0.0, 1 - known)
-        return cls(min(1.0, whole / layers) if layers else 1.0, rest - other, other)
+    def of(cls, total: float, layers: float, macs_in_layers: float) -> TimeParts:
+        """Divide a model's seconds.
+
+        Args:
+            total: seconds of the model.
+            layers: sum of its layers' seconds.
+            macs_in_layers: fraction of its MACs that are in layers.
+        """
+        rest = max(0.0, total - layers)
+        other_macs = rest * max(0.0, 1 - macs_in_layers)
+        return cls(min(1.0, total / layers) if layers else 1.0, rest - other_macs, other_macs)
 
 
-def share_left(
-    before: Sequence[Called],
-    after: Sequence[Called],
-    table: Table,
-    whole: float,
+def predict_ratio(
+    before: Sequence[LayerCall],
+    after: Sequence[LayerCall],
+    table: LatencyTable,
+    seconds_before: float,
     macs: tuple[int, int],
 ) -> float:
-    """Share of a model's time that is left once its layers are others, every one of them timed.
+    """Predict the time of a compact model as a fraction of the original's, from layer times.
 
-    `macs` are those of the models, layers or not.
+    Args:
+        before: layers of the original.
+        after: layers of the compact model.
+        table: times all of them.
+        seconds_before: measured time of the original.
+        macs: of both models, in layers or not.
     """
-    layers, left = (sum(table.seconds(call.layer) for call in own) for own in (before, after))
-    given, gives = (sum(call.given for call in own) for own in (before, after))
-    parts = Parts.of(whole, layers, sum(call.macs for call in before) / max(1, macs[0]))
-    seconds = parts.scale * left + parts.other * macs[1] / max(1, macs[0])
-    return (seconds + parts.given * gives / max(1, given)) / whole
+    layers_before, layers_after = (
+        sum(table.seconds(call.layer) for call in called) for called in (before, after)
+    )
+    outputs_before, outputs_after = (
+        sum(call.given for call in called) for called in (before, after)
+    )
+    macs_in_layers = sum(call.macs for call in before) / max(1, macs[0])
+    parts = TimeParts.of(seconds_before, layers_before, macs_in_layers)
+    seconds = parts.scale * layers_after + parts.other_macs * macs[1] / max(1, macs[0])
+    return (seconds + parts.outputs * outputs_after / max(1, outputs_before)) / seconds_before
 
 
 class Predictor:
-    """Seconds of the model when a share of every pool stays; same use as `Costs`."""
+    """Predicts seconds from the kept fraction of every group; has the interface of `Costs`."""
 
     def __init__(
         self,
         structure: Structure,
-        called: Sequence[Called],
-        table: Table,
-        whole: float,
+        called: Sequence[LayerCall],
+        table: LatencyTable,
+        total: float,
         rounder: Rounder,
         progress: Progress | None = None,
     ) -> None:
-        self._shares = Shares(structure)
-        self._units = [pool.units for pool in structure.pools]
-        entries = [self._entry(structure, call) for call in called]
+        self._kept_fractions = KeptFractions(structure)
+        self._units = [pool.units for pool in structure.groups]
+        layers = [self._find_ratios(structure, call) for call in called]
         grids = []
-        for number, entry in enumerate(entries):
+        for number, layer in enumerate(layers):
             if progress is not None:
-                progress(f"timing {entry.called.path}", number, len(entries))
-            grids.append(_grid(entry.called.layer, table, rounder))
+                progress(f"timing {layer.called.path}", number, len(layers))
+            grids.append(_time_grid(layer.called.layer, table, rounder))
             table.save()
-        self._grids = np.stack(grids) if grids else np.zeros((0, _GRID + 1, _GRID + 1))
-        self._reads = np.array([entry.reads for entry in entries], dtype=np.int64)
-        self._writes = np.array([entry.writes for entry in entries], dtype=np.int64)
-        self._work = Costs(structure, "macs")
-        self._all_work = max(1, structure.macs())
-        known = sum(call.macs for call in called) / self._all_work
-        self._parts = Parts.of(whole, float(self._grids[:, -1, -1].sum()), known)
-        given = np.array([float(entry.called.given) for entry in entries])
-        self._beside = self._parts.given * given / given.sum() if len(given) else given
+        steps = _GRID_STEPS + 1
+        self._grids = np.stack(grids) if grids else np.zeros((0, steps, steps))
+        self._reads = np.array([layer.reads for layer in layers], dtype=np.int64)
+        self._writes = np.array([layer.writes for layer in layers], dtype=np.int64)
+        self._macs = Costs(structure, "macs")
+        self._total_macs = max(1, structure.macs())
+        macs_in_layers = sum(call.macs for call in called) / self._total_macs
+        self._parts = TimeParts.of(total, float(self._grids[:, -1, -1].sum()), macs_in_layers)
+        sizes = np.array([float(layer.called.given) for layer in layers])
+        self._outputs = self._parts.outputs * sizes / sizes.sum() if len(sizes) else sizes
 
     def at(self, kept: Floats) -> Floats:
-        """Seconds where these shares of each pool stay: [pools] or [many, pools]."""
-        shares = self._shares.of(kept)
-        reads, writes = shares[..., self._reads], shares[..., self._writes]
+        """Predict seconds from the kept fractions of all groups: [groups] or [many, groups]."""
+        fractions = self._kept_fractions.fractions(kept)
+        reads, writes = fractions[..., self._reads], fractions[..., self._writes]
         rows = np.arange(len(self._grids))
         total = np.zeros(reads.shape)
         for low_r, weight_r in _corners(reads):
             for low_w, weight_w in _corners(writes):
                 total += weight_r * weight_w * self._grids[rows, low_r, low_w]
-        other = self._parts.other * self._work.at(kept) / self._all_work
-        layers = total * self._parts.scale + self._beside * writes
+        other = self._parts.other_macs * self._macs.at(kept) / self._total_macs
+        layers = total * self._parts.scale + self._outputs * writes
         return np.asarray(other + layers.sum(axis=-1))
 
     def without(self, removed: Tensor) -> float:
-        """Seconds once these classes are gone."""
+        """Predict seconds without these units."""
         kept = [1 - float(torch.isin(units, removed).double().mean()) for units in self._units]
         return float(self.at(np.array(kept)))
 
-    def _entry(self, structure: Structure, call: Called) -> _Entry:
-        """By what is known of the layer's own tensors: its weight, or what that is made of."""
+    def _find_ratios(self, structure: Structure, call: LayerCall) -> _LayerRatios:
+        """Look up which ratios a layer's widths follow, by its weight or what that is made of."""
         sides = {"reads": 0, "writes": 0}
-        for slot in structure.seen.slots.values():
+        for slot in structure.trace.parameter_infos.values():
             if slot.name.startswith(f"{call.path}." if call.path else "") and len(slot.shape) > 1:
                 for field, role in zip(slot.fields, slot.roles, strict=True):
-                    if role == "reads" or role in WRITES:
+                    if role == "reads" or role in PRODUCER_ROLES:
                         side = "reads" if role == "reads" else "writes"
-                        sides[side] = self._shares.number(field)
+                        sides[side] = self._kept_fractions.number(field)
         if call.layer.depthwise:
             sides["reads"] = sides["writes"]
-        return _Entry(call, sides["reads"], sides["writes"])
+        return _LayerRatios(call, sides["reads"], sides["writes"])
 
 
 def _corners(
-    shares: Floats,
+    ratios: Floats,
 ) -> list[tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], Floats]]:
-    """Places in the table on both sides of a share, and how much each of them counts."""
-    place = np.clip(shares, 0.0, 1.0) * _GRID
-    low = np.minimum(place.astype(np.int64), _GRID - 1)
+    """Return the grid indices on both sides of a ratio, with their interpolation weights."""
+    place = np.clip(ratios, 0.0, 1.0) * _GRID_STEPS
+    low = np.minimum(place.astype(np.int64), _GRID_STEPS - 1)
     part = place - low
     return [(low, 1 - part), (low + 1, part)]
 
 
-def _grid(layer: Layer, table: Table, rounder: Rounder) -> Floats:
-    """Seconds at every step of both widths, from measurements at a few."""
-    reads, writes = _widths(layer.reads, rounder), _widths(layer.writes, rounder)
+def _time_grid(layer: LayerSpec, table: LatencyTable, rounder: Rounder) -> Floats:
+    """Time a layer at a few widths, and interpolate seconds for every step of both widths."""
+    reads = _widths_to_time(layer.reads, rounder)
+    writes = _widths_to_time(layer.writes, rounder)
     if layer.groups > 1 and not layer.depthwise:
         reads = [n for n in reads if n % layer.groups == 0] or [layer.reads]
         writes = [n for n in writes if n % layer.groups == 0] or [layer.writes]
-    steps = np.linspace(0, 1, _GRID + 1)
+    steps = np.linspace(0, 1, _GRID_STEPS + 1)
     if layer.depthwise:
-        times = [table.seconds(layer.sized(n, n)) for n in writes]
-        line = _line(steps * layer.writes, writes, times)
-        return np.repeat(line[None], _GRID + 1, axis=0)
+        times = [table.seconds(layer.with_widths(n, n)) for n in writes]
+        line = _interpolate(steps * layer.writes, writes, times)
+        return np.repeat(line[None], _GRID_STEPS + 1, axis=0)
     rows = [
-        _line(steps * layer.writes, writes, [table.seconds(layer.sized(r, w)) for w in writes])
+        _interpolate(
+            steps * layer.writes, writes, [table.seconds(layer.with_widths(r, w)) for w in writes]
+        )
         for r in reads
     ]
-    columns = np.stack(rows, axis=1)  # [writes' steps, reads measured]
-    return np.stack([_line(steps * layer.reads, reads, list(own)) for own in columns], axis=1)
+    columns = np.stack(rows, axis=1)  # [steps of output widths, timed input widths]
+    return np.stack(
+        [_interpolate(steps * layer.reads, reads, list(times)) for times in columns], axis=1
+    )
 
 
-def _widths(width: int, rounder: Rounder) -> list[int]:
-    """Widths worth measuring: what the rounder would make of a few shares."""
-    return sorted({rounder.kept(width, 1 - share) for share in SHARES})
+def _widths_to_time(width: int, rounder: Rounder) -> list[int]:
+    """Return the rounded widths at a few fractions of a width."""
+    return sorted({rounder.kept(width, 1 - ratio) for ratio in WIDTH_RATIOS})
 
 
-def _line(places: Floats, known: Sequence[int], values: Sequence[float]) -> Floats:
-    """Straight lines between what is known, and from the two smallest on towards nothing."""
-    found = np.interp(places, known, values)
-    if len(known) > 1:
-        slope = max(0.0, (values[1] - values[0]) / (known[1] - known[0]))
-        below = places < known[0]
-        found[below] = np.maximum(0.0, values[0] - slope * (known[0] - places[below]))
-    return np.asarray(found)
+def _interpolate(widths: Floats, timed: Sequence[int], times: Sequence[float]) -> Floats:
+    """Interpolate times linearly, and extrapolate below the smallest timed width."""
+    seconds = np.interp(widths, timed, times)
+    if len(timed) > 1:
+        slope = max(0.0, (times[1] - times[0]) / (timed[1] - timed[0]))
+        below = widths < timed[0]
+        seconds[below] = np.maximum(0.0, times[0] - slope * (timed[0] - widths[below]))
+    return np.asarray(seconds)

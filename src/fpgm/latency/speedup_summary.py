@@ -1,113 +1,129 @@
-"""What the figures mean, in a sentence: does pruning pay here, and if not, why."""
+"""Summarise a speed-up in a sentence: is it what the MACs suggest, and if not, why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fpgm.latency.backends import Piece
-from fpgm.latency.layer_breakdown import Spent
+from fpgm.latency.backends import ProfiledNode
+from fpgm.latency.layer_breakdown import LayerTime
 from fpgm.planning.budget import ALIGN
 
-PAYS = 0.8
-"""Below this share of the saving that MACs promise, say why."""
-_MATTERS = 0.1
-"""Share of the time from which on something is worth a word."""
-_BUSY = 0.1
-"""Spread beyond which times say more about the machine than about the model."""
-_APART = 1.25
-"""How many times as long one median is as another where no one would call both as fast."""
-_MULTIPLY = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
-"""In names of the nodes in which runtimes multiply, or prepare for it."""
+MIN_ACHIEVED = 0.8
+"""With less than this fraction of the theoretical saving, reasons are given."""
+_MIN_FRACTION = 0.1
+"""Of the time, for something to be mentioned."""
+_MAX_SPREAD = 0.1
+"""With a larger spread, times say more about the machine than about the model."""
+_CLEAR_RATIO = 1.25
+"""Ratio of two medians from which on they clearly differ."""
+_MATMUL_WORDS = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
+"""In names of nodes that multiply matrices, or prepare for it."""
 
 Reasons = Callable[[], list[str]]
 
 
-def verdict(
+def summarize(
     faster: float, theory: float, spread: float, reasons: Reasons, doubt: str | None = None
 ) -> str:
-    """`2.1× faster; theory 2.2×`, and the reasons if that is far apart.
+    """Describe a speed-up beside the theoretical one, with reasons if it is much smaller.
 
-    Where there is a reason to `doubt` the measurement, that is said in place of what it found.
-
-    >>> verdict(2.1, 2.2, 0.02, list)
+    >>> summarize(2.1, 2.2, 0.02, list)
     '2.1× faster; theory 2.2×'
-    >>> verdict(0.5, 1.0, 0.02, list)
+    >>> summarize(0.5, 1.0, 0.02, list)
     '2.0× slower; theory 1.0×'
-    >>> verdict(0.99, 1.0, 0.02, list)
+    >>> summarize(0.99, 1.0, 0.02, list)
     'as fast; theory 1.0×'
+
+    Args:
+        faster: the measured speed-up.
+        theory: the speed-up by MACs.
+        spread: of the times, relative to their median.
+        reasons: called to find reasons.
+        doubt: why the measurement is unreliable, if it is; then no speed-up is given.
     """
-    promised = f"theory {theory:.1f}×"
+    theoretical = f"theory {theory:.1f}×"
     if doubt is not None:
-        return f"not to be relied on: {doubt}; measure again on an idle machine; {promised}"
-    said = f"{_compared(faster, spread)}; {promised}"
-    asked, got = 1 - 1 / theory, 1 - 1 / faster
-    if theory <= 1.02 or got >= PAYS * asked:
-        return said
-    found = reasons()
-    if spread > _BUSY:
-        found.append(f"the machine is busy (times vary by {spread:.0%})")
-    why = "; ".join(found) or "it is spread over many layers: see where the time goes"
-    return f"{said}. Less than MACs promise: {why}"
+        return f"unreliable: {doubt}; measure again on an idle machine; {theoretical}"
+    text = f"{_format_speedup(faster, spread)}; {theoretical}"
+    expected, achieved = 1 - 1 / theory, 1 - 1 / faster
+    if theory <= 1.02 or achieved >= MIN_ACHIEVED * expected:
+        return text
+    causes = reasons()
+    if spread > _MAX_SPREAD:
+        causes.append(f"the machine is busy (times vary by {spread:.0%})")
+    why = "; ".join(causes) or "the loss is spread over many layers: see where the time goes"
+    return f"{text}. Less than the MACs suggest: {why}"
 
 
-def contradiction(faster: float, medians: float) -> str | None:
-    """What is wrong where turns do not find the faster model that medians of all times find.
+def find_contradiction(faster: float, medians: float) -> str | None:
+    """Describe the contradiction if paired runs and medians of all runs clearly disagree.
 
-    Turns are what is believed, as long as both point the same way.
+    Paired runs are more reliable, as long as both find the same model faster.
 
-    >>> contradiction(1.0, 7.87 / 27.7)
-    'turn by turn it is 1.0× as fast, by the medians 0.3×'
-    >>> contradiction(1.8, 1.5), contradiction(1.0, 1.1)
+    >>> find_contradiction(1.0, 7.87 / 27.7)
+    'paired runs say 1.0× as fast, medians say 0.3×'
+    >>> find_contradiction(1.8, 1.5), find_contradiction(1.0, 1.1)
     (None, None)
+
+    Args:
+        faster: speed-up by paired runs.
+        medians: speed-up by the medians of all times.
     """
-    against = faster < 1 + _BUSY if medians > _APART else faster > 1 - _BUSY
-    if not against or 1 / _APART <= medians <= _APART:
+    disagree = faster < 1 + _MAX_SPREAD if medians > _CLEAR_RATIO else faster > 1 - _MAX_SPREAD
+    if not disagree or 1 / _CLEAR_RATIO <= medians <= _CLEAR_RATIO:
         return None
-    return f"turn by turn it is {faster:.1f}× as fast, by the medians {medians:.1f}×"
+    return f"paired runs say {faster:.1f}× as fast, medians say {medians:.1f}×"
 
 
-def _compared(faster: float, spread: float) -> str:
+def _format_speedup(faster: float, spread: float) -> str:
     times = max(faster, 1 / faster)
-    if f"{times:.1f}" == "1.0" or abs(1 - 1 / faster) <= min(spread, _BUSY):
+    if f"{times:.1f}" == "1.0" or abs(1 - 1 / faster) <= min(spread, _MAX_SPREAD):
         return "as fast"
     return f"{times:.1f}× {'faster' if faster > 1 else 'slower'}"
 
 
-def reasons(
-    layers: Sequence[Spent], place: int, pieces: Callable[[], list[Piece]] | None
+def slowdown_reasons(
+    layers: Sequence[LayerTime], model: int, profile: Callable[[], list[ProfiledNode]] | None
 ) -> Reasons:
-    """Why the model at a place may be slow: its widths, and where the runtime spends its time."""
+    """Return a function that finds why a model is slow: its widths, and memory-bound operators.
 
-    def found() -> list[str]:
-        if pieces is not None:
-            spent = {(p.name, p.kind): (p.seconds, _multiplies(p.kind)) for p in pieces()}
+    Args:
+        layers: times of all models' layers in PyTorch.
+        model: index of the model.
+        profile: of the model in the runtime, if that has a profiler.
+    """
+
+    def find() -> list[str]:
+        if profile is not None:
+            times = {(n.name, n.kind): (n.seconds, _is_matmul(n.kind)) for n in profile()}
         else:
-            sure = [s for s in layers if not s.bounds(place)]
-            spent = {(s.path, s.kind): (s.seconds[place], s.multiplies) for s in sure}
-        return [*_misaligned(layers, place), *_elsewhere(spent)]
+            exact = [layer for layer in layers if not layer.is_bound(model)]
+            times = {(t.path, t.kind): (t.seconds[model], t.multiplies) for t in exact}
+        return [*_misaligned_widths(layers, model), *_memory_bound(times)]
 
-    return found
-
-
-def _multiplies(kind: str) -> bool:
-    return any(word in kind.lower() for word in _MULTIPLY)
+    return find
 
 
-def _misaligned(layers: Sequence[Spent], place: int) -> list[str]:
-    """Widths that are no multiple of that, though the original's were and could have stayed so."""
-    odd = [layer for layer in layers if _odd(layer.widths[0], layer.widths[place])]
-    whole = sum(layer.seconds[place] for layer in layers)
-    share = sum(layer.seconds[place] for layer in odd) / whole if whole else 0.0
-    if share < _MATTERS:
+def _is_matmul(kind: str) -> bool:
+    return any(word in kind.lower() for word in _MATMUL_WORDS)
+
+
+def _misaligned_widths(layers: Sequence[LayerTime], model: int) -> list[str]:
+    """Report layers whose widths are no longer aligned, if they take much of the time."""
+    misaligned = [
+        layer for layer in layers if _lost_alignment(layer.widths[0], layer.widths[model])
+    ]
+    total = sum(layer.seconds[model] for layer in layers)
+    fraction = sum(layer.seconds[model] for layer in misaligned) / total if total else 0.0
+    if fraction < _MIN_FRACTION:
         return []
-    many = "1 layer" if len(odd) == 1 else f"{len(odd)} layers"
-    have = "has" if len(odd) == 1 else "have"
-    many = f"{many} ({share:.0%} of the time in PyTorch)"
-    return [f"{many} {have} widths that are no multiple of {ALIGN}, as the original's were"]
+    which = "1 layer has" if len(misaligned) == 1 else f"{len(misaligned)} layers have"
+    part = f"({fraction:.0%} of the time in PyTorch)"
+    return [f"{which} widths that are not multiples of {ALIGN}, unlike the original's {part}"]
 
 
-def _odd(before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
-    """By the rule of plans for time: multiples are asked for from twice that width on."""
+def _lost_alignment(before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+    """Tell whether aligned widths became odd ones; widths below twice the multiple do not count."""
     return (
         before is not None
         and after is not None
@@ -118,15 +134,15 @@ def _odd(before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
     )
 
 
-def _elsewhere(spent: dict[tuple[str, str], tuple[float, bool]]) -> list[str]:
-    """Time in what has no weights to multiply with: memory is what it waits for."""
-    whole = sum(seconds for seconds, _ in spent.values())
+def _memory_bound(times: dict[tuple[str, str], tuple[float, bool]]) -> list[str]:
+    """Report operators without a weight matrix, if they take much of the time."""
+    total = sum(seconds for seconds, _ in times.values())
     kinds: dict[str, float] = {}
-    for (_, kind), (seconds, multiplies) in spent.items():
+    for (_, kind), (seconds, multiplies) in times.items():
         if not multiplies:
             kinds[kind] = kinds.get(kind, 0.0) + seconds
-    share = sum(kinds.values()) / whole if whole else 0.0
-    if share < 2 * _MATTERS:
+    fraction = sum(kinds.values()) / total if total else 0.0
+    if fraction < 2 * _MIN_FRACTION:
         return []
     names = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
-    return [f"{share:.0%} of the time goes into {' and '.join(names)}, which wait for memory"]
+    return [f"{fraction:.0%} of the time goes into {' and '.join(names)}, which are memory-bound"]

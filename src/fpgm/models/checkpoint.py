@@ -16,25 +16,25 @@ from torch import Tensor, nn
 
 from fpgm.errors import FileError
 from fpgm.models import assets
-from fpgm.utils.locking import quietly
-from fpgm.utils.safe_read import at_home
-from fpgm.utils.safetensors_io import first_bytes, is_safetensors, read_tensors, with_shared
-from fpgm.utils.text import reason, shorten, size
+from fpgm.utils.locking import suppress_warnings
+from fpgm.utils.safe_read import expand_user
+from fpgm.utils.safetensors_io import add_shared_tensors, is_safetensors, read_head, read_tensors
+from fpgm.utils.text import format_shape, reason, shorten
 
 M = TypeVar("M", bound=nn.Module)
 
 SHIPPED = "shipped"
 """Stands for the weights that come with the package: a ResNet-20 trained on CIFAR-10."""
 
-WRAPPERS = ("state_dict", "model")
+WRAPPER_KEYS = ("state_dict", "model")
 """Keys under which training scripts keep the weights beside epoch and optimizer."""
 
 
 def weights_file(name: str | Path) -> Path:
-    """The file a name stands for: "shipped", or a path, which may begin with a tilde."""
+    """Return the file a name stands for: "shipped", or a path, which may begin with a tilde."""
     if str(name) == SHIPPED:
         return assets.WEIGHTS
-    return at_home(name)
+    return expand_user(name)
 
 
 def load_weights(model: M, file: str | Path) -> M:
@@ -43,7 +43,7 @@ def load_weights(model: M, file: str | Path) -> M:
     `file` may be "shipped".
     """
     state = read_weights(file)
-    if problem := _mismatch(model.state_dict(), state):
+    if problem := _describe_mismatch(model.state_dict(), state):
         if str(file) in (SHIPPED, str(assets.WEIGHTS)):
             raise FileError("The shipped weights are of resnet20 with 10 classes, of no other.")
         raise FileError(f"{file} does not fit {type(model).__name__}: {problem}.")
@@ -57,18 +57,18 @@ def load_weights(model: M, file: str | Path) -> M:
 def read_weights(file: str | Path) -> dict[str, Tensor]:
     """Read a state dict by name, with wrappers and a `module.` prefix taken off."""
     path = weights_file(file)
-    head = first_bytes(path)
+    head = read_head(path)
     # By content, not by suffix: checkpoints come as .pt, .pth, .th, .bin, .tar and more.
     if head.startswith((b"PK\x03\x04", b"\x80")):
-        return _state_of(_read_torch(path), file)
+        return _extract_state(_read_torch(path), file)
     if is_safetensors(head):
-        return _state_of(with_shared(path, *read_tensors(path)), file)
+        return _extract_state(add_shared_tensors(path, *read_tensors(path)), file)
     raise FileError(f"{file} is neither a safetensors file nor a torch checkpoint.")
 
 
 def _read_torch(path: Path) -> Any:
     try:
-        with quietly():  # torch warns about a TorchScript archive, and then refuses it
+        with suppress_warnings():  # torch warns about a TorchScript archive, and then refuses it
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
@@ -81,9 +81,9 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-def _state_of(raw: Any, file: str | Path) -> dict[str, Tensor]:
+def _extract_state(raw: Any, file: str | Path) -> dict[str, Tensor]:
     while isinstance(raw, Mapping):
-        inner = next((raw[k] for k in WRAPPERS if isinstance(raw.get(k), Mapping)), None)
+        inner = next((raw[k] for k in WRAPPER_KEYS if isinstance(raw.get(k), Mapping)), None)
         if inner is None:
             break
         raw = inner
@@ -101,21 +101,21 @@ def _state_of(raw: Any, file: str | Path) -> dict[str, Tensor]:
     return state
 
 
-def _mismatch(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+def _describe_mismatch(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     # torch fills this counter in by itself; older checkpoints do not have it.
-    missing = [k for k in expected if k not in found and not k.endswith("num_batches_tracked")]
-    surplus = [k for k in found if k not in expected]
+    missing = [k for k in expected if k not in state and not k.endswith("num_batches_tracked")]
+    surplus = [k for k in state if k not in expected]
     shapes = [
-        f"{k} is {size(found[k].shape)}, not {size(expected[k].shape)}"
+        f"{k} is {format_shape(state[k].shape)}, not {format_shape(expected[k].shape)}"
         for k in expected
-        if k in found and isinstance(expected[k], Tensor) and found[k].shape != expected[k].shape
+        if k in state and isinstance(expected[k], Tensor) and state[k].shape != expected[k].shape
     ]
     kinds = [
-        f"{k} is {found[k].dtype}, not {expected[k].dtype}"
+        f"{k} is {state[k].dtype}, not {expected[k].dtype}"
         for k in expected
-        if k in found
+        if k in state
         and isinstance(expected[k], Tensor)
-        and _kind(found[k]) != _kind(expected[k])
+        and _value_kind(state[k]) != _value_kind(expected[k])
         and not k.endswith("num_batches_tracked")  # averages of checkpoints have fractions of it
     ]
     parts = [
@@ -131,8 +131,8 @@ def _mismatch(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> st
     return ", ".join(parts)
 
 
-def _kind(tensor: Tensor) -> str:
-    """What a tensor's values are: between kinds, a copy would lose something or mean nothing."""
+def _value_kind(tensor: Tensor) -> str:
+    """Return the kind of a tensor's values; a copy between kinds would lose or change them."""
     if tensor.is_complex():
         return "complex"
     if tensor.is_floating_point():

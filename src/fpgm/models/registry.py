@@ -1,4 +1,4 @@
-"""A model by a short text, as the command line takes it.
+"""Models by name, as the command line takes them.
 
     resnet56                    a built-in network
     torchvision:resnet50        from torchvision, weights fresh
@@ -19,7 +19,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,10 +26,10 @@ from typing import Any
 from torch import nn
 
 from fpgm.errors import RequestError
-from fpgm.models import BUILTIN, build
+from fpgm.models.builtin import BUILTIN, build
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils.locking import TURN
-from fpgm.utils.text import reason
+from fpgm.utils.locking import GLOBAL_LOCK
+from fpgm.utils.text import did_you_mean, reason
 
 IMAGENET_SHAPE = (1, 3, 224, 224)
 
@@ -68,7 +67,7 @@ def names_code(spec: str) -> bool:
 
 
 def default_shape(spec: str) -> tuple[int, ...]:
-    """Shape of one input for the model a spec names, batch dim included.
+    """Return the shape of one input for the model a spec names, batch dim included.
 
     >>> default_shape("resnet56"), default_shape("net.py:make")
     ((1, 3, 32, 32), (1, 3, 224, 224))
@@ -77,16 +76,16 @@ def default_shape(spec: str) -> tuple[int, ...]:
         return BUILTIN[spec].input_shape
     if spec.startswith("timm:"):
         name = spec.removeprefix("timm:")
-        config = _timm_with(name).models.get_pretrained_cfg(name)
+        config = _import_timm(name).models.get_pretrained_cfg(name)
         if config is not None:
             return (1, *config.input_size)
     return IMAGENET_SHAPE
 
 
-def is_guess(spec: str) -> bool:
-    """Whether nothing is known of a model's input, and its default shape only the commonest.
+def has_guessed_shape(spec: str) -> bool:
+    """Return whether nothing is known of a model's input, and its default shape is a guess.
 
-    >>> is_guess("net.py:make"), is_guess("resnet56")
+    >>> has_guessed_shape("net.py:make"), has_guessed_shape("resnet56")
     (True, False)
     """
     return spec not in BUILTIN and not spec.startswith("timm:")
@@ -101,7 +100,7 @@ def _from_torchvision(name: str) -> nn.Module:
     # Detection and segmentation models fetch a trained backbone unless told not to.
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
-    with TURN, warnings.catch_warnings():
+    with GLOBAL_LOCK, warnings.catch_warnings():
         # GoogLeNet and Inception announce a change of their initialisation.
         warnings.filterwarnings("ignore", "The default weight initialization", FutureWarning)
         model: nn.Module = builder(**options)
@@ -109,11 +108,11 @@ def _from_torchvision(name: str) -> nn.Module:
 
 
 def _from_timm(name: str) -> nn.Module:
-    model: nn.Module = _timm_with(name).create_model(name, pretrained=False)
+    model: nn.Module = _import_timm(name).create_model(name, pretrained=False)
     return model
 
 
-def _timm_with(name: str) -> ModuleType:
+def _import_timm(name: str) -> ModuleType:
     """Import timm, once it is sure to have the model."""
     import_torchvision()  # timm imports it, and only this way does that always succeed
     try:
@@ -132,8 +131,8 @@ def _timm_with(name: str) -> ModuleType:
 def _from_file(path: Path, name: str) -> nn.Module:
     if not path.is_file():
         raise RequestError(f"There is no file {str(path)!r} to take {name!r} from.")
-    with _importable(path.parent):
-        module = _run(path)
+    with _folder_on_path(path.parent):
+        module = _import_file(path)
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         target = getattr(module, name, None)
         if target is None:
@@ -153,32 +152,32 @@ def _from_file(path: Path, name: str) -> nn.Module:
     return model
 
 
-def _run(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     # A name of its own, so a user's `utils.py` never stands in for another; registered, because
     # dataclasses and pickling look a class's module up by name.
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
-    found = importlib.util.spec_from_file_location(f"_fpgm_user_{digest}", path)
-    if found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location(f"_fpgm_user_{digest}", path)
+    if spec is None or spec.loader is None:
         raise RequestError(f"{path} cannot be loaded as Python.")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     try:
         try:
-            found.loader.exec_module(module)
+            spec.loader.exec_module(module)
         except RuntimeError as error:
             if "torchvision::nms" not in str(error):
                 raise
             import_torchvision()  # the file imports it, and only this way does that succeed
-            found.loader.exec_module(module)
+            spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[found.name]
+        del sys.modules[spec.name]
         raise RequestError(f"{path} failed to import: {_describe(error)}.") from error
     return module
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let a file import its neighbours, as it could when run by itself."""
+def _folder_on_path(folder: Path) -> Iterator[None]:
+    """Let a file import modules in its folder, as when it is run as a script."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     try:
@@ -189,11 +188,9 @@ def _importable(folder: Path) -> Iterator[None]:
 
 def _check_name(source: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
-    if name in known:
-        return
-    near = get_close_matches(name, known, n=3)
-    hint = f": did you mean {', '.join(repr(n) for n in near)}?" if near else "."
-    raise RequestError(f"{source} has no {name!r}{hint}")
+    if name not in known:
+        hint = did_you_mean(name, known, most=3)
+        raise RequestError(f"{source} has no {name!r}{': ' if hint else '.'}{hint}")
 
 
 def _describe(error: Exception) -> str:

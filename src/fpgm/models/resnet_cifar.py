@@ -13,7 +13,7 @@ from fpgm.errors import RequestError
 
 
 def resnet(depth: int, classes: int = 10) -> ResNet:
-    """A CIFAR ResNet with `depth` weighted layers: 20, 32, 44, 56, 110, 1202 or any 6n + 2.
+    """Make a CIFAR ResNet with `depth` weighted layers: 20, 32, 44, 56, 110, 1202 or any 6n + 2.
 
     >>> sum(p.numel() for p in resnet(20).parameters())
     269722
@@ -40,7 +40,7 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.pad, self.pad))
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows."""
         return f"pad={self.pad}"
 
 

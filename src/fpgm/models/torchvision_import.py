@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from fpgm.errors import RequestError
-from fpgm.utils.locking import TURN
+from fpgm.utils.locking import GLOBAL_LOCK
 
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -49,7 +49,7 @@ def import_torchvision() -> ModuleType:
 
 
 def _import() -> ModuleType:
-    with TURN, warnings.catch_warnings():
+    with GLOBAL_LOCK, warnings.catch_warnings():
         # Reading and writing image files is the other half of the compiled part; no model uses it.
         warnings.filterwarnings("ignore", "Failed to load image Python extension")
         return importlib.import_module("torchvision")

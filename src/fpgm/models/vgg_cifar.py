@@ -14,7 +14,7 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 
 def vgg16(classes: int = 10, width: float = 1.0) -> VGG:
-    """VGG-16 for CIFAR; `width` multiplies every layer's channels (0.25 makes a quick test model).
+    """Make a VGG-16 for CIFAR; `width` multiplies every layer's channels (0.25 for quick tests).
 
     >>> vgg16(width=0.25).classifier[-1]
     Linear(in_features=128, out_features=10, bias=True)
@@ -53,7 +53,7 @@ class VGG(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (N, 3, 32, 32) to logits (N, classes)."""
+        """Map images (N, 3, 32, 32) to logits (N, classes)."""
         x = self.features(x).flatten(1)  # (N, 512)
         logits: Tensor = self.classifier(x)
         return logits

@@ -1,1 +1,1 @@
-"""The paper: its FLOPs, the methods it compares, and its tables."""
+"""Reproduction of the FPGM paper: its FLOPs counts, the compared methods, and its tables."""

@@ -1,7 +1,7 @@
-"""Checking in a dry run that adapters of earlier plans still move the channels they should.
+"""Check in a dry run that adapters of earlier plans still move the channels they should.
 
-The part of the `Checker` that compares what an adapter moves in the compact model with what the
-labels predicted. A gather whose channels come in another order gets other positions.
+This part of the `ValidatingTracer` compares what an adapter moves in the compact model with what
+the labels predicted. A gather whose channels come in another order gets new positions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class AdapterChecks(Tracer):
     structure: Structure
     kept: Tensor
 
-    def _clash(self, fields: Sequence[Tensor], where: str = "") -> Exception:
+    def _misaligned_error(self, fields: Sequence[Tensor], where: str = "") -> Exception:
         """Return the error that these labels do not line up."""
         raise NotImplementedError
 
-    def _lose(self, *fields: Tensor) -> None:
+    def _mark_unordered(self, *fields: Tensor) -> None:
         """Note labels whose order is not known."""
         raise NotImplementedError
 
@@ -37,36 +37,36 @@ class AdapterChecks(Tracer):
         """Return where each wanted label is."""
         raise NotImplementedError
 
-    def _add(self, adapter: Adapter, have: Tensor, wanted: Tensor) -> None:
-        """Let the plan have an adapter."""
+    def _add_adapter(self, adapter: Adapter, have: Tensor, wanted: Tensor) -> None:
+        """Add an adapter to the plan."""
         raise NotImplementedError
 
-    def knows(self, adapter: Adapter) -> bool:
-        """Tell whether an adapter is an earlier plan's: what the new plan adds is followed."""
-        return self._key_of(adapter) in self.structure.seen.moves
+    def handles_adapter(self, adapter: Adapter) -> bool:
+        """Tell whether an adapter belongs to an earlier plan; the new plan's run as operators."""
+        return self._key_of(adapter) in self.structure.trace.moves
 
     def _key_of(self, adapter: Adapter) -> tuple[Place, Side]:
-        return self.here(adapter.module), adapter.side
+        return self.current_call(adapter.module), adapter.side
 
     def place(self, adapter: Adapter, labels: Tensor | None, zero: bool) -> tuple[Tensor, Tensor]:
-        move = self.structure.seen.moves[self._key_of(adapter)]
+        move = self.structure.trace.moves[self._key_of(adapter)]
         assert move.stream is not None
         return self._expect(labels, move), move.stream
 
     def pick(self, adapter: Adapter, labels: Tensor | None, wide: Tensor | None) -> Tensor:
-        return self._expect(labels, self.structure.seen.moves[self._key_of(adapter)])
+        return self._expect(labels, self.structure.trace.moves[self._key_of(adapter)])
 
-    def adapted(self, adapter: Adapter, x: Tensor, out: Tensor) -> Tensor | None:
-        changed = self._reordered(adapter, x)
+    def carry_through_adapter(self, adapter: Adapter, x: Tensor, out: Tensor) -> Tensor | None:
+        changed = self._reordered_gather(adapter, x)
         if changed is None:
-            return super().adapted(adapter, x, out)
+            return super().carry_through_adapter(adapter, x, out)
         out = x.index_select(adapter.dim, torch.tensor(changed.index, device=x.device))
-        super().adapted(changed, x, out)
+        super().carry_through_adapter(changed, x, out)
         return out
 
-    def _reordered(self, adapter: Adapter, x: Tensor) -> Adapter | None:
+    def _reordered_gather(self, adapter: Adapter, x: Tensor) -> Adapter | None:
         """Return a gather of the same channels, if they come in another order than before."""
-        move = self.structure.seen.moves[self._key_of(adapter)]
+        move = self.structure.trace.moves[self._key_of(adapter)]
         rows = [f.reshape(-1) for f in self.fields(x) if lb.axes(f) == [adapter.dim]]
         if move.wide is None or len(rows) != 1:
             return None
@@ -76,9 +76,9 @@ class AdapterChecks(Tracer):
             return None
         index = self._positions(row.tolist(), wanted.tolist())
         if index is None:
-            raise self._clash([have, wanted])
+            raise self._misaligned_error([have, wanted])
         new = replace(adapter, index=tuple(index), size=len(row))
-        self._add(new, have, wanted)
+        self._add_adapter(new, have, wanted)
         return new
 
     def _expect(self, have: Tensor | None, move: Move) -> Tensor:
@@ -86,9 +86,9 @@ class AdapterChecks(Tracer):
         wanted = move.labels[self.kept[move.labels]]
         if have is None:
             if len(wanted) > 1:
-                self._lose(wanted)
+                self._mark_unordered(wanted)
         elif len(have) != len(wanted):
-            raise self._clash([have, wanted])
+            raise self._misaligned_error([have, wanted])
         else:
             self.relate(have, wanted)
         return wanted

@@ -1,4 +1,4 @@
-"""What the user asks for: how much to remove, and how counts are rounded. Values only."""
+"""The requested budget, and how widths are rounded. Values only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Rounding = Literal["nearest", "paper"]
 Measure = Literal["macs", "params", "latency"]
 
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
-WAYS = ("rate", *MEASURES)
-"""Of saying how much goes; one is given."""
+BUDGET_KINDS = ("rate", *MEASURES)
+"""Ways to say how much to remove; a budget has one of them."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """One way of saying how much goes: a uniform rate, or a share of MACs, parameters or time."""
+    """How much to remove: a uniform rate, or a fraction of MACs, parameters or latency."""
 
     rate: float | None = None
     macs: float | None = None
@@ -28,59 +28,59 @@ class Budget:
     latency: float | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in WAYS if getattr(self, name) is not None]
+        given = [name for name in BUDGET_KINDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise RequestError(f"Give one budget, not {len(given)}: {', '.join(given)}.")
         if not given and not self.rates:
             raise RequestError("Say how much to remove: rate=, macs=, params=, latency= or rates=.")
         for name in given:
-            check_share(name, getattr(self, name))
+            check_fraction(name, getattr(self, name))
         for pattern, rate in self.rates.items():
-            check_share(f"rates[{pattern!r}]", rate)
+            check_fraction(f"rates[{pattern!r}]", rate)
 
-    def scaled(self, share: float) -> Budget:
-        """The same request at a share of its size: what a ramp asks for on its way up."""
-        if share == 1:
+    def scaled(self, fraction: float) -> Budget:
+        """Return a fraction of this budget, as a pruning schedule needs on its way up."""
+        if fraction == 1:
             return self
 
         def part(amount: float | None) -> float | None:
-            return None if amount is None else amount * share
+            return None if amount is None else amount * fraction
 
-        rates = {pattern: rate * share for pattern, rate in self.rates.items()}
+        rates = {pattern: rate * fraction for pattern, rate in self.rates.items()}
         return Budget(
             part(self.rate), part(self.macs), part(self.params), rates, part(self.latency)
         )
 
     @property
     def target(self) -> tuple[Measure, float] | None:
-        """Which cost is to fall by which share, if one is named."""
+        """Return which cost is to fall by which fraction, if one is named."""
         for name in MEASURES:
-            share = getattr(self, name)
-            if share is not None:
-                return name, share
+            fraction = getattr(self, name)
+            if fraction is not None:
+                return name, fraction
         return None
 
-    def asked(self) -> dict[str, Any]:
-        """What was asked, for the plan."""
+    def requested(self) -> dict[str, Any]:
+        """Return the request as the plan stores it."""
         chosen: dict[str, Any] = {
-            name: getattr(self, name) for name in WAYS if getattr(self, name) is not None
+            name: getattr(self, name) for name in BUDGET_KINDS if getattr(self, name) is not None
         }
         return {**chosen, **({"rates": dict(self.rates)} if self.rates else {})}
 
 
 ALIGN = 16
-"""Channels that the widest vector units take at once: runtimes take as long for 40 as for 48."""
+"""Channels per vector operation: runtimes need as long for 40 channels as for 48."""
 
 
 @dataclass(frozen=True)
 class Rounder:
-    """How many units of a pool stay at a given rate."""
+    """Computes how many units of a group stay at a given rate."""
 
     align: int = ALIGN
     rounding: Rounding = "nearest"
     min_channels: int = 1
     steps: int = 8
-    """Narrow layers have smaller steps, so that there are at least so many to the whole width."""
+    """Smallest number of alignment steps per layer: narrow layers get smaller steps."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.align, int) or self.align < 1:
@@ -93,7 +93,7 @@ class Rounder:
             raise RequestError(f"rounding is {self.rounding!r}: give 'nearest' or 'paper'.")
 
     def kept(self, units: int, rate: float, channels_per_unit: int = 1) -> int:
-        """Units that stay. `paper` removes int(n · rate); `nearest` aims at aligned widths.
+        """Return how many units stay. `paper` removes int(n · rate); `nearest` aligns widths.
 
         >>> Rounder(align=8).kept(64, 0.4), Rounder(align=8).kept(16, 0.4)
         (40, 10)
@@ -108,7 +108,7 @@ class Rounder:
         return max(lowest, min(units, kept))
 
     def step(self, units: int, channels_per_unit: int = 1) -> int:
-        """Alignment in units: the largest of align, align/2, …, 1 that divides the width enough."""
+        """Return the alignment in units: the largest fine enough of align, align/2, …, 1."""
         if self.rounding == "paper":
             return 1
         channels = self.align
@@ -117,8 +117,8 @@ class Rounder:
         return max(1, channels // math.gcd(channels, channels_per_unit))
 
 
-def check_share(name: str, value: object) -> None:
-    """A share is a number from 0 up to, but not including, 1."""
+def check_fraction(name: str, value: object) -> None:
+    """Raise unless a value is a number from 0 up to, but not including, 1."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -126,14 +126,14 @@ def check_share(name: str, value: object) -> None:
         or not 0 <= value < 1
     ):
         raise RequestError(
-            f"{name} is {value!r}: give a share of at least 0 and below 1{_percent(value)}."
+            f"{name} is {value!r}: give a fraction of at least 0 and below 1{_percent_hint(value)}."
         )
 
 
-def _percent(value: object) -> str:
-    """A hint at the share that was perhaps meant: nobody means 1.5 percent.
+def _percent_hint(value: object) -> str:
+    """Suggest the fraction that was probably meant; 1.5 is never meant as a percentage.
 
-    >>> _percent(40), _percent("40%"), _percent(1.5)
+    >>> _percent_hint(40), _percent_hint("40%"), _percent_hint(1.5)
     (' (did you mean 0.4?)', ' (did you mean 0.4?)', '')
     """
     text = value.removesuffix("%") if isinstance(value, str) else value
@@ -145,7 +145,7 @@ def _percent(value: object) -> str:
 
 
 def check_patterns(name: str, patterns: Sequence[str], known: Sequence[str]) -> None:
-    """Every pattern must match a layer; a miss names the nearest layers."""
+    """Raise if a pattern matches no layer; the error names the closest layers."""
     import difflib
     import fnmatch
 

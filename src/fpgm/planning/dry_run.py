@@ -1,7 +1,7 @@
-"""Replaying a compact model with labels, to see whether the user's code follows the new sizes.
+"""Dry-run a compact model with labels, to check that the user's code follows the new sizes.
 
-The same rules run again, on the compact model, under a `Checker`. Constants in user code
-(`view(-1, 9216)`, `split(x, 64)`) show up here as a mismatch at a known place.
+The same rules run again, on the compact model, under a `ValidatingTracer`. Constants in user code
+(`view(-1, 9216)`, `split(x, 64)`) show up here as a mismatch at a known operator.
 """
 
 from __future__ import annotations
@@ -11,65 +11,67 @@ from collections.abc import Set
 import torch
 from torch import Tensor, nn
 
-from fpgm.planning.dry_run_tracer import Checker, MismatchError
+from fpgm.planning.dry_run_tracer import MismatchError, ValidatingTracer
 from fpgm.pruning.compaction import rebuild
 from fpgm.pruning.plan import Plan
-from fpgm.tracing import shape_inference as sketch
+from fpgm.tracing import shape_inference
 from fpgm.tracing.constraints import Place
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.tracer import RuleError
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.example_inputs import Example, tensors_in
-from fpgm.utils.modules import module_at, walk_once
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.locking import with_global_lock
+from fpgm.utils.modules import cache_modules, module_at
+from fpgm.utils.preserve_state import preserve_state
 
 
-def needs_replay(structure: Structure, removed: Tensor) -> bool:
-    """Whether the user's code may fix a size anywhere, of these channels or of what meets them."""
+def needs_dry_run(structure: Structure, removed: Tensor) -> bool:
+    """Tell whether the user's code may fix a size that depends on the removed channels."""
     return bool(len(removed)) and (
-        any(not risk.safe for risk in structure.seen.risks.values())
-        or any(not _is_layer(structure, grouping.module) for grouping in structure.seen.groupings)
+        any(not op.safe for op in structure.trace.fixed_size_ops.values())
+        or any(not _is_layer(structure, grouping.module) for grouping in structure.trace.groupings)
     )
 
 
-def replay(
+def dry_run(
     model: nn.Module,
     structure: Structure,
     plan: Plan,
     removed: Tensor,
     tolerated: Set[tuple[Place, int]] = frozenset(),
 ) -> tuple[list[Adapter], MismatchError | None]:
-    """Run the compact model as the model was watched, or raise `MismatchError`.
+    """Run the compact model on the traced examples, or raise `MismatchError`.
 
-    Returns the gathers it needs, and a doubt that only comparing outputs can settle, if any.
+    Returns the gathers it needs, and a mismatch that only comparing outputs can confirm, if any.
     """
     try:
-        return _replay(model, structure, plan, removed, tolerated, values=False)
-    except (MismatchError, _UserError, sketch.ValuesNeededError) as error:
-        # The model may mind zeros instead of sizes: only real values decide.
+        return _dry_run(model, structure, plan, removed, tolerated, values=False)
+    except (MismatchError, _UserCodeError, shape_inference.ValuesNeededError) as error:
+        # The cause may be the zeros, not the sizes: only a run with real values decides.
         if isinstance(error, MismatchError) and not error.of_values:
             raise
         try:
-            return _replay(model, structure, plan, removed, tolerated, values=True)
-        except _UserError as error:
+            return _dry_run(model, structure, plan, removed, tolerated, values=True)
+        except _UserCodeError as error:
             raise error.mismatch from error
 
 
 def _is_layer(structure: Structure, path: str) -> bool:
-    """Whether a grouped operator ran in a module of torch's that remembers its groups."""
+    """Tell whether a grouped operator ran in a torch module that stores its number of groups."""
     kinds = (nn.modules.conv._ConvNd, nn.GroupNorm)
-    return isinstance(module_at(structure.seen.model, path), kinds)
+    return isinstance(module_at(structure.trace.model, path), kinds)
 
 
-class _UserError(Exception):
-    """User code raised between operators; carries what to blame if it does so again."""
+class _UserCodeError(Exception):
+    """User code raised between operators; carries the mismatch to report if it does so again."""
 
     def __init__(self, mismatch: MismatchError) -> None:
         super().__init__(mismatch.reason)
         self.mismatch = mismatch
 
 
-def _replay(
+@with_global_lock
+def _dry_run(
     model: nn.Module,
     structure: Structure,
     plan: Plan,
@@ -78,31 +80,31 @@ def _replay(
     values: bool,
 ) -> tuple[list[Adapter], MismatchError | None]:
     small = rebuild(model, plan, values=values)
-    with walk_once(small):
-        checker = Checker(small, structure, plan, removed, tolerated, values)
-        return _replay_passes(checker)
+    with cache_modules(small):
+        tracer = ValidatingTracer(small, structure, plan, removed, tolerated, values)
+        return _run_passes(tracer)
 
 
-def _replay_passes(checker: Checker) -> tuple[list[Adapter], MismatchError | None]:
-    small, structure = checker.model, checker.structure
-    with undisturbed(small), checker.hooked():
-        for one in (p for p in structure.seen.passes if not p.repeats_eval):
+def _run_passes(tracer: ValidatingTracer) -> tuple[list[Adapter], MismatchError | None]:
+    small, structure = tracer.model, tracer.structure
+    with preserve_state(small), tracer.hooks_installed():
+        for one in (p for p in structure.trace.passes if not p.repeats_eval):
             small.train(one.training)
-            checker.runs = one.number - 1
+            tracer.runs = one.number - 1
             torch.manual_seed(0)
-            _run(checker, one.example)
-    return list(checker.adapters.values()), checker.doubt()
+            _run(tracer, one.example)
+    return list(tracer.adapters.values()), tracer.unresolved_mismatch()
 
 
-def _run(checker: Checker, example: Example) -> None:
+def _run(tracer: ValidatingTracer, example: Example) -> None:
     try:
-        checker.check_results([t for t in tensors_in(checker.run(example)) if t.numel()])
+        tracer.check_results([t for t in tensors_in(tracer.run(example)) if t.numel()])
     except MismatchError as mismatch:
-        mismatch.progress = checker.operators
+        mismatch.progress = tracer.operator_count
         raise
     except RuleError:
         raise
     except Exception as error:
-        blamed = checker.outside(error)
-        blamed.progress = checker.operators
-        raise _UserError(blamed) from error
+        user_mismatch = tracer.error_between_operators(error)
+        user_mismatch.progress = tracer.operator_count
+        raise _UserCodeError(user_mismatch) from error

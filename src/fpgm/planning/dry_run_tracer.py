@@ -1,9 +1,9 @@
-"""What labels must be in a compact model: the tracer that checks them as it runs.
+"""The tracer that validates labels while a compact model runs.
 
 Every weight carries the labels it kept. Two labels that meet must be of one class, sizes must be as
-predicted, and a module must return its channels in the predicted order. A mere change of order at
-a module's output is mended by a gather there; all else is a mismatch at a known place. Which model
-is run, and on what, is left to `dry_run`.
+predicted, and a module must return its channels in the predicted order. If only the order differs,
+a gather at the module's output corrects it; everything else is a mismatch at a known operator.
+Which model runs, and on which inputs, is up to `dry_run`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fpgm.pruning.adapter_placement import adapter_at, join
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.tracing import labels as lb
-from fpgm.tracing import shape_inference as sketch
-from fpgm.tracing.constraints import Factor, Place, Slot
+from fpgm.tracing import shape_inference
+from fpgm.tracing.constraints import Factor, ParameterInfo, Place
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.ops import registry as rules
-from fpgm.tracing.tracer import source_line
 from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.modules import named_tensors
+from fpgm.utils.tracebacks import source_line
 
 
 class MismatchError(Exception):
@@ -52,20 +52,20 @@ class MismatchError(Exception):
         )
         self.place = place
         self.may_wait = may_wait
-        """The module around the place may yet return the right part."""
+        """The enclosing module may still return the right channels."""
         self.of_values = of_values
-        """An operator or the model's code raised it, which other values may not make it do."""
+        """An operator or the model's code raised it, and may not do so with other values."""
         self.progress = 0
         """How many operators had run."""
         self.wrong_outputs = wrong_outputs
-        """Nothing clashed, but the outputs are not those of the masked model."""
+        """No labels were misaligned, but the outputs differ from the masked model's."""
 
 
-class Checker(AdapterChecks):
-    """A tracer that checks instead of collecting."""
+class ValidatingTracer(AdapterChecks):
+    """A tracer that checks labels instead of recording them."""
 
     trusts_positions = True
-    assumes = False
+    may_assume_sizes = False
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Checker(AdapterChecks):
         tolerated: Set[tuple[Place, int]],
         values: bool,
     ) -> None:
-        super().__init__(small, _kept_slots(small, structure, plan))
+        super().__init__(small, _kept_parameter_infos(small, structure, plan))
         self.structure = structure
         self._frozen: Counter[tuple[Place, str]] = Counter()
         self.kept = structure.kept_labels(removed)
@@ -85,71 +85,75 @@ class Checker(AdapterChecks):
         self._upcoming: tuple[Place, int] | None = None
         self._trail: list[list[Tensor]] = []
         self._last = "the model"
-        self._branches = {site.module: site.labels for site in structure.seen.sites}
-        self._pads = {label for row in structure.seen.pads for label in row.tolist()}
-        self._windows = {site.module: site.labels for site in structure.seen.windows}
-        self._pickers = {site.module: site.labels for site in structure.seen.picks}
+        self._branches = {point.module: point.labels for point in structure.trace.insertion_points}
+        self._pads = {label for row in structure.trace.pads for label in row.tolist()}
+        self._windows = {point.module: point.labels for point in structure.trace.windows}
+        self._pickers = {point.module: point.labels for point in structure.trace.picks}
         self._scattered: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
         self._padding = False
         self.tolerated = tolerated
         self.values = values
-        self._lost_at = ""
-        self.lost: list[Tensor] = []
-        """Labels whose order is not known: parts that shrank to one channel have no names, and
-        several channels of one unit share one."""
-        self.single = _single_labels(structure, self.slots.values())
-        """Labels of parts that shrank to one channel, whatever becomes of them."""
+        self._unordered_at = ""
+        self.unordered: list[Tensor] = []
+        """Labels whose order is not known: parts that shrank to one channel have none, and several
+        channels of one unit share one."""
+        self.single = _single_labels(structure, self.parameter_infos.values())
+        """Labels of parts that shrank to one channel."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._padding = rules.name_of(func) == "constant_pad_nd"
         try:
-            out = None if self.values else sketch.outline(func, args)
+            out = None if self.values else shape_inference.infer_shape(func, args)
             out = super().call(func, args, kwargs) if out is None else out
         except (RuntimeError, IndexError, ValueError) as error:
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
-            at = self.next_risk()
-            place = at if at in self.structure.seen.risks else self._upcoming
-            raise self._blame(f"{_fixed(error)} in {self.where()}", place, True) from None
-        self._upcoming = self.here(self.module), self._risks[self.module] + 1
+            at = self.next_fixed_size_op()
+            place = at if at in self.structure.trace.fixed_size_ops else self._upcoming
+            raise self._attribute_mismatch(
+                f"{_fixed_size_reason(error)} in {self.where()}", place, True
+            ) from None
+        self._upcoming = self.current_call(self.module), self._fixed_size_counts[self.module] + 1
         self._last = self.module or "the model"
         self._latest = list(rules.tensors((*args, *kwargs.values())))
         self._trail.append([f for x in self._latest for f in self.fields(x)])
         return out
 
     @property
-    def operators(self) -> int:
-        """How many operators have run."""
+    def operator_count(self) -> int:
+        """Return how many operators have run."""
         return len(self._trail)
 
-    def outside(self, error: Exception) -> MismatchError:
-        """User code raised between operators."""
-        return self._blame(f"{_fixed(error)} in {self._last}", self._upcoming)
+    def error_between_operators(self, error: Exception) -> MismatchError:
+        """Return the mismatch for an error that user code raised between operators."""
+        return self._attribute_mismatch(
+            f"{_fixed_size_reason(error)} in {self._last}", self._upcoming
+        )
 
-    def _blame(
+    def _attribute_mismatch(
         self, reason: str, place: tuple[Place, int] | None, of_values: bool = False
     ) -> MismatchError:
-        """A mismatch that names the last thing computed that could still shrink.
+        """Return a mismatch with the classes of the last result that could still shrink.
 
-        What shrank to one channel has lost its labels here, but the watch knew them at that place.
+        A part that shrank to one channel has lost its labels here, but the trace has them.
         """
         trail = list(self._trail)
-        risk = self.structure.seen.risks.get(place) if place is not None else None
-        if risk is not None and risk.source is not None:
-            trail.insert(len(trail) - 1, list(risk.source.fields))
+        op = self.structure.trace.fixed_size_ops.get(place) if place is not None else None
+        if op is not None and op.source is not None:
+            trail.insert(len(trail) - 1, list(op.source.fields))
         for fields in reversed(trail):
-            classes = [self.structure.of(f) for f in fields]
+            classes = [self.structure.classes_of(f) for f in fields]
             live = [c for c in classes if self._can_shrink(c)]
             if live:
                 return MismatchError(reason, live[:1], place, of_values=of_values)
         return MismatchError(reason, [], place, of_values=of_values)
 
-    def fresh(self, count: int) -> Tensor:
+    def new_labels(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
 
-    def fixed(self, number: int, count: int) -> Tensor:
-        labels = self.structure.seen.parts.get((self.this_join(), number))
+    def fixed_labels(self, number: int, count: int) -> Tensor:
+        labels = self.structure.trace.parts.get((self.current_concat(), number))
         if labels is None or len(labels) != count:
-            self._lose(*(f for t in self._latest for f in self.fields(t)))
+            self._mark_unordered(*(f for t in self._latest for f in self.fields(t)))
             return torch.full((count,), lb.ANY)
         return labels
 
@@ -160,12 +164,12 @@ class Checker(AdapterChecks):
                 self.single.append(f)
 
     def tie(self, field: Tensor, dims: Sequence[int]) -> None:
-        """What goes together must be of one class; it need not have met."""
+        """Raise unless labels along these dims are of one class; they need not have met."""
         for dim in dims:
-            classes = self.structure.of(field)
+            classes = self.structure.classes_of(field)
             padding = (field == lb.ANY) | (field.narrow(dim, 0, 1) == lb.ANY)
             if not bool(((classes == classes.narrow(dim, 0, 1)) | padding).all()):
-                raise self._clash([field])
+                raise self._misaligned_error([field])
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(a == lb.ANY, b, a)
@@ -174,133 +178,139 @@ class Checker(AdapterChecks):
         try:
             a, b = torch.broadcast_tensors(a, b)
         except RuntimeError:
-            raise self._clash([a, b]) from None
+            raise self._misaligned_error([a, b]) from None
         other = (a != b) & (a != lb.ANY) & (b != lb.ANY)
         if not bool(other.any()):
             return
         a, b = a[other], b[other]
-        if not torch.equal(self.structure.of(a), self.structure.of(b)):
-            raise self._clash([a, b])
-        if not self._have_met(a, b):
+        if not torch.equal(self.structure.classes_of(a), self.structure.classes_of(b)):
+            raise self._misaligned_error([a, b])
+        if not self._met_in_trace(a, b):
             # One unit, but not the channels of it that met before (a norm over all of them).
-            self._lose(a)
+            self._mark_unordered(a)
 
-    def _have_met(self, a: Tensor, b: Tensor) -> bool:
-        met, keys = self._met, self._key(a, b)
+    def _met_in_trace(self, a: Tensor, b: Tensor) -> bool:
+        met, keys = self._recorded_pairs, self._key(a, b)
         places = torch.searchsorted(met, keys).clamp(max=len(met) - 1)
         return bool(len(met)) and torch.equal(met[places], keys)
 
     @cached_property
-    def _met(self) -> Tensor:
-        """Every two labels that met when watching, in rising order."""
-        pairs = [self._key(a, b) for a, b in self.structure.seen.meetings]
+    def _recorded_pairs(self) -> Tensor:
+        """Return every pair of labels that met in the trace, sorted."""
+        pairs = [self._key(a, b) for a, b in self.structure.trace.meetings]
         return torch.cat(pairs).unique() if pairs else torch.zeros(0, dtype=torch.int64)
 
     def _key(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.minimum(a, b) * self.structure.seen.count + torch.maximum(a, b)
+        return torch.minimum(a, b) * self.structure.trace.count + torch.maximum(a, b)
 
-    def _clash(self, fields: Sequence[Tensor], where: str = "") -> MismatchError:
+    def _misaligned_error(self, fields: Sequence[Tensor], where: str = "") -> MismatchError:
         reason = f"channels would not line up after pruning in {where or self.where()}"
-        classes = [self.structure.of(f) for f in fields]
-        if self.structure.pools and not any(map(self._can_shrink, classes)):
-            return self._blame(reason, None)
+        classes = [self.structure.classes_of(f) for f in fields]
+        if self.structure.groups and not any(map(self._can_shrink, classes)):
+            return self._attribute_mismatch(reason, None)
         return MismatchError(reason, classes)
 
     def _can_shrink(self, classes: Tensor) -> bool:
-        """Whether any of these classes may still be removed."""
+        """Tell whether any of these classes may still be removed."""
         return bool(torch.isin(classes, self._units).any())
 
     @cached_property
     def _units(self) -> Tensor:
-        return torch.cat([pool.units for pool in self.structure.pools])
+        return torch.cat([group.units for group in self.structure.groups])
 
-    def _lose(self, *fields: Tensor) -> None:
-        self._lost_at = self._lost_at or self.where()
-        self.lost += fields
+    def _mark_unordered(self, *fields: Tensor) -> None:
+        self._unordered_at = self._unordered_at or self.where()
+        self.unordered += fields
 
-    def doubt(self) -> MismatchError | None:
-        """What labels could not tell, as the mismatch it may be."""
-        doubtful = self.lost or self.single
-        return self._clash(doubtful, self._lost_at) if doubtful else None
+    def unresolved_mismatch(self) -> MismatchError | None:
+        """Return the mismatch that labels could neither confirm nor rule out, if any."""
+        doubtful = self.unordered or self.single
+        return self._misaligned_error(doubtful, self._unordered_at) if doubtful else None
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
-        """Check that what was frozen when watching is still there, in the same order."""
-        key = self.here(self.module), f"{reason} in {self.where()}"
-        watched = self.structure.seen.frozen.get(key, [])
+        """Check that the labels frozen in the trace are still there, in the same order."""
+        key = self.current_call(self.module), f"{reason} in {self.where()}"
+        recorded = self.structure.trace.frozen.get(key, [])
         for f in fields:
             number, self._frozen[key] = self._frozen[key], self._frozen[key] + 1
-            if number < len(watched):
-                self._compare_rows(f, watched[number])
-            else:
-                self._lose(f)
+            if number < len(recorded):
+                self._compare_rows(f, recorded[number])
+            elif bool((f != lb.ANY).any()):  # the zeros of our own adapters are no channels
+                self._mark_unordered(f)
 
-    def _compare_rows(self, field: Tensor, watched: Tensor) -> None:
-        """Raise a mismatch unless a field is what stays of the one that was watched."""
-        wanted = watched.reshape(-1)
+    def _compare_rows(self, field: Tensor, recorded: Tensor) -> None:
+        """Raise a mismatch unless a field is what remains of the recorded one."""
+        wanted = recorded.reshape(-1)
         wanted = wanted[self.kept[wanted]]
         if len(wanted) != field.numel():
-            raise self._clash([wanted, field])
+            raise self._misaligned_error([wanted, field])
         self.relate(wanted, field.reshape(-1))
 
     def check_results(self, results: Sequence[Tensor]) -> None:
-        """The model must return what it did when watched, less what was removed."""
+        """Check that the model returns what it did in the trace, less what was removed."""
         self.recognize(results)
-        expected = self.structure.seen.results[self.runs]
+        expected = self.structure.trace.results[self.runs]
         if len(expected) != len(results):
-            raise self._blame("the model would return another number of tensors", None, True)
+            raise self._attribute_mismatch(
+                "the model would return another number of tensors", None, True
+            )
         for tensor, factor in zip(results, expected, strict=True):
             labelled = {d for f in factor.fields for d in lb.axes(f)}
             fits = tensor.ndim == len(factor.shape) and all(
                 d in labelled or size == factor.shape[d] for d, size in enumerate(tensor.shape)
             )
             if not fits:
-                raise self._blame("the size of the model's output would change", None, True)
+                raise self._attribute_mismatch(
+                    "the size of the model's output would change", None, True
+                )
             self._check_result(tensor, factor)
 
     def _check_result(self, tensor: Tensor, expected: Factor) -> None:
-        own = {tuple(lb.axes(f)): f for f in self.fields(tensor)}
-        for watched in expected.fields:
-            field = own.get(tuple(lb.axes(watched)))
+        fields_by_axes = {tuple(lb.axes(f)): f for f in self.fields(tensor)}
+        for recorded in expected.fields:
+            field = fields_by_axes.get(tuple(lb.axes(recorded)))
             if field is not None:
-                self._compare_rows(field, watched)
+                self._compare_rows(field, recorded)
             else:
-                self._lose(watched)
+                self._mark_unordered(recorded)
 
-    def leaves(self, tensor: Tensor, method: str) -> None:
+    def on_values_leave(self, tensor: Tensor, method: str) -> None:
         if not self.values:
-            raise sketch.ValuesNeededError
-        super().leaves(tensor, method)
+            raise shape_inference.ValuesNeededError
+        super().on_values_leave(tensor, method)
 
     def is_zero(self, tensor: Tensor) -> bool:
-        """That silenced units are zero here was settled when watching."""
+        """Return True: the trace has already established where masked units are zero."""
         return True
 
-    def window(self, dim: int, labels: Tensor) -> bool:
-        """Neighbours must be who they were: its positions are the plan's, whoever stands there."""
+    def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
+        """Check that every channel has the neighbours it had: the adapter's positions are fixed."""
         wanted = self._windows.get(self.module)
         if wanted is not None and len(wanted) == len(labels):
             stays = self.kept[wanted]
             self.relate(labels[stays], wanted[stays])
         return True
 
-    def next_risk(self) -> tuple[Place, int]:
-        """The watch's name for the operator that runs: the next of the same line of code.
+    def next_fixed_size_op(self) -> tuple[Place, int]:
+        """Return the trace's key for the running operator: the next one of the same line of code.
 
-        What a module keeps from one call to the next (a grid of anchors, by the size of its input)
-        may have been computed there and not here, or here and not there.
+        What a module caches between calls (a grid of anchors, by the size of its input) may have
+        been computed in one of the two runs only.
         """
-        here, line = self.here(self.module), source_line()
-        number = self._risks[self.module] + 1
-        while (risk := self.structure.seen.risks.get((here, number))) is not None:
-            if risk.line == line:
-                self._risks[self.module] = number
+        here, line = self.current_call(self.module), source_line()
+        number = self._fixed_size_counts[self.module] + 1
+        while (op := self.structure.trace.fixed_size_ops.get((here, number))) is not None:
+            if op.line == line:
+                self._fixed_size_counts[self.module] = number
                 break
             number += 1
         return here, number
 
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
-        place = self.next_risk()
-        expected = self.structure.seen.risks.get(place)
+    def note_fixed_size_op(
+        self, out: Tensor, source: Tensor | None, dims: Sequence[int] | None
+    ) -> None:
+        place = self.next_fixed_size_op()
+        expected = self.structure.trace.fixed_size_ops.get(place)
         if (
             expected is None
             or place in self.tolerated
@@ -309,89 +319,89 @@ class Checker(AdapterChecks):
             return
         raise MismatchError(
             f"a size is fixed in the code in {self.where()}",
-            [self.structure.of(f) for f in expected.out.fields],
+            [self.structure.classes_of(f) for f in expected.out.fields],
             place,
-            # What padding adds is all alike, so the module around it may yet return the right part.
+            # All padding is alike, so the enclosing module may still return the right channels.
             may_wait=self._padding,
         )
 
-    def _fits(self, expected: Factor, found: tuple[int, ...]) -> bool:
-        """Whether a shape is the watched one, less what was removed."""
-        if len(found) != len(expected.shape):
+    def _fits(self, expected: Factor, shape: tuple[int, ...]) -> bool:
+        """Tell whether a shape is the recorded one, less what was removed."""
+        if len(shape) != len(expected.shape):
             return False
         masks = lb.independent(expected.fields, self.kept)
         varying = {d for stays in masks for d in lb.axes(stays)}
-        return all(found[d] == n for d, n in enumerate(expected.shape) if d not in varying) and all(
+        return all(shape[d] == n for d, n in enumerate(expected.shape) if d not in varying) and all(
             any(
-                tuple(found[d] for d in lb.axes(stays)) == sizes
+                tuple(shape[d] for d in lb.axes(stays)) == sizes
                 for sizes in lb.remaining_sizes(stays)
             )
             for stays in masks
         )
 
-    def mixed(self, x: Tensor) -> None:
-        super().mixed(x)
+    def note_overwritten(self, x: Tensor) -> None:
+        super().note_overwritten(x)
         self._scattered.pop(x, None)
 
-    def passed(self, x: Tensor, out: Tensor) -> None:
-        super().passed(x, out)
+    def note_passed(self, x: Tensor, out: Tensor) -> None:
+        super().note_passed(x, out)
         if x in self._scattered and out is not x:
             self._scattered[out] = self._scattered[x]
 
-    def picked(self, x: Tensor, out: Tensor) -> None:
+    def note_picked(self, x: Tensor, out: Tensor) -> None:
         if self.module in self._pickers and x in self._scattered:
             self.set(out, [lb.along(self._scattered[x], out.ndim, 1)])
 
-    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        """Nothing was cut from a whole branch, so nothing is picked, but it is read as one."""
+    def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """Return the branch's labels where a convolution reads a branch that lost no channel."""
         if self.module in self._pickers and x in self._scattered:
             row = self._scattered[x]
         return row
 
     def _enter_stream(self, path: str, out: Tensor, expected: Factor) -> Tensor | None:
-        """A branch left its module: from here on its channels are the stream's."""
+        """Give the output of a branch the labels of the stream it enters."""
         labels = self._branches[path]
         if tuple(out.shape) != expected.shape:
-            raise self._clash([labels])
+            raise self._misaligned_error([labels])
         self._check_places(path, out, lb.axes(expected.fields[0])[0], labels)
-        handed: Tensor = torch.ops.aten.alias(out)
-        self.set(handed, expected.fields)
-        self._scattered[handed] = labels[self.kept[labels]]
-        return handed
+        out_alias: Tensor = torch.ops.aten.alias(out)
+        self.set(out_alias, expected.fields)
+        self._scattered[out_alias] = labels[self.kept[labels]]
+        return out_alias
 
     def _check_places(self, path: str, out: Tensor, dim: int, labels: Tensor) -> None:
-        """A branch may come in another order than before (through a shuffle): place it so."""
+        """Place a branch's channels by their new order, if a shuffle has changed it."""
         places = torch.nonzero(self.kept[labels]).reshape(-1)
         if len(places) in (1, len(labels)):
             return
-        own = [f for f in self.fields(out) if lb.axes(f) == [dim]]
-        if len(own) != 1:
-            self._lose(labels)
+        fields = [f for f in self.fields(out) if lb.axes(f) == [dim]]
+        if len(fields) != 1:
+            self._mark_unordered(labels)
             return
-        have, wanted = own[0].reshape(-1)[places], labels[places]
+        have, wanted = fields[0].reshape(-1)[places], labels[places]
         if torch.equal(have, wanted):
             return
         order = self._positions(have.tolist(), wanted.tolist())
         if order is None:
-            raise self._clash([have, wanted])
+            raise self._misaligned_error([have, wanted])
         index = torch.empty_like(places)
         index[order] = places
         adapter = Adapter(path, "output", "scatter", dim, tuple(index.tolist()), len(labels))
-        self._add(adapter, have, wanted)
+        self._add_adapter(adapter, have, wanted)
 
-    def _add(self, adapter: Adapter, have: Tensor, wanted: Tensor) -> None:
-        """Let the plan have an adapter, the same at every call; the model itself takes none."""
+    def _add_adapter(self, adapter: Adapter, have: Tensor, wanted: Tensor) -> None:
+        """Add an adapter to the plan, the same at every call; the model itself can have none."""
         place = adapter.module, adapter.side
         if not adapter.module or self.adapters.setdefault(place, adapter) != adapter:
-            raise self._clash([have, wanted])
+            raise self._misaligned_error([have, wanted])
 
-    def returned(self, path: str, out: Any) -> Any:
+    def on_module_return(self, path: str, out: Any) -> Any:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return self._compare(path, out)
 
     def _compare(self, path: str, out: Any) -> Any:
-        """A module's channels against the predicted ones."""
-        expected = self.structure.seen.returns.get(self.here(path))
+        """Compare a module's channels with the predicted ones."""
+        expected = self.structure.trace.returns.get(self.current_call(path))
         if expected is None or not isinstance(out, Tensor) or len(expected.fields) != 1:
             return None
         if path in self._branches:
@@ -401,40 +411,40 @@ class Checker(AdapterChecks):
         wanted = field.reshape(-1)[self.kept[field.reshape(-1)]]
         if len(used) != 1 or len(wanted) == field.numel():
             return None
-        own = [f for f in self.fields(out) if lb.axes(f) == used]
-        if len(own) != 1:
+        fields = [f for f in self.fields(out) if lb.axes(f) == used]
+        if len(fields) != 1:
             if len(wanted) > 1:
-                self._lose(wanted)
+                self._mark_unordered(wanted)
             return None
-        have = own[0].reshape(-1)
+        have = fields[0].reshape(-1)
         if torch.equal(wanted, have):
             return None
-        return self._mend(path, out, used[0], have, wanted)
+        return self._gather_predicted(path, out, used[0], have, wanted)
 
-    def _mend(
+    def _gather_predicted(
         self, path: str, out: Tensor, dim: int, have: Tensor, wanted: Tensor
     ) -> Tensor | None:
         """Pick the predicted channels, in the predicted order, out of what the module returns."""
         index = self._positions(have.tolist(), wanted.tolist())
         if index is None:
-            raise self._clash([have, wanted])
+            raise self._misaligned_error([have, wanted])
         if index == list(range(len(have))):
             return None
         adapter = Adapter(path, "output", "gather", dim, tuple(index), len(have))
         before = adapter_at(self.model, path, "output")
         if before is not None and (before.kind != "gather" or before.dim != dim):
-            raise self._clash([have, wanted])
+            raise self._misaligned_error([have, wanted])
         adapter = adapter if before is None else join(before, adapter)
-        self._add(adapter, have, wanted)
+        self._add_adapter(adapter, have, wanted)
         picked = out.index_select(dim, torch.tensor(index, device=out.device))
         self.set(picked, [lb.along(wanted, out.ndim, dim)])
         return picked
 
     def _positions(self, have: list[int], wanted: list[int]) -> list[int] | None:
-        """Where each wanted label stands: itself, else the only one of its class, else padding.
+        """Return the position of each wanted label: its own, its class's only one, or padding.
 
-        Padding is wanted as padding, even where what it meets later makes it one with a channel.
-        A label that stands twice (a mean beside its image) could be either: then nothing is known.
+        Padding is wanted as padding, even where a later operator ties it to a channel. A label
+        that occurs twice (a mean beside its image) is ambiguous: then the result is None.
         """
         named = [label for label in have if label != lb.ANY]
         if len(set(named)) < len(named) or len(set(wanted)) < len(wanted):
@@ -442,47 +452,51 @@ class Checker(AdapterChecks):
         places = {label: i for i, label in enumerate(have)}
         spare = [i for i, label in enumerate(have) if label == lb.ANY]
         by_class: dict[int, list[int]] = {}
-        for i, c in enumerate(self.structure.of(torch.tensor(have)).tolist()):
+        for i, c in enumerate(self.structure.classes_of(torch.tensor(have)).tolist()):
             by_class.setdefault(c, []).append(i)
-        found = []
-        for label, c in zip(wanted, self.structure.of(torch.tensor(wanted)).tolist(), strict=True):
+        positions = []
+        for label, c in zip(
+            wanted, self.structure.classes_of(torch.tensor(wanted)).tolist(), strict=True
+        ):
             alike = by_class.get(c, [])
             if label in places:
-                found.append(places[label])
+                positions.append(places[label])
             elif spare and (not alike or label in self._pads):
-                found.append(spare.pop(0))
+                positions.append(spare.pop(0))
             elif len(alike) == 1:
-                found.append(alike[0])
+                positions.append(alike[0])
             else:
                 return None
-        return found if len(set(found)) == len(found) else None
+        return positions if len(set(positions)) == len(positions) else None
 
 
-def _single_labels(structure: Structure, kept: Iterable[Slot]) -> list[Tensor]:
-    """Labels of axes of which one position is left, and so no name."""
-    before = {slot.name: slot.fields for slot in structure.seen.slots.values()}
-    shrunk = (before[slot.name] for slot in kept if len(slot.fields) < len(before[slot.name]))
+def _single_labels(structure: Structure, kept: Iterable[ParameterInfo]) -> list[Tensor]:
+    """Return the labels of axes that shrank to one position, where labels are dropped."""
+    before = {info.name: info.fields for info in structure.trace.parameter_infos.values()}
+    shrunk = (before[info.name] for info in kept if len(info.fields) < len(before[info.name]))
     return [f for fields in shrunk for f in fields]
 
 
-def _kept_slots(small: nn.Module, structure: Structure, plan: Plan) -> dict[int, Slot]:
-    """The slots of the compact model, with the labels that stayed."""
+def _kept_parameter_infos(
+    small: nn.Module, structure: Structure, plan: Plan
+) -> dict[int, ParameterInfo]:
+    """Return the parameter infos of the compact model, with the labels that were kept."""
     cuts = by_tensor(plan.cuts)
     tensors = named_tensors(small)
-    slots = {}
-    for slot in structure.seen.slots.values():
-        tensor = tensors[slot.name]
-        own = Slot(slot.name, tuple(tensor.shape), slot.trainable, seen=True)
-        own.name_axes(
+    parameter_infos = {}
+    for info in structure.trace.parameter_infos.values():
+        tensor = tensors[info.name]
+        kept_info = ParameterInfo(info.name, tuple(tensor.shape), info.trainable, has_labels=True)
+        kept_info.name_axes(
             [
-                (cut(f, cuts.get(slot.name, [])), role)
-                for f, role in zip(slot.fields, slot.roles, strict=True)
+                (cut(f, cuts.get(info.name, [])), role)
+                for f, role in zip(info.fields, info.roles, strict=True)
             ]
         )
-        slots[id(tensor)] = own
-    return slots
+        parameter_infos[id(tensor)] = kept_info
+    return parameter_infos
 
 
-def _fixed(error: Exception) -> str:
+def _fixed_size_reason(error: Exception) -> str:
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"sizes are fixed in the code ({line})"

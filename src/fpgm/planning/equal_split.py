@@ -1,9 +1,9 @@
-"""Equal shares: choosing counts when several blocks of channels must shrink alike.
+"""Choose how many units to remove where several blocks of channels must shrink equally.
 
-Pools linked by balance constraints form a component. Units that no constraint can tell apart form
-a cell, so only the number removed from each cell matters; those numbers solve a small system of
-integer equations (as many removed here as there), by a deterministic local search from the
-proportional, always feasible but fractional, answer.
+Groups linked by balance constraints form a component. Units that no constraint distinguishes form
+a cell, so only the number removed from each cell matters. These numbers solve a small system of
+integer equations (equal counts in every block), found by a deterministic local search that starts
+from the proportional, feasible but fractional, solution.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import torch
 from torch import Tensor
 
 from fpgm.criteria import lowest
-from fpgm.tracing.grouping import Pool
+from fpgm.tracing.grouping import ChannelGroup
 
 Cells = tuple[int, ...]
-"""How many units of each cell go."""
+"""How many units of each cell are removed."""
 
 _TRIES = 40
 
 
 @dataclass
 class Component:
-    """Pools that are decided together, and the equations their removed units must satisfy."""
+    """Groups that are decided together, and the equations their removed units must satisfy."""
 
-    pools: tuple[Pool, ...]
+    groups: tuple[ChannelGroup, ...]
     members: list[Tensor]
-    cell_pool: list[int]
+    cell_group: list[int]
     equations: npt.NDArray[np.int64]
     _solved: dict[tuple[int, ...], Cells] = field(default_factory=dict)
 
     @property
     def units(self) -> Tensor:
-        """All units of its pools."""
-        return torch.cat([pool.units for pool in self.pools])
+        """Return all units of its groups."""
+        return torch.cat([group.units for group in self.groups])
 
     def solve(self, goals: Sequence[int], limits: Sequence[int]) -> Cells:
-        """Removed per cell: as near to the goals per pool as the equations and limits allow."""
+        """Find counts per cell as near to the groups' goals as equations and limits allow."""
         key = (*goals, *limits)
         if key not in self._solved:
             self._solved[key] = self._solve(tuple(goals), tuple(limits))
@@ -51,47 +51,47 @@ class Component:
         if not len(self.equations):
             return goals
         sizes = np.array([len(m) for m in self.members])
-        pool_sizes = np.array([len(p.units) for p in self.pools])
-        share = np.array(goals) / pool_sizes
-        ideal = sizes * share[self.cell_pool]
+        group_sizes = np.array([len(p.units) for p in self.groups])
+        share = np.array(goals) / group_sizes
+        ideal = sizes * share[self.cell_group]
         for shrink in (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2):
-            found = _search(self.equations, sizes, ideal * shrink)
-            if found is not None and self._within(found, limits):
-                return tuple(int(n) for n in found)
+            counts = _search(self.equations, sizes, ideal * shrink)
+            if counts is not None and self._within(counts, limits):
+                return tuple(int(n) for n in counts)
         return (0,) * len(self.members)
 
     def _within(self, counts: npt.NDArray[np.int64], limits: Sequence[int]) -> bool:
-        gone = np.bincount(self.cell_pool, counts, len(self.pools))
-        return bool(np.all(gone <= np.array(limits)))
+        removed = np.bincount(self.cell_group, counts, len(self.groups))
+        return bool(np.all(removed <= np.array(limits)))
 
-    def rate(self, pool: Pool, cells: Cells) -> float:
-        """Share of a pool's units that go."""
-        index = next(i for i, p in enumerate(self.pools) if p is pool)
-        gone = sum(n for n, p in zip(cells, self.cell_pool, strict=True) if p == index)
-        return gone / len(pool.units)
+    def rate(self, group: ChannelGroup, cells: Cells) -> float:
+        """Return the fraction of a group's units that are removed."""
+        index = next(i for i, p in enumerate(self.groups) if p is group)
+        removed = sum(n for n, p in zip(cells, self.cell_group, strict=True) if p == index)
+        return removed / len(group.units)
 
     def first(self, cells: Cells) -> Tensor:
-        """Some units in these numbers."""
+        """Return any units in these numbers."""
         return torch.cat([m[:n] for m, n in zip(self.members, cells, strict=True)])
 
     def lowest(self, cells: Cells, scores: Tensor) -> Tensor:
-        """The lowest-scored units in these numbers; `scores` follow the pools' units in order."""
-        if len(self.members) == 1 and len(self.pools) == 1:
+        """Return the lowest-scored units in these numbers; `scores` follow the groups' units."""
+        if len(self.members) == 1 and len(self.groups) == 1:
             return self.members[0][lowest(scores, cells[0])]
         order = {c: i for i, c in enumerate(self.units.tolist())}
         chosen = []
         for member, count in zip(self.members, cells, strict=True):
-            own = scores[[order[c] for c in member.tolist()]]
-            chosen.append(member[lowest(own, count)])
+            member_scores = scores[[order[c] for c in member.tolist()]]
+            chosen.append(member[lowest(member_scores, count)])
         return torch.cat(chosen)
 
 
-def components(pools: Sequence[Pool], balances: Sequence[Tensor]) -> list[Component]:
-    """Split the pools into parts that can be decided apart."""
+def components(groups: Sequence[ChannelGroup], balances: Sequence[Tensor]) -> list[Component]:
+    """Split the groups into components that can be decided independently."""
     if not balances:
-        return [_component([pool], []) for pool in pools]
-    pool_of = {c: i for i, pool in enumerate(pools) for c in pool.units.tolist()}
-    root = list(range(len(pools)))
+        return [_component([group], []) for group in groups]
+    group_of = {c: i for i, group in enumerate(groups) for c in group.units.tolist()}
+    root = list(range(len(groups)))
 
     def find(i: int) -> int:
         while root[i] != i:
@@ -101,40 +101,43 @@ def components(pools: Sequence[Pool], balances: Sequence[Tensor]) -> list[Compon
 
     touching: list[list[int]] = []
     for blocks in balances:
-        linked = sorted({pool_of[c] for c in blocks.reshape(-1).tolist() if c in pool_of})
+        linked = sorted({group_of[c] for c in blocks.reshape(-1).tolist() if c in group_of})
         touching.append(linked)
         for i in linked[1:]:
             root[find(i)] = find(linked[0])
     grouped: dict[int, list[int]] = {}
-    for i in range(len(pools)):
+    for i in range(len(groups)):
         grouped.setdefault(find(i), []).append(i)
-    own: dict[int, list[Tensor]] = {}
+    balances_of: dict[int, list[Tensor]] = {}
     for blocks, linked in zip(balances, touching, strict=True):
         if linked:
-            own.setdefault(find(linked[0]), []).append(blocks)
+            balances_of.setdefault(find(linked[0]), []).append(blocks)
     return [
-        _component([pools[i] for i in members], own.get(key, []))
+        _component([groups[i] for i in members], balances_of.get(key, []))
         for key, members in grouped.items()
     ]
 
 
-def _component(pools: Sequence[Pool], balances: Sequence[Tensor]) -> Component:
-    units = torch.cat([p.units for p in pools])
-    owner = np.repeat(np.arange(len(pools)), [len(p.units) for p in pools])
+def _component(groups: Sequence[ChannelGroup], balances: Sequence[Tensor]) -> Component:
+    units = torch.cat([p.units for p in groups])
+    owner = np.repeat(np.arange(len(groups)), [len(p.units) for p in groups])
     if not balances:
         return Component(
-            tuple(pools), [p.units for p in pools], list(range(len(pools))), np.zeros((0, 0), int)
+            tuple(groups),
+            [p.units for p in groups],
+            list(range(len(groups))),
+            np.zeros((0, 0), int),
         )
     columns = _columns(units, balances)
     keyed = np.concatenate([owner[None], columns]) if len(columns) else owner[None]
     cells, inverse = np.unique(keyed, axis=1, return_inverse=True)
     inverse = inverse.reshape(-1)
     members = [units[torch.from_numpy(np.nonzero(inverse == c)[0])] for c in range(cells.shape[1])]
-    return Component(tuple(pools), members, [int(p) for p in cells[0]], cells[1:])
+    return Component(tuple(groups), members, [int(p) for p in cells[0]], cells[1:])
 
 
 def _columns(units: Tensor, balances: Sequence[Tensor]) -> npt.NDArray[np.int64]:
-    """One equation a row: how many of a unit's channels lie in a block, less those in the first."""
+    """Build one equation a row: a unit's channels in a block, less those in the first block."""
     position = {c: i for i, c in enumerate(units.tolist())}
     rows = []
     for blocks in balances:
@@ -153,7 +156,7 @@ def _search(
     sizes: npt.NDArray[np.int64],
     ideal: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64] | None:
-    """Integers near `ideal`, between 0 and `sizes`, that satisfy the equations."""
+    """Find integers near `ideal`, between 0 and `sizes`, that satisfy the equations."""
     random = np.random.default_rng(0)
     for attempt in range(_TRIES):
         jitter = random.random(len(ideal)) if attempt else 0.5

@@ -1,4 +1,4 @@
-"""Writing a plan down: from chosen classes to cuts, attributes, adapters and rows for people."""
+"""Build a plan from the chosen classes: cuts, attributes, adapters and rows for display."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fpgm.pruning.plan import Attribute, Cached, Cut, Frozen, Group, Plan, Stale
 from fpgm.pruning.plan_checks import holds_size
 from fpgm.pruning.slicing import by_tensor
 from fpgm.tracing import labels as lb
-from fpgm.tracing.constraints import Site, Slot
+from fpgm.tracing.constraints import InsertionPoint, ParameterInfo
 from fpgm.tracing.grouping import Structure, block_starts, frozen_rows, unreached_rows
 from fpgm.utils.adapter_spec import Adapter, Kind, Side
 from fpgm.utils.modules import modules_by_path
@@ -25,15 +25,15 @@ from fpgm.utils.size_names import FIRST_DIM, SECOND_DIM
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """A module's own number (or list) that follows rows of channels, found by replaying."""
+class RememberedSize:
+    """A module's number (or list) that depends on rows of channels, found in a dry run."""
 
     module: str
     name: str
     rows: tuple[Tensor, ...]
 
 
-class EmptiedError(Exception):
+class EmptyAxisError(Exception):
     """A tensor would keep nothing along an axis."""
 
     def __init__(self, classes: Tensor) -> None:
@@ -41,7 +41,7 @@ class EmptiedError(Exception):
         self.classes = classes
 
 
-class UnevenError(Exception):
+class UnevenBlocksError(Exception):
     """Blocks of a grouped weight would keep different numbers."""
 
     def __init__(self, classes: Tensor) -> None:
@@ -49,38 +49,38 @@ class UnevenError(Exception):
         self.classes = classes
 
 
-def draft(
+def build_plan(
     model: nn.Module,
     structure: Structure,
     choice: Choice,
     asked: Mapping[str, Any],
-    remembered: Sequence[Remembered] = (),
-    left_alone: Collection[tuple[str, str]] = (),
+    remembered: Sequence[RememberedSize] = (),
+    protected: Collection[tuple[str, str]] = (),
     widths: Widths | None = None,
 ) -> Plan:
-    """The plan that removes the chosen units.
+    """Build the plan that removes the chosen units.
 
     Args:
         model: The model as it is.
-        structure: What is known of it.
+        structure: Its channel groups and trace.
         choice: The units.
-        asked: What the user asked for.
+        asked: The user's request.
         remembered: Numbers of modules that follow rows of channels.
-        left_alone: Attributes that must stay as they are, by module and name.
+        protected: Attributes that must stay as they are, by module and name.
         widths: Of the model's modules, if the sizes they remember are to follow.
     """
     kept = structure.kept_labels(choice.removed)
     rows: Rows = {}
-    slots = structure.seen.slots.values()
-    cuts = tuple(c for slot in slots for c in _cuts(structure, slot, kept, rows))
+    parameter_infos = structure.trace.parameter_infos.values()
+    cuts = tuple(c for info in parameter_infos for c in _cuts(structure, info, kept, rows))
     attributes = [
         a
         for a in _attributes(model, structure, cuts, kept, remembered)
-        if (a.module, a.name) not in left_alone
+        if (a.module, a.name) not in protected
     ]
     known = {(a.module, a.name) for a in attributes}
     followed, stale = ([], []) if widths is None else follow_sizes(model, widths, kept, known)
-    unread = [a for a in followed if not structure.seen.code.may_read(a.name)]
+    unread = [a for a in followed if not structure.trace.code.may_read(a.name)]
     stale += [StaleSize(a.module, a.name, a.before) for a in followed if a not in unread]
     return Plan(
         fingerprint=fingerprint(model),
@@ -88,22 +88,25 @@ def draft(
         cuts=cuts,
         attributes=(*attributes, *unread),
         adapters=(
-            *_windows(structure, kept),
-            *_junctions(structure, kept),
-            *_moves(structure, kept),
+            *_window_adapters(structure, kept),
+            *_stream_adapters(structure, kept),
+            *_earlier_adapters(structure, kept),
         ),
         outputs=tuple(_output_cuts(structure, kept)),
         groups=tuple(
-            Group(pool.name, pool.layers, len(pool.units), count, pool.exact)
-            for pool, count in zip(structure.pools, choice.kept, strict=True)
+            Group(group.name, group.layers, len(group.units), count, group.exact)
+            for group, count in zip(structure.groups, choice.kept, strict=True)
         ),
         frozen=tuple(
             Frozen(*row)
-            for row in [*frozen_rows(structure), *unreached_rows(structure.seen.unreached())]
+            for row in [
+                *frozen_rows(structure),
+                *unreached_rows(structure.trace.unreached_parameters()),
+            ]
         ),
-        notes=tuple(structure.seen.notes),
+        notes=tuple(structure.trace.notes),
         stale=tuple(stale),
-        cached=tuple(_cached(structure, kept)),
+        cached=tuple(_cached_cuts(structure, kept)),
         macs_before=structure.macs(),
         macs_after=structure.macs(kept),
         params_before=structure.params(),
@@ -112,48 +115,48 @@ def draft(
 
 
 Rows = dict[tuple[int, int, int], tuple[int, ...]]
-"""What stays of a row of labels, by where the row lies: a layer and its norm share one."""
+"""Kept positions of a row of labels, by its memory: a layer and its norm share one."""
 
 
-def _cuts(structure: Structure, slot: Slot, kept: Tensor, rows: Rows) -> list[Cut]:
+def _cuts(structure: Structure, info: ParameterInfo, kept: Tensor, rows: Rows) -> list[Cut]:
     cuts = []
-    for f, role in zip(slot.fields, slot.roles, strict=True):
+    for f, role in zip(info.fields, info.roles, strict=True):
         used = lb.axes(f)
         if len(used) > 1:
             if not bool(kept[f].all()):
-                cuts += _block_cut(structure, slot, f, kept, role)
+                cuts += _block_cut(structure, info, f, kept, role)
             continue
         row = f.data_ptr(), f.numel(), f.stride(used[0])
         if row not in rows:
             rows[row] = tuple(torch.nonzero(kept[f.reshape(-1)]).reshape(-1).tolist())
         keep = rows[row]
         if not keep:
-            raise EmptiedError(structure.of(f.reshape(-1)))
+            raise EmptyAxisError(structure.classes_of(f.reshape(-1)))
         if len(keep) < f.numel():
-            cuts.append(Cut(slot.name, used[0], f.numel(), keep, role))
+            cuts.append(Cut(info.name, used[0], f.numel(), keep, role))
     return cuts
 
 
 def _output_cuts(structure: Structure, kept: Tensor) -> Iterator[Cut]:
-    """What the outputs lose; an output with channels along several axes at once stays whole."""
-    for number, factor in enumerate(structure.seen.outputs):
+    """Yield the cuts of the model's outputs; raise where channels lie along several axes."""
+    for number, factor in enumerate(structure.trace.outputs):
         for f in factor.fields:
             stays = kept[f].reshape(-1)
             if bool(stays.all()):
                 continue
             if len(lb.axes(f)) != 1:
-                raise UnevenError(structure.of(f.reshape(-1)))
+                raise UnevenBlocksError(structure.classes_of(f.reshape(-1)))
             keep = tuple(torch.nonzero(stays).reshape(-1).tolist())
             yield Cut(str(number), lb.axes(f)[0], f.numel(), keep, "reads")
 
 
-def _cached(structure: Structure, kept: Tensor) -> Iterator[Cached]:
-    """What becomes of activations that modules keep in plain attributes."""
-    for (path, name), factors in structure.seen.cached.items():
+def _cached_cuts(structure: Structure, kept: Tensor) -> Iterator[Cached]:
+    """Yield the cuts of activations that modules cache in plain attributes."""
+    for (path, name), factors in structure.trace.cached.items():
         fields = [f for factor in factors for f in factor.fields]
         if all(bool(kept[f].all()) for f in fields):
             continue
-        ways = {
+        cuts = {
             (
                 lb.axes(f)[0],
                 f.numel(),
@@ -163,27 +166,29 @@ def _cached(structure: Structure, kept: Tensor) -> Iterator[Cached]:
             else (0, 0, ())
             for f in fields
         }
-        dim, size, keep = ways.pop() if len(ways) == 1 else (0, 0, ())
+        dim, size, keep = cuts.pop() if len(cuts) == 1 else (0, 0, ())
         yield Cached(path, name, dim, size, keep)
 
 
-def _block_cut(structure: Structure, slot: Slot, f: Tensor, kept: Tensor, role: Role) -> list[Cut]:
-    """A grouped weight: every block keeps its own columns, equally many; whole blocks are rows."""
+def _block_cut(
+    structure: Structure, info: ParameterInfo, f: Tensor, kept: Tensor, role: Role
+) -> list[Cut]:
+    """Cut a grouped weight: blocks keep equally many columns; whole blocks are cut as rows."""
     rows = kept[f].reshape(f.shape[0], -1)[block_starts(f)]
     counts = rows.sum(1)
     alive = counts[counts > 0]
     if not len(alive):
-        raise EmptiedError(structure.of(f.reshape(-1)))
+        raise EmptyAxisError(structure.classes_of(f.reshape(-1)))
     if not bool((alive == alive[0]).all()):
-        raise UnevenError(structure.of(f.reshape(-1)))
+        raise UnevenBlocksError(structure.classes_of(f.reshape(-1)))
     if len(alive) < len(counts):
-        per_row = next(g for g in slot.fields if lb.axes(g) == [0]).reshape(len(counts), -1)
+        per_row = next(g for g in info.fields if lb.axes(g) == [0]).reshape(len(counts), -1)
         lives = kept[per_row].any(1)
         if bool((alive == f.shape[1]).all()) and torch.equal(lives, counts > 0):
-            return []  # the rows of those blocks go, and the rest is whole
-        raise UnevenError(structure.of(f.reshape(-1)))
+            return []  # the rows of those blocks are removed, and the rest is whole
+        raise UnevenBlocksError(structure.classes_of(f.reshape(-1)))
     keep = torch.nonzero(rows)[:, 1].tolist()
-    return [Cut(slot.name, 1, f.shape[1], tuple(keep), role, len(counts))]
+    return [Cut(info.name, 1, f.shape[1], tuple(keep), role, len(counts))]
 
 
 def _attributes(
@@ -191,33 +196,33 @@ def _attributes(
     structure: Structure,
     cuts: Sequence[Cut],
     kept: Tensor,
-    remembered: Sequence[Remembered],
+    remembered: Sequence[RememberedSize],
 ) -> list[Attribute]:
-    """Sizes that modules remember and that the cuts change."""
-    found: dict[tuple[str, str], Attribute] = {}
+    """List the sizes that modules store and that the cuts change."""
+    changes: dict[tuple[str, str], Attribute] = {}
     modules = modules_by_path(model)
 
     def change(module: str, name: str, before: Any, after: Any) -> None:
         if before != after:
-            found.setdefault((module, name), Attribute(module, name, before, after))
+            changes.setdefault((module, name), Attribute(module, name, before, after))
 
-    for grouping in structure.seen.groupings:
+    for grouping in structure.trace.groupings:
         old = grouping.blocks.shape[0]
         new = int(kept[grouping.blocks].any(1).sum())
         for name in _group_names(modules[grouping.module], old):
             change(grouping.module, name, old, new)
-    groups_after = {m: a.after for (m, n), a in found.items() if n == "groups"}
-    shapes = {slot.name: slot.shape for slot in structure.seen.slots.values()}
-    for tensor, own in by_tensor(cuts).items():
+    groups_after = {m: a.after for (m, n), a in changes.items() if n == "groups"}
+    shapes = {info.name: info.shape for info in structure.trace.parameter_infos.values()}
+    for tensor, tensor_cuts in by_tensor(cuts).items():
         path = layer_of(tensor) if "." in tensor else ""
         module = modules[path]
-        sizes = {c.dim: (c.size, c.kept) for c in own}
+        sizes = {c.dim: (c.size, c.kept) for c in tensor_cuts}
         if len(shapes[tensor]) == 1 and module.__dict__.get("transposed"):
             sizes = {1: sizes[0]}  # a bias has a number for each output, as dim 1 of the weight
         groups = module.__dict__.get("groups", 1)
         for name, before, after in _sizes(module, sizes, groups, groups_after.get(path, groups)):
             change(path, name, before, after)
-    for (_, path, _), out in structure.seen.returns.items():
+    for (_, path, _), out in structure.trace.returns.items():
         module = modules[path]
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and not module.affine:
             # It has no weight to cut, but compares its input with the number it remembers.
@@ -236,11 +241,11 @@ def _attributes(
             tuple(before) if listed else before,
             counts if listed else counts[0],
         )
-    return list(found.values())
+    return list(changes.values())
 
 
 def _group_names(module: nn.Module, groups: int) -> list[str]:
-    """Attributes that hold a module's number of groups."""
+    """Return the attributes that hold a module's number of groups."""
     named = [
         n
         for n in ("groups", "num_groups")
@@ -259,7 +264,7 @@ def _group_names(module: nn.Module, groups: int) -> list[str]:
 def _sizes(
     module: nn.Module, sizes: Mapping[int, tuple[int, int]], groups: int, groups_after: Any
 ) -> list[tuple[str, Any, Any]]:
-    """Name, old and new value of the sizes a module keeps about its own weight."""
+    """Return name, old and new value of the sizes a module stores about its own weight."""
     transposed = bool(module.__dict__.get("transposed", False))
     changes: list[tuple[str, Any, Any]] = []
     for names, dim in ((FIRST_DIM, 1 if transposed else 0), (SECOND_DIM, 0 if transposed else 1)):
@@ -278,10 +283,10 @@ def _sizes(
     return changes
 
 
-def _windows(structure: Structure, kept: Tensor) -> list[Adapter]:
-    """Convolutions along the channels get the full width: zeros in, picks out."""
+def _window_adapters(structure: Structure, kept: Tensor) -> list[Adapter]:
+    """Give convolutions along the channels the full width: scatter before, gather after."""
     adapters: dict[str, list[Adapter]] = {}
-    for window in structure.seen.windows:
+    for window in structure.trace.windows:
         stays = kept[window.labels]
         if not bool(stays.all()):
             index = tuple(torch.nonzero(stays).reshape(-1).tolist())
@@ -293,29 +298,29 @@ def _windows(structure: Structure, kept: Tensor) -> list[Adapter]:
     return [adapter for pair in adapters.values() for adapter in pair]
 
 
-def _junctions(structure: Structure, kept: Tensor) -> list[Adapter]:
-    """Branches are scattered into full-width streams; a direct reader picks them out again."""
-    ends: tuple[tuple[list[Site], Side, Kind], ...] = (
-        (structure.seen.sites, "output", "scatter"),
-        (structure.seen.picks, "input", "gather"),
+def _stream_adapters(structure: Structure, kept: Tensor) -> list[Adapter]:
+    """Scatter branches into full-width streams; gather them again for a direct consumer."""
+    ends: tuple[tuple[list[InsertionPoint], Side, Kind], ...] = (
+        (structure.trace.insertion_points, "output", "scatter"),
+        (structure.trace.picks, "input", "gather"),
     )
     adapters: dict[tuple[str, Side], Adapter] = {}
-    for sites, side, kind in ends:
-        for site in sites:
-            stays = kept[site.labels]
+    for insertion_points, side, kind in ends:
+        for point in insertion_points:
+            stays = kept[point.labels]
             if not bool(stays.all()):
                 index = tuple(torch.nonzero(stays).reshape(-1).tolist())
-                size = site.labels.numel()
-                adapters[site.module, side] = Adapter(
-                    site.module, side, kind, site.dim, index, size
+                size = point.labels.numel()
+                adapters[point.module, side] = Adapter(
+                    point.module, side, kind, point.dim, index, size
                 )
     return list(adapters.values())
 
 
-def _moves(structure: Structure, kept: Tensor) -> list[Adapter]:
-    """Adapters of earlier plans that move fewer channels now, or pick them from fewer."""
-    found: dict[tuple[str, Side], Adapter] = {}
-    for (_, side), move in structure.seen.moves.items():
+def _earlier_adapters(structure: Structure, kept: Tensor) -> list[Adapter]:
+    """Return adapters of earlier plans that now move fewer channels, or pick from fewer."""
+    adapters: dict[tuple[str, Side], Adapter] = {}
+    for (_, side), move in structure.trace.moves.items():
         adapter, stays = move.adapter, kept[move.labels]
         left = [i for i, stay in zip(adapter.index, stays.tolist(), strict=False) if stay]
         size = adapter.size
@@ -325,5 +330,5 @@ def _moves(structure: Structure, kept: Tensor) -> list[Adapter]:
             left = [int(number[i]) for i in left]
         new = replace(adapter, index=tuple(left), size=size)
         if len(stays) and new != adapter:
-            found[adapter.module, side] = new
-    return list(found.values())
+            adapters[adapter.module, side] = new
+    return list(adapters.values())

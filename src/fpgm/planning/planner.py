@@ -1,8 +1,8 @@
-"""`Planner`: a model watched once, from which plans are drawn while its weights change.
+"""`Planner`: trace a model once and build plans while its weights change.
 
-A plan is drawn by choosing, writing the choice down and replaying the smaller network; what does
-not follow is frozen and the choice is made again. What `fpgm.plan` takes, and what it makes of it,
-is `workflow.api`.
+To build a plan it selects units, writes the selection down and dry-runs the smaller network; units
+that the model's code cannot follow are frozen and the selection is repeated. `fpgm.plan` itself is
+in `workflow.api`.
 """
 
 from __future__ import annotations
@@ -20,49 +20,57 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
-from fpgm.planning.budget import ALIGN, Budget, Measure, Rounder, Rounding, check_patterns
-from fpgm.planning.dry_run import needs_replay, replay
+from fpgm.planning.budget import Budget, Measure, Rounder, check_patterns
+from fpgm.planning.dry_run import dry_run, needs_dry_run
 from fpgm.planning.dry_run_tracer import MismatchError
 from fpgm.planning.equal_split import components
-from fpgm.planning.plan_builder import EmptiedError, UnevenError
-from fpgm.planning.precomputed_scores import Scored
+from fpgm.planning.options import DEFAULTS, Criterion, PlanOptions, criterion_name
+from fpgm.planning.plan_builder import EmptyAxisError, UnevenBlocksError
+from fpgm.planning.precomputed_scores import PrecomputedScores
 from fpgm.planning.repair import find_difference, find_failing, runs_alike
 from fpgm.planning.selection import Choice, ErrorOf, Selector
-from fpgm.planning.size_attributes import Attributes
+from fpgm.planning.size_attributes import SizeAttributes
 from fpgm.planning.unit_scores import UnitScores
-from fpgm.pruning.compaction import fingerprint
+from fpgm.pruning.compaction import fingerprint, rebuild
 from fpgm.pruning.plan import Attribute, Plan
 from fpgm.pruning.verification import certify
 from fpgm.tracing.cost_model import Cost, Costs
-from fpgm.tracing.grouping import Pool, Structure, couple, frozen_rows
-from fpgm.tracing.recorder import Watch, watch
-from fpgm.tracing.residual import Residual, watcher
+from fpgm.tracing.grouping import ChannelGroup, Structure, frozen_rows, group_channels
+from fpgm.tracing.operator_log import record_operators
+from fpgm.tracing.recorder import TraceRecorder, record_trace
+from fpgm.tracing.residual import Residual, make_recorder
 from fpgm.tracing.shape_inference import ValuesNeededError
 from fpgm.utils.example_inputs import as_examples
-from fpgm.utils.modules import named_tensors, tensors_sha256, unwrapped, walk_once
+from fpgm.utils.locking import with_global_lock
+from fpgm.utils.modules import (
+    cache_modules,
+    modules_by_path,
+    named_tensors,
+    tensors_sha256,
+    unwrap_model,
+)
+from fpgm.utils.preserve_state import preserve_rng
 
-Criterion = str | Callable[[Tensor], Tensor] | Scored
-
-_MOST_REPLAYS = 1000
-"""Every replay freezes something or tries another attribute; this only stops a fault of ours."""
+_MAX_DRY_RUNS = 1000
+"""Every dry run freezes something or tries another attribute; the limit only guards a bug."""
 
 _TIMED_STEPS = 2
-"""For a budget in time narrow layers are aligned too: an odd width costs its neighbours as well,
-in copies from one order of channels to another, which no table of single layers tells."""
+"""With a latency budget narrow layers are aligned too: an odd width also slows down its
+neighbours by layout copies, which a table of single layers does not show."""
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A plan and the units it removes, by the planner's own numbers."""
+class BuiltPlan:
+    """A plan and the units it removes, as numbered by the planner."""
 
     plan: Plan
     removed: Tensor
 
 
 class Planner:
-    """A model watched once, of which plans can be drawn again while its weights change.
+    """Traces a model once and builds plans for it while its weights change.
 
-    Takes the arguments of `plan`, the budget as a value.
+    Takes the budget and the other options of `plan` as values.
     """
 
     def __init__(
@@ -71,199 +79,234 @@ class Planner:
         example_inputs: Any,
         *,
         budget: Budget,
-        criterion: Criterion = "fpgm",
-        distance: str = "l2",
-        residual: Residual = "coupled",
-        ignore: Sequence[str] = (),
-        align: int = ALIGN,
-        rounding: Rounding = "nearest",
-        min_channels: int = 1,
-        approximate: bool = False,
-        keep_outputs: bool = True,
-        seed: int = 0,
+        options: PlanOptions = DEFAULTS,
     ) -> None:
         model = check_model(model)
-        if isinstance(ignore, str):
-            raise RequestError(f"ignore is the text {ignore!r}: give a list of patterns.")
-        if residual not in ("coupled", "independent"):
-            raise RequestError(f"residual is {residual!r}: give 'coupled' or 'independent'.")
+        align, criterion = options.width_multiple, options.criterion
+        distance, seed = options.distance, options.seed
         self.model = model
         self.budget = budget
         steps = Rounder.steps if budget.latency is None else _TIMED_STEPS
-        self.rounder = Rounder(align, rounding, min_channels, steps)
-        if not isinstance(criterion, Scored):  # refuse a bad name at once
+        self.rounder = Rounder(align, options.rounding, options.min_channels, steps)
+        if not isinstance(criterion, PrecomputedScores):  # refuse a bad name at once
             criteria.resolve(criterion, distance=distance, seed=seed)
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
-        with walk_once(model):
-            self.structure = couple(self._watch(residual, keep_outputs), approximate)
-        seen = self.structure.seen
-        self.examples = [p.example for p in seen.passes if not p.training]
-        layers = [w.layer for w in self.structure.writers]
+        with cache_modules(model):
+            recording = self._trace(options.residual, options.keep_outputs)
+            self.structure = group_channels(recording, options.approximate)
+        trace = self.structure.trace
+        self.examples = [p.example for p in trace.passes if not p.training]
+        layers = [w.layer for w in self.structure.producers]
         check_patterns("rates", list(budget.rates), layers)
-        check_patterns("ignore", list(ignore), layers)
-        _ignore(self.structure, ignore)
+        check_patterns("ignore", list(options.ignore), layers)
+        _ignore(self.structure, options.ignore)
         self.error_of: ErrorOf | None = None
-        """Output error by how many units of a pool go; if known, rates are chosen by it."""
+        """Output error by how many units of a group are removed; if set, it decides the rates."""
         self.certifies = False
-        """Whether every plan is certified as it is drawn."""
+        """Whether every plan is certified as it is built."""
         self.latency_of: Callable[[Structure], Cost] | None = None
-        """Predicts latency; needed for budgets in time."""
+        """Predicts latency; needed for latency budgets."""
         self._known = frozenset(self.structure.reasons)
-        self.asked = {
-            "criterion": _name(criterion),
+        self._runs_alike: Plan | None = None
+        """The latest plan whose compact model was found to run the original's operators."""
+        self.requested = {
+            "criterion": criterion_name(criterion),
             "distance": distance,
-            "residual": residual,
+            "residual": options.residual,
             "align": align,
-            "rounding": rounding,
+            "rounding": options.rounding,
         }
 
-    def _watch(self, residual: Residual, keep_outputs: bool) -> Watch:
-        """Watch with shapes alone, which is faster; with values where the model looks at them."""
+    def _trace(self, residual: Residual, keep_outputs: bool) -> TraceRecorder:
+        """Trace with shapes alone, which is faster; with values where the model reads them."""
         try:
-            return self._watch_with(False, residual, keep_outputs)
+            return self._trace_with(False, residual, keep_outputs)
         except (ForwardError, ValuesNeededError):
-            return self._watch_with(True, residual, keep_outputs)
+            return self._trace_with(True, residual, keep_outputs)
 
-    def _watch_with(self, values: bool, residual: Residual, keep_outputs: bool) -> Watch:
-        seen = watcher(self.model, self.examples, residual, values)
-        return watch(seen, self.examples, keep_outputs)
+    def _trace_with(self, values: bool, residual: Residual, keep_outputs: bool) -> TraceRecorder:
+        trace = make_recorder(self.model, self.examples, residual, values)
+        return record_trace(trace, self.examples, keep_outputs)
 
     @property
-    def learned(self) -> list[tuple[int, str]]:
-        """Units that drawing found it must leave alone, by their numbers, and why."""
+    def learned_constraints(self) -> list[tuple[int, str]]:
+        """Return the units that had to be frozen while building plans, with the reasons."""
         reasons = self.structure.reasons
         return [(unit, reason) for unit, reason in reasons.items() if unit not in self._known]
 
-    def learn(self, found: Sequence[tuple[int, str]]) -> None:
-        """Leave alone what an earlier planner of the same model found it must."""
-        for unit, reason in found:
+    def add_constraints(self, constraints: Sequence[tuple[int, str]]) -> None:
+        """Freeze what an earlier planner of the same model had to freeze."""
+        for unit, reason in constraints:
             self.structure.freeze(torch.tensor([unit]), reason)
 
-    def draw(
-        self, share: float = 1.0, first: Tensor | None = None, certified: bool = False
-    ) -> Drawn:
+    @with_global_lock
+    def build_plan(
+        self, fraction: float = 1.0, first: Tensor | None = None, certified: bool = False
+    ) -> BuiltPlan:
         """Build a plan from the weights as they are, for a fraction of the budget.
 
-        Chooses, writes down, and runs the smaller model until its own code follows the sizes.
+        Selects units and dry-runs the smaller model until its own code follows the sizes.
 
         Args:
-            share: Fraction of the budget to spend.
-            first: Units that go before all others.
+            fraction: Fraction of the budget to spend.
+            first: Units to remove before all others.
             certified: Compare outputs too, freeze the groups that make them differ, plan again.
         """
-        with walk_once(self.model):
-            return self._draw(self.budget.scaled(share), first, certified or self.certifies)
+        with cache_modules(self.model):
+            return self._build_plan(
+                self.budget.scaled(fraction), first, certified or self.certifies
+            )
 
-    def _draw(self, budget: Budget, first: Tensor | None, certified: bool) -> Drawn:
-        asked = {**budget.asked(), **self.asked}
+    def _build_plan(self, budget: Budget, first: Tensor | None, certified: bool) -> BuiltPlan:
+        requested = {**budget.requested(), **self.requested}
         if self.error_of is not None:
-            asked["allocate"] = "sensitivity"
+            requested["allocate"] = "sensitivity"
         selector = self._selector(first)
         structure = self.structure
-        attributes = Attributes(self.model, structure)
-        certified = certified or structure.seen.uncertain
+        attributes = SizeAttributes(self.model, structure)
+        certified = certified or structure.trace.uncertain
         tolerated: set[Any] = set()
-        for _ in range(_MOST_REPLAYS):
-            if not structure.pools:
-                raise ModelError(_nothing(structure))
+        for _ in range(_MAX_DRY_RUNS):
+            if not structure.groups:
+                raise ModelError(_nothing_to_prune(structure))
             choice = selector.choose(budget)
-            check = partial(self._checked, asked=asked, attributes=attributes, tolerated=tolerated)
+            check = partial(
+                self._build_checked_plan,
+                requested=requested,
+                attributes=attributes,
+                tolerated=tolerated,
+            )
             try:
-                made = check(choice)
-                doubtful = certified or self._looks_wrong(made)
-                difference = self._find_difference(made) if doubtful else None
+                plan = check(choice)
+                doubtful = certified or self._looks_wrong(plan)
+                difference = self._find_difference(plan) if doubtful else None
                 if difference is None:
-                    return Drawn(made, choice.removed)
-                blamed = self._find_failing(choice, check)
-                structure.freeze(blamed, f"the compact model would be wrong: {difference}")
-            except EmptiedError as emptied:
+                    return BuiltPlan(plan, choice.removed)
+                failing = self._find_failing(choice, check)
+                structure.freeze(failing, f"the compact model would be wrong: {difference}")
+            except EmptyAxisError as error:
                 structure.freeze(
-                    selector.dearest(emptied.classes),
-                    "a later layer would have nothing left to read",
+                    selector.highest_scored(error.classes),
+                    "a later layer would have no input channels left",
                 )
-            except UnevenError as uneven:
+            except UnevenBlocksError as error:
                 structure.freeze(
-                    _pool_units(structure, uneven.classes), "its groups cannot shrink alike"
+                    _group_units(structure, error.classes), "its groups cannot shrink equally"
                 )
             except MismatchError as mismatch:
-                left = attributes.mend(mismatch)
+                left = attributes.fix_mismatch(mismatch)
                 if left is None:
                     continue
                 if left.may_wait:
                     tolerated.add(left.place)
                 else:
-                    blamed = _blamed(structure, left.classes)
-                    if not len(blamed):  # labels cannot tell what is wrong: outputs do
-                        made = attributes.draft(choice, asked)
-                        if self._find_difference(made) is None:
-                            return Drawn(made, choice.removed)
-                        blamed = self._find_failing(choice, check)
-                    structure.freeze(blamed, left.reason)
+                    failing = _units_to_freeze(structure, left.classes)
+                    if not len(failing):  # labels cannot tell what is wrong: outputs do
+                        plan = attributes.build_plan(choice, requested)
+                        if self._find_difference(plan) is None:
+                            return BuiltPlan(plan, choice.removed)
+                        failing = self._find_failing(choice, check)
+                    structure.freeze(failing, left.reason)
         raise ModelError(
             "No plan could be made to fit the model's own code; please report this model."
         )
 
-    def _looks_wrong(self, made: Plan) -> bool:
-        """Run once, if code may use a width as a number: a certificate then says what is wrong.
+    def _looks_wrong(self, plan: Plan) -> bool:
+        """Run once, if code may use a width as a number, and tell whether outputs differ.
 
-        So it may where it computes with sizes or compares them, and where it may read an attribute
-        that still says an old width.
+        It may do so where it computes with sizes or compares them, and where it may read an
+        attribute that still holds an old width.
         """
-        code = self.structure.seen.code
-        may = code.may_compute_with_sizes or any(code.may_read(s.name) for s in made.stale)
-        return may and not runs_alike(self.model, made, self.examples[0])
+        code = self.structure.trace.code
+        may = (
+            code.may_compute_with_sizes
+            or self.structure.trace.crops_space
+            or any(code.may_read(s.name) for s in plan.stale)
+            or self._passes_adapters_by(plan)
+        )
+        if not may or self._runs_as_before(plan):
+            return False
+        return not runs_alike(self.model, plan, self.examples[0])
 
-    def _find_difference(self, made: Plan) -> str | None:
-        return find_difference(self.model, made, self.examples)
+    def _passes_adapters_by(self, plan: Plan) -> bool:
+        """Whether torch's fused attention may not call modules that a plan gives adapters."""
+        return bool(plan.adapters) and _has_fused_attention(self.model)
+
+    def _runs_as_before(self, plan: Plan) -> bool:
+        """Tell whether the compact model runs the original's operators, with the same numbers.
+
+        Then no code has used a width as a number, and labels show the rest.
+        """
+        if plan is self._runs_alike:
+            return True
+        if self._passes_adapters_by(plan):
+            return False  # the operators are those of another path
+        before = self.structure.trace.logs
+        small = rebuild(self.model, plan, values=False)
+        with cache_modules(small), preserve_rng():
+            for one in self.structure.trace.passes:
+                if one.repeats_eval:
+                    continue
+                small.train(one.training)
+                log = record_operators(small, one.example)
+                if log is None or not log.is_same(before[one.number], sizes_may_differ=True):
+                    return False
+        self._runs_alike = plan
+        return True
+
+    def _find_difference(self, plan: Plan) -> str | None:
+        return find_difference(self.model, plan, self.examples)
 
     def _find_failing(self, choice: Choice, check: Callable[[Choice], Plan]) -> Tensor:
-        """Find the units for which outputs differ, trying the groups of a choice apart."""
+        """Find the units for which outputs differ, trying the groups of a choice separately."""
         structure = self.structure
         nothing = choice.removed[:0]
 
         def fails(parts: Sequence[Tensor]) -> bool:
             try:
-                made = check(Choice.of(structure, torch.cat([nothing, *parts])))
-            except (MismatchError, EmptiedError, UnevenError):
+                plan = check(Choice.from_removed(structure, torch.cat([nothing, *parts])))
+            except (MismatchError, EmptyAxisError, UnevenBlocksError):
                 return True
-            return self._find_difference(made) is not None
+            return self._find_difference(plan) is not None
 
         if fails([]):
-            made = check(Choice.of(structure, nothing))
-            raise VerificationError(f"Nothing can be certified: {self._explain(made)}")
-        units = [part.units for part in components(structure.pools, structure.balances)]
-        chosen = [own[torch.isin(own, choice.removed)] for own in units]
-        removing = [i for i, own in enumerate(chosen) if len(own)]
+            plan = check(Choice.from_removed(structure, nothing))
+            raise VerificationError(f"Nothing can be certified: {self._explain(plan)}")
+        units = [part.units for part in components(structure.groups, structure.balances)]
+        chosen = [
+            units_of_part[torch.isin(units_of_part, choice.removed)] for units_of_part in units
+        ]
+        removing = [i for i, units_of_part in enumerate(chosen) if len(units_of_part)]
         failing = find_failing(removing, lambda some: fails([chosen[i] for i in some]))
         return torch.cat([units[i] for i in failing])
 
-    def _explain(self, made: Plan) -> str:
-        """Say in full why even a plan that removes nothing is not certified."""
+    def _explain(self, plan: Plan) -> str:
+        """Explain why even a plan that removes nothing is not certified."""
         try:
-            certify(self.model, made, self.examples).check()
+            certify(self.model, plan, self.examples).check()
         except VerificationError as error:
             return str(error)
         return "the model's own outputs differ from one run to the next."
 
     def choose(self, budget: Budget) -> Choice:
-        """What would go for a budget, by the weights as they are; the model's code is not asked."""
+        """Select units for a budget from the weights as they are, without running the model."""
         return self._selector(None).choose(budget)
 
     def score_by(self, criterion: Criterion) -> None:
-        """From now on choose by another criterion."""
+        """Use another criterion from now on."""
         self.criterion = criterion
-        self.asked["criterion"] = _name(criterion)
+        self.requested["criterion"] = criterion_name(criterion)
 
-    def order(self, pool: Pool) -> Tensor:
-        """Sort a pool's units by their scores: those that go first come first."""
-        return self._selector(None).order(pool)
+    def order(self, group: ChannelGroup) -> Tensor:
+        """Sort a group's units by their scores: those removed first come first."""
+        return self._selector(None).order(group)
 
     def score_key(self) -> dict[str, str]:
-        """Name all that decides in which order units go: the model, its weights, the options."""
-        asked = {key: str(self.asked[key]) for key in ("criterion", "distance", "residual")}
+        """Return all that decides the order of removal: the model, its weights, the options."""
+        requested = {key: str(self.requested[key]) for key in ("criterion", "distance", "residual")}
         weights = tensors_sha256(self.model)
-        return {"model": fingerprint(self.model), "set of weights": weights[:16], **asked}
+        return {"model": fingerprint(self.model), "set of weights": weights[:16], **requested}
 
     def _selector(self, first: Tensor | None) -> Selector:
         return Selector(
@@ -279,70 +322,80 @@ class Planner:
         if measure != "latency":
             return Costs(self.structure, measure)
         if self.latency_of is None:
-            raise RequestError("latency= is measured as a plan is made: give it to fpgm.plan.")
+            raise RequestError("latency= needs measurements: pass it to fpgm.plan.")
         return self.latency_of(self.structure)
 
-    def _checked(
+    def _build_checked_plan(
         self,
         choice: Choice,
-        asked: Mapping[str, Any],
-        attributes: Attributes,
+        requested: Mapping[str, Any],
+        attributes: SizeAttributes,
         tolerated: set[Any],
     ) -> Plan:
-        """The choice as a plan the model's own code can follow, or `MismatchError`."""
+        """Build a plan that the model's own code can follow, or raise `MismatchError`."""
         model, structure, examples = self.model, self.structure, self.examples
-        found = attributes.draft(choice, asked)
-        if needs_replay(structure, choice.removed):
-            adapters, doubt = replay(model, structure, found, choice.removed, tolerated)
+        plan = attributes.build_plan(choice, requested)
+        if needs_dry_run(structure, choice.removed):
+            adapters, doubt = dry_run(model, structure, plan, choice.removed, tolerated)
             replaced = {(a.module, a.side) for a in adapters}
-            drafted = (a for a in found.adapters if (a.module, a.side) not in replaced)
-            found = replace(found, adapters=(*drafted, *adapters))
-            if doubt is not None and not certify(model, found, examples).ok:
+            unchanged = (a for a in plan.adapters if (a.module, a.side) not in replaced)
+            plan = replace(plan, adapters=(*unchanged, *adapters))
+            if doubt is not None and not certify(model, plan, examples).ok:
                 raise doubt
-        return self._follow(found, choice.removed, attributes, tolerated)
+        return self._update_attributes(plan, choice.removed, attributes, tolerated)
 
-    def _follow(
-        self, found: Plan, removed: Tensor, attributes: Attributes, tolerated: set[Any]
+    def _update_attributes(
+        self, plan: Plan, removed: Tensor, attributes: SizeAttributes, tolerated: set[Any]
     ) -> Plan:
-        """Let further sizes that modules remember follow the plan, as far as outputs stay."""
+        """Update further sizes that modules store, as long as outputs stay the same."""
 
         def holds(trial: Plan) -> bool:
+            if self._runs_as_before(trial):
+                return True
             try:
-                adapters, _ = replay(self.model, self.structure, trial, removed, tolerated)
+                adapters, _ = dry_run(self.model, self.structure, trial, removed, tolerated)
             except MismatchError:
                 return False
-            return set(adapters) <= set(found.adapters) and self._find_difference(trial) is None
+            return set(adapters) <= set(plan.adapters) and self._find_difference(trial) is None
 
-        together, *apart = attributes.readable(found, removed) or [[]]
-        if together and holds(trial := _with_attributes(found, together)):
+        together, *apart = attributes.readable(plan, removed) or [[]]
+        if together and holds(trial := _with_attributes(plan, together)):
             return trial
-        if attributes.doubtful and self._find_difference(found) is not None:
-            raise MismatchError("outputs would differ", [], wrong_outputs=True)
+        if attributes.doubtful and not self._runs_as_before(plan):
+            difference = self._find_difference(plan)
+            if difference is not None:
+                raise MismatchError("outputs would differ", [], wrong_outputs=True)
         for some in apart:
-            trial = _with_attributes(found, some)
-            found = trial if holds(trial) else found
-        return found
+            trial = _with_attributes(plan, some)
+            plan = trial if holds(trial) else plan
+        return plan
 
     def _scorer_of(self, layer: str) -> criteria.Scorer:
-        if isinstance(self.criterion, Scored):
+        if isinstance(self.criterion, PrecomputedScores):
             return self.criterion.scorer(layer)
         # A seed of its own, or random would pick the same positions in every layer of one width.
         seed = self.seed + crc32(layer.encode())
         return criteria.resolve(self.criterion, distance=self.distance, seed=seed)
 
 
+def _has_fused_attention(model: nn.Module) -> bool:
+    """Whether torch may run some modules by one operator, without calling those in them."""
+    kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+    return any(isinstance(module, kinds) for module in modules_by_path(model).values())
+
+
 def _with_attributes(plan: Plan, more: Sequence[Attribute]) -> Plan:
-    """The plan with attributes that it had listed as still saying an old width."""
+    """Return the plan with attributes that it had listed as holding an old width."""
     places = {(a.module, a.name) for a in more}
     stale = tuple(s for s in plan.stale if (s.module, s.name) not in places)
     return replace(plan, attributes=(*plan.attributes, *more), stale=stale)
 
 
 def check_model(model: nn.Module) -> nn.Module:
-    """The module inside its wrappers; what is none, or has no weights yet, is refused."""
+    """Return the module inside its wrappers; refuse other objects and uninitialized weights."""
     if not isinstance(model, nn.Module):
         raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
-    model = unwrapped(model)
+    model = unwrap_model(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "The model is TorchScript (traced or scripted), which cannot be pruned: give the "
@@ -359,38 +412,32 @@ def check_model(model: nn.Module) -> nn.Module:
 
 def _ignore(structure: Structure, patterns: Sequence[str]) -> None:
     for pattern in patterns:
-        chosen = [w.classes for w in structure.writers if fnmatch.fnmatchcase(w.layer, pattern)]
+        chosen = [w.classes for w in structure.producers if fnmatch.fnmatchcase(w.layer, pattern)]
         structure.freeze(torch.cat(chosen), f"ignored on request ({pattern!r})")
 
 
-def _blamed(structure: Structure, classes: Tensor) -> Tensor:
-    """Units to leave alone after a mismatch, the fewest first.
+def _units_to_freeze(structure: Structure, classes: Tensor) -> Tensor:
+    """Return the units to freeze after a mismatch, as few as possible.
 
     Where a zero-padded shortcut meets a branch it is the padding that cannot shrink; otherwise
-    all pools involved stay. None if no pool is known to be involved.
+    all groups involved stay. Empty if no group is known to be involved.
     """
-    units = _pool_units(structure, classes)
-    if structure.seen.pads and len(units):
-        padding = _pool_units(structure, structure.of(torch.cat(structure.seen.pads)))
+    units = _group_units(structure, classes)
+    if structure.trace.pads and len(units):
+        padding = _group_units(structure, structure.classes_of(torch.cat(structure.trace.pads)))
         both = units[torch.isin(units, padding)]
         units = both if len(both) else units
     return units
 
 
-def _pool_units(structure: Structure, classes: Tensor) -> Tensor:
-    """All units of the pools these classes belong to."""
-    touched = [p.units for p in structure.pools if bool(torch.isin(p.units, classes).any())]
+def _group_units(structure: Structure, classes: Tensor) -> Tensor:
+    """Return all units of the groups these classes belong to."""
+    touched = [p.units for p in structure.groups if bool(torch.isin(p.units, classes).any())]
     return torch.cat(touched) if touched else torch.zeros(0, dtype=torch.int64)
 
 
-def _nothing(structure: Structure) -> str:
-    """Why no unit is left, with the reason that holds for the most channels."""
+def _nothing_to_prune(structure: Structure) -> str:
+    """Explain why no unit is left, with the reason that holds for the most channels."""
     rows = sorted(frozen_rows(structure), key=lambda row: -row[1])
     why = f" Most stay for this reason: {rows[0][2]}." if rows else ""
-    return f"There is nothing to prune: no layer has a unit that can go.{why}"
-
-
-def _name(criterion: Criterion) -> str:
-    if isinstance(criterion, Scored):
-        return criterion.name
-    return criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "custom")
+    return f"There is nothing to prune: no layer has a unit that can be removed.{why}"

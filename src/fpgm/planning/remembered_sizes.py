@@ -1,8 +1,8 @@
-"""Sizes that modules keep as plain numbers: those that follow a plan, and those that do not.
+"""Sizes that modules store as plain numbers: those a plan updates, and those it does not.
 
 Code that no forward pass has run may read them: an exporter's other forward, `switch_to_deploy`.
-A number is compared with the widths of the module's own tensors, the nearest first. It follows if
-its name is that of a size and all widths of that value keep equally many channels.
+A number is compared with the widths of the module's own tensors, the nearest first. It is updated
+if its name is that of a size and all widths of that value keep equally many channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fpgm.pruning.plan_checks import holds_size
 from fpgm.tracing.grouping import Structure, rows_of
 from fpgm.tracing.labels import axes
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.parameter_info import WRITES
+from fpgm.utils.parameter_info import PRODUCER_ROLES
 
 Side = Literal["in", "out", ""]
 
@@ -43,7 +43,7 @@ _OUT = frozenset(("out", "oup", "outc", "cout", "nout", "outplanes", "output"))
 class Width:
     """A row of channels some levels below a module, and on which side of a layer it lies.
 
-    Level −1: an operator that the module itself calls has taken or made it (a split, a view).
+    Level −1: an operator that the module itself calls has it as input or output (a split, a view).
     """
 
     level: int
@@ -55,53 +55,53 @@ class Widths:
     """The widths of every module's own tensors, by the module's path."""
 
     def __init__(self, structure: Structure) -> None:
-        self._own: dict[int, list[tuple[str, Side, Tensor]]] = {}
+        self._rows_by_length: dict[int, list[tuple[str, Side, Tensor]]] = {}
         """By their length: rows along modules' tensors and what they return, with the path."""
-        self._taken: dict[str, list[Tensor]] = {}
-        """Rows that operators of the module itself have taken apart or put together."""
-        seen = structure.seen
-        for ((_, path, _), _), risk in seen.risks.items():
-            self._taken.setdefault(path, []).extend(risk.rows())
-        for slot in seen.slots.values():
-            owner = slot.name.rpartition(".")[0]
-            for field, role in zip(slot.fields, slot.roles, strict=True):
-                side: Side = "in" if role == "reads" else "out" if role in WRITES else ""
+        self._rows_of_operators: dict[str, list[Tensor]] = {}
+        """Rows that operators of the module itself split or joined."""
+        trace = structure.trace
+        for ((_, path, _), _), op in trace.fixed_size_ops.items():
+            self._rows_of_operators.setdefault(path, []).extend(op.rows())
+        for info in trace.parameter_infos.values():
+            owner = info.name.rpartition(".")[0]
+            for field, role in zip(info.fields, info.roles, strict=True):
+                side: Side = "in" if role == "reads" else "out" if role in PRODUCER_ROLES else ""
                 self._add(owner, side, rows_of(field))
-        for (_, path, _), out in seen.returns.items():
+        for (_, path, _), out in trace.returns.items():
             for field in out.fields:
                 if len(axes(field)) == 1:
                     self._add(path, "out", field.reshape(-1))
 
     def _add(self, path: str, side: Side, row: Tensor) -> None:
-        self._own.setdefault(len(row), []).append((path, side, row))
+        self._rows_by_length.setdefault(len(row), []).append((path, side, row))
 
     def _below(self, path: str, value: int) -> Iterator[Width]:
         """Yield the widths of this value that a module has, and all modules in it."""
-        for row in self._taken.get(path, ()):
+        for row in self._rows_of_operators.get(path, ()):
             if len(row) == value:
                 yield Width(-1, "", row)
         inside = f"{path}." if path else ""
-        for owner, side, row in self._own.get(value, ()):
+        for owner, side, row in self._rows_by_length.get(value, ()):
             if owner == path or owner.startswith(inside):
                 yield Width(_depth(owner) - _depth(path), side, row)
 
-    def changed(self, kept: Tensor) -> set[int]:
-        """Old widths that are not what they were."""
-        rows = [row for own in self._own.values() for _, _, row in own]
-        rows += self._taken.get("", [])
+    def changed_widths(self, kept: Tensor) -> set[int]:
+        """Return the old widths that have changed."""
+        rows = [row for entries in self._rows_by_length.values() for _, _, row in entries]
+        rows += self._rows_of_operators.get("", [])
         once = {(row.data_ptr(), len(row)): row for row in rows}
         return {len(row) for row in once.values() if not bool(kept[row].all())}
 
-    def after(self, path: str, value: int, side: Side, kept: Tensor, most: int) -> set[int]:
-        """New widths that a module's number may stand for, from the nearest level with any."""
-        found = [w for w in self._below(path, value) if w.level <= most]
-        found = [w for w in found if side and w.side == side] or found
-        nearest = min((w.level for w in found), default=0)
-        return {int(kept[w.row].sum()) for w in found if w.level == nearest}
+    def widths_after(self, path: str, value: int, side: Side, kept: Tensor, most: int) -> set[int]:
+        """Return new widths that a module's number may mean, from the nearest level with any."""
+        matches = [w for w in self._below(path, value) if w.level <= most]
+        matches = [w for w in matches if side and w.side == side] or matches
+        nearest = min((w.level for w in matches), default=0)
+        return {int(kept[w.row].sum()) for w in matches if w.level == nearest}
 
 
 def _depth(path: str) -> int:
-    """How many levels below the model a module lies.
+    """Return how many levels below the model a module lies.
 
     >>> [_depth(path) for path in ("", "stem", "blocks.0.conv")]
     [0, 1, 3]
@@ -112,7 +112,7 @@ def _depth(path: str) -> int:
 def follow_sizes(
     model: nn.Module, widths: Widths, kept: Tensor, known: Collection[tuple[str, str]]
 ) -> tuple[list[Attribute], list[StaleSize]]:
-    """Find numbers of modules that follow the plan, and those that still say an old width.
+    """Find stored numbers that the plan updates, and those that still hold an old width.
 
     Args:
         model: The model as it is.
@@ -122,20 +122,24 @@ def follow_sizes(
     """
     followed: list[Attribute] = []
     stale: list[StaleSize] = []
-    changed = widths.changed(kept)
+    changed = widths.changed_widths(kept)
     for path, module, name, value in _numbers(model, changed):
         if (path, name) in known:
             continue
         numbers = value if isinstance(value, tuple) else (value,)
         named = is_size_name(name) and holds_size(module, name)
         options = [
-            widths.after(path, n, _side(name), kept, 99 if named else 1) if n in changed else {n}
+            widths.widths_after(path, n, _side(name), kept, 99 if named else 1)
+            if n in changed
+            else {n}
             for n in numbers
         ]
-        if all(found <= {n} for found, n in zip(options, numbers, strict=True)):
+        if all(new_widths <= {n} for new_widths, n in zip(options, numbers, strict=True)):
             continue
-        if named and all(len(found) <= 1 for found in options):
-            new = tuple(next(iter(found), n) for found, n in zip(options, numbers, strict=True))
+        if named and all(len(new_widths) <= 1 for new_widths in options):
+            new = tuple(
+                next(iter(new_widths), n) for new_widths, n in zip(options, numbers, strict=True)
+            )
             followed.append(Attribute(path, name, value, new if value is numbers else new[0]))
         else:
             stale.append(StaleSize(path, name, value))
@@ -143,7 +147,7 @@ def follow_sizes(
 
 
 def _numbers(model: nn.Module, changed: set[int]) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Whole numbers, and tuples of them, that modules of the user's classes hold."""
+    """Yield integers, and tuples of them, that modules of the user's classes store."""
     for path, module in modules_by_path(model).items():
         if type(module).__module__.startswith("torch."):
             continue
@@ -156,7 +160,7 @@ def _numbers(model: nn.Module, changed: set[int]) -> Iterator[tuple[str, nn.Modu
 
 
 def is_size_name(name: str) -> bool:
-    """Whether an attribute's name is that of a number of channels.
+    """Tell whether an attribute's name is that of a number of channels.
 
     >>> [is_size_name(n) for n in ("in_channels", "c1", "self_dim", "kernel_size", "num_classes")]
     [True, True, True, False, False]

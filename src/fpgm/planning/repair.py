@@ -1,4 +1,4 @@
-"""Find the groups to blame when a compact model is not the masked original.
+"""Find the groups responsible when a compact model differs from the masked original.
 
 A certificate says that outputs differ, not where that comes from. Plans that remove the units of
 only some groups are certified one after another, halving what is left, until one group remains or
@@ -15,13 +15,14 @@ from torch import nn
 
 from fpgm.errors import VerificationError
 from fpgm.pruning.compaction import compact
-from fpgm.pruning.masked_reference import norms_over_kept, silenced
+from fpgm.pruning.masked_reference import masked_copy, norms_over_kept
 from fpgm.pruning.output_differences import distance, form_problem
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import certify
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.locking import with_global_lock
 from fpgm.utils.outputs import read_outputs
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.preserve_state import preserve_state
 
 Part = TypeVar("Part")
 
@@ -40,13 +41,14 @@ def find_difference(model: nn.Module, plan: Plan, examples: Sequence[Example]) -
     return certificate.problem or f"outputs would differ by {certificate.max_error:.1e}"
 
 
+@with_global_lock
 @torch.no_grad()
 def runs_alike(model: nn.Module, plan: Plan, example: Example) -> bool:
     """Compare the compact model with the masked original in one pass each, as the weights are."""
     outputs = []
     try:
-        small, masked = compact(model, plan), silenced(model, plan)
-        with undisturbed(masked), norms_over_kept(masked, plan):
+        small, masked = compact(model, plan), masked_copy(model, plan)
+        with preserve_state(masked), norms_over_kept(masked, plan):
             for net in (masked, small):
                 torch.manual_seed(0)
                 outputs.append(list(read_outputs(example.call(net.eval()))))

@@ -1,4 +1,4 @@
-"""Choosing which units go: counts from the budget, equal shares where needed, the lowest scores."""
+"""Select units to remove: counts from the budget, equal splits where needed, lowest scores."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from fpgm.planning.budget import Budget, Measure, Rounder
 from fpgm.planning.equal_split import Cells, Component, components
 from fpgm.planning.unit_scores import UnitScores
 from fpgm.tracing.cost_model import Cost
-from fpgm.tracing.grouping import Pool, Structure
+from fpgm.tracing.grouping import ChannelGroup, Structure
 
-_MOST_PARTS = 48
+_MAX_PARTS = 48
 """Parts whose single steps are measured after the uniform rate is found."""
 
-_AIMS = 5
-"""Tries at a budget that is missed because costs were only nearly known."""
+_MAX_ATTEMPTS = 5
+"""Attempts at a budget that is missed because the cost model is approximate."""
 
-_NOTHING = torch.zeros(0, dtype=torch.int64)
+_NO_UNITS = torch.zeros(0, dtype=torch.int64)
 
-ErrorOf = Callable[[Pool], Sequence[float]]
+ErrorOf = Callable[[ChannelGroup], Sequence[float]]
 CostOf = Callable[[Measure], Cost]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Classes that go, and what that leaves."""
+    """Classes to remove, and how many units of every group that leaves."""
 
     removed: Tensor
     kept: tuple[int, ...]
 
     @classmethod
-    def of(cls, structure: Structure, removed: Tensor) -> Choice:
-        """These classes, and what stays of every pool."""
+    def from_removed(cls, structure: Structure, removed: Tensor) -> Choice:
+        """Create from the classes to remove."""
         stays = torch.ones(len(structure.classes), dtype=torch.bool)
         stays[removed] = False
-        return cls(removed, tuple(int(stays[p.units].sum()) for p in structure.pools))
+        return cls(removed, tuple(int(stays[p.units].sum()) for p in structure.groups))
 
 
 class Selector:
@@ -63,37 +63,37 @@ class Selector:
         self.scores = scores
         self.rounder = rounder
         self.cost_of = cost_of
-        """Costs of the structure as it is now: units may have been frozen since."""
+        """Returns costs of the current structure: units may have been frozen since."""
         self.first = first
-        """Classes that go before all others, whatever their score: they are gone already."""
+        """Classes to remove before all others, whatever their score: they are zero already."""
         self.error_of = error_of
-        """What removing so many units of a pool does; if known, rates are chosen by it."""
+        """Output error by how many units of a group are removed; if set, it decides the rates."""
 
     def choose(self, budget: Budget) -> Choice:
-        """The units to remove."""
-        pools = self.structure.pools
-        fixed = [pool_rate(pool, budget.rates) for pool in pools]
-        parts = components(pools, self.structure.balances)
+        """Select the units to remove."""
+        groups = self.structure.groups
+        fixed = [group_rate(group, budget.rates) for group in groups]
+        parts = components(groups, self.structure.balances)
         if self.error_of is not None:
             return self._allocate(budget, fixed, parts, self.error_of)
         if budget.target is None:
-            return self._choice(parts, self._counts(parts, _filled(fixed, budget.rate or 0.0)))
-        return self._reach(*budget.target, fixed, parts)
+            return self._choice(parts, self._counts(parts, _fill_rates(fixed, budget.rate or 0.0)))
+        return self._meet_target(*budget.target, fixed, parts)
 
-    def dearest(self, classes: Tensor) -> Tensor:
-        """Of these classes, the unit with the highest score."""
+    def highest_scored(self, classes: Tensor) -> Tensor:
+        """Return the unit with the highest score among these classes."""
         ranked = [
             (float(score), int(unit))
-            for pool in self.structure.pools
-            if bool(torch.isin(pool.units, classes).any())
-            for unit, score in zip(pool.units, self.scores.of(pool, 0.5), strict=True)
+            for group in self.structure.groups
+            if bool(torch.isin(group.units, classes).any())
+            for unit, score in zip(group.units, self.scores.group_scores(group, 0.5), strict=True)
             if bool(torch.isin(unit, classes))
         ]
         return torch.tensor([max(ranked)[1]])
 
-    def order(self, pool: Pool) -> Tensor:
-        """A pool's units, the first to go first."""
-        return pool.units[ranking(self.scores.of(pool, 0.5))]
+    def order(self, group: ChannelGroup) -> Tensor:
+        """Return a group's units in order of removal."""
+        return group.units[ranking(self.scores.group_scores(group, 0.5))]
 
     def _allocate(
         self,
@@ -102,35 +102,35 @@ class Selector:
         parts: Sequence[Component],
         error_of: ErrorOf,
     ) -> Choice:
-        """The counts that do the least harm for what the budget allows."""
-        name, share = budget.target or ("macs", None)
+        """Choose the counts of least output error within the budget."""
+        name, fraction = budget.target or ("macs", None)
         cost = self.cost_of(name)
-        whole = cost.without(_NOTHING)
-        if share is None:  # as much as the uniform rate leaves
-            counts = self._counts(parts, _filled(fixed, budget.rate or 0.0))
+        whole = cost.without(_NO_UNITS)
+        if fraction is None:  # as much as the uniform rate leaves
+            counts = self._counts(parts, _fill_rates(fixed, budget.rate or 0.0))
             goal = cost.without(self._any_choice(parts, counts))
         else:
-            goal = whole * (1 - share)
-        places = {id(pool): i for i, pool in enumerate(self.structure.pools)}
+            goal = whole * (1 - fraction)
+        places = {id(group): i for i, group in enumerate(self.structure.groups)}
         options = [
-            self._options(part, [fixed[places[id(p)]] for p in part.pools]) for part in parts
+            self._options(part, [fixed[places[id(p)]] for p in part.groups]) for part in parts
         ]
         items = []
         for part, cells in zip(parts, options, strict=True):
-            kept = [[1 - part.rate(p, c) for p in part.pools] for c in cells]
-            curves = [error_of(p) for p in part.pools]
-            harm = [
+            kept = [[1 - part.rate(p, c) for p in part.groups] for c in cells]
+            curves = [error_of(p) for p in part.groups]
+            error = [
                 sum(
-                    curve[round((1 - share) * len(p.units))]
-                    for p, share, curve in zip(part.pools, shares, curves, strict=True)
+                    curve[round((1 - fraction) * len(p.units))]
+                    for p, fraction, curve in zip(part.groups, fractions, curves, strict=True)
                 )
-                for shares in kept
+                for fractions in kept
             ]
-            own = tuple(places[id(p)] for p in part.pools)
-            items.append(Item(own, np.array(kept), np.array(harm, dtype=np.float64)))
+            own = tuple(places[id(p)] for p in part.groups)
+            items.append(Item(own, np.array(kept), np.array(error, dtype=np.float64)))
         allocation = Allocation(items, cost.at, len(places))
         aim = goal
-        for _ in range(_AIMS):
+        for _ in range(_MAX_ATTEMPTS):
             chosen = allocation.within(aim)
             if chosen is None:
                 break
@@ -140,35 +140,35 @@ class Selector:
                 return self._choice(parts, counts)
             aim *= goal / reached * (1 - 1e-4)
         raise RequestError(
-            f"{name}={1 - goal / whole:.3f} cannot be reached with what is frozen and "
+            f"{name}={1 - goal / whole:.3f} cannot be reached with the frozen channels and "
             f"min_channels={self.rounder.min_channels}: ask for less."
         )
 
     def _options(self, part: Component, fixed: Sequence[float | None]) -> list[Cells]:
-        """All counts a part may have, from nothing removed up."""
-        finest = max(len(p.units) // self._step(p) for p in part.pools)
-        steps = (_filled(fixed, i / finest) for i in range(finest + 1))
-        return list(dict.fromkeys(self._solved(part, rates) for rates in steps))
+        """List all counts a component may have, from nothing removed up."""
+        finest = max(len(p.units) // self._step(p) for p in part.groups)
+        steps = (_fill_rates(fixed, i / finest) for i in range(finest + 1))
+        return list(dict.fromkeys(self._solve(part, rates) for rates in steps))
 
-    def _reach(
+    def _meet_target(
         self,
         name: Measure,
-        share: float,
+        fraction: float,
         fixed: Sequence[float | None],
         parts: Sequence[Component],
     ) -> Choice:
-        """The uniform rate whose plan is nearest to a target, then single steps towards it."""
+        """Find the uniform rate that comes nearest to a target, then take single steps."""
         measure = self.cost_of(name)
-        whole = measure.without(_NOTHING)
-        goal = whole * (1 - share)
+        whole = measure.without(_NO_UNITS)
+        goal = whole * (1 - fraction)
         pinned = {
-            id(pool)
-            for pool, rate in zip(self.structure.pools, fixed, strict=True)
+            id(group)
+            for group, rate in zip(self.structure.groups, fixed, strict=True)
             if rate is not None
         }
 
         def counts(rate: float) -> list[Cells]:
-            return self._counts(parts, _filled(fixed, rate))
+            return self._counts(parts, _fill_rates(fixed, rate))
 
         def cost(cells: Sequence[Cells]) -> float:
             return measure.without(self._any_choice(parts, cells))
@@ -178,19 +178,20 @@ class Selector:
         if most > goal:
             reachable = 1 - most / whole
             raise RequestError(
-                f"{name}={share:g} cannot be reached: with min_channels="
-                f"{self.rounder.min_channels} and what is frozen, at most {reachable:.3f} can go."
+                f"{name}={fraction:g} cannot be reached: with min_channels="
+                f"{self.rounder.min_channels} and the frozen channels, at most {reachable:.3f} "
+                "can be removed."
             )
         at_low, at_high = counts(low), counts(high)
         while at_low != at_high and high - low > 1e-4:
             middle = (low + high) / 2
-            found = counts(middle)
-            if cost(found) > goal:
-                low, at_low = middle, found
+            middle_counts = counts(middle)
+            if cost(middle_counts) > goal:
+                low, at_low = middle, middle_counts
             else:
-                high, at_high = middle, found
+                high, at_high = middle, middle_counts
         nearest = min(at_low, at_high, key=lambda cells: abs(cost(cells) - goal))
-        free = [i for i, p in enumerate(parts) if not any(id(q) in pinned for q in p.pools)]
+        free = [i for i, p in enumerate(parts) if not any(id(q) in pinned for q in p.groups)]
         return self._choice(
             parts, self._refine(nearest, [parts[i] for i in free], free, cost, goal)
         )
@@ -203,14 +204,14 @@ class Selector:
         cost: Callable[[Sequence[Cells]], float],
         goal: float,
     ) -> list[Cells]:
-        """Move single parts by one alignment step while that brings the goal nearer.
+        """Change single components by one alignment step while that comes nearer to the goal.
 
-        What a step of a part is worth is measured once, on a bounded number of parts, so that the
+        The effect of each step is measured once, on a bounded number of components, so that the
         time does not grow with the square of the depth.
         """
         best, total = list(cells), cost(cells)
         steps: list[tuple[float, int, Cells]] = []
-        every = max(1, len(places) // _MOST_PARTS)
+        every = max(1, len(places) // _MAX_PARTS)
         for part, place in list(zip(parts, places, strict=True))[::every]:
             for changed in self._one_step(part, cells[place]):
                 trial = [*cells[:place], changed, *cells[place + 1 :]]
@@ -227,69 +228,73 @@ class Selector:
         return best
 
     def _one_step(self, part: Component, cells: Cells) -> list[Cells]:
-        """The part's counts with its pools one alignment step smaller, and one larger."""
+        """Return a component's counts with its groups one alignment step smaller, and larger."""
         limits = self._limits(part)
         changed = []
         for sign in (1, -1):
             goals = []
-            for pool, limit in zip(part.pools, limits, strict=True):
-                removed = round(part.rate(pool, cells) * len(pool.units)) + sign * self._step(pool)
+            for group, limit in zip(part.groups, limits, strict=True):
+                removed = round(part.rate(group, cells) * len(group.units)) + sign * self._step(
+                    group
+                )
                 goals.append(min(max(0, removed), limit))
             changed.append(part.solve(goals, limits))
         return [found for found in changed if found != cells]
 
     def _counts(self, parts: Sequence[Component], rates: Sequence[float]) -> list[Cells]:
-        """How many units of each cell of each component go."""
-        of_pool = dict(zip((id(p) for p in self.structure.pools), rates, strict=True))
-        return [self._solved(part, [of_pool[id(p)] for p in part.pools]) for part in parts]
+        """Count the units to remove from each cell of each component."""
+        rate_of = dict(zip((id(p) for p in self.structure.groups), rates, strict=True))
+        return [self._solve(part, [rate_of[id(p)] for p in part.groups]) for part in parts]
 
-    def _solved(self, part: Component, rates: Sequence[float]) -> Cells:
-        """The counts of a part nearest to a rate for each of its pools."""
-        goals = [self._gone(p, rate) for p, rate in zip(part.pools, rates, strict=True)]
+    def _solve(self, part: Component, rates: Sequence[float]) -> Cells:
+        """Find a component's counts nearest to a rate for each of its groups."""
+        goals = [self._removed_count(p, rate) for p, rate in zip(part.groups, rates, strict=True)]
         return part.solve(goals, self._limits(part))
 
     def _limits(self, part: Component) -> list[int]:
-        """The most that may go from each pool."""
-        return [self._gone(p, 1.0) for p in part.pools]
+        """Return the most units that may be removed from each group."""
+        return [self._removed_count(p, 1.0) for p in part.groups]
 
-    def _gone(self, pool: Pool, rate: float) -> int:
-        """Units of a pool that go at a rate, once its width is rounded."""
-        units = len(pool.units)
-        return units - self.rounder.kept(units, rate, pool.channels_per_unit)
+    def _removed_count(self, group: ChannelGroup, rate: float) -> int:
+        """Count the units of a group removed at a rate, once its width is rounded."""
+        units = len(group.units)
+        return units - self.rounder.kept(units, rate, group.channels_per_unit)
 
-    def _step(self, pool: Pool) -> int:
-        """Units by which the pool's width changes at once."""
-        return self.rounder.step(len(pool.units), pool.channels_per_unit)
+    def _step(self, group: ChannelGroup) -> int:
+        """Return the alignment step of the group's width, in units."""
+        return self.rounder.step(len(group.units), group.channels_per_unit)
 
     def _any_choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Tensor:
-        """Some units in the right numbers: costs depend on numbers only."""
+        """Return any units in the right numbers: costs depend on numbers only."""
         chosen = [part.first(cells) for part, cells in zip(parts, counts, strict=True)]
-        return torch.cat(chosen) if chosen else _NOTHING
+        return torch.cat(chosen) if chosen else _NO_UNITS
 
     def _choice(self, parts: Sequence[Component], counts: Sequence[Cells]) -> Choice:
         removed = []
         for part, cells in zip(parts, counts, strict=True):
             if not any(cells):
                 continue
-            scores = torch.cat([self.scores.of(p, part.rate(p, cells)) for p in part.pools])
+            scores = torch.cat(
+                [self.scores.group_scores(p, part.rate(p, cells)) for p in part.groups]
+            )
             if self.first is not None:
-                units = torch.cat([p.units for p in part.pools])
+                units = torch.cat([p.units for p in part.groups])
                 scores = scores.masked_fill(torch.isin(units, self.first), -math.inf)
             removed.append(part.lowest(cells, scores))
-        gone = torch.cat(removed) if removed else _NOTHING
-        return Choice.of(self.structure, gone)
+        units = torch.cat(removed) if removed else _NO_UNITS
+        return Choice.from_removed(self.structure, units)
 
 
-def pool_rate(pool: Pool, rates: Mapping[str, float]) -> float | None:
-    """A rate by layer pattern; where a pool's layers disagree, the most careful one holds."""
+def group_rate(group: ChannelGroup, rates: Mapping[str, float]) -> float | None:
+    """Look up a group's rate by layer pattern; the lowest one if its layers disagree."""
     matching = [
         rate
         for pattern, rate in rates.items()
-        if any(fnmatch.fnmatchcase(layer, pattern) for layer in pool.layers)
+        if any(fnmatch.fnmatchcase(layer, pattern) for layer in group.layers)
     ]
     return min(matching, default=None)
 
 
-def _filled(fixed: Sequence[float | None], rate: float) -> list[float]:
-    """Rates that were given, and one for all others."""
-    return [rate if own is None else own for own in fixed]
+def _fill_rates(fixed: Sequence[float | None], rate: float) -> list[float]:
+    """Fill missing rates with one rate."""
+    return [rate if given is None else given for given in fixed]

@@ -1,9 +1,9 @@
-"""Numbers that modules remember about their channels, and that must follow when channels go.
+"""Numbers that modules store about their channels, and that must change with the channels.
 
 When the code of a module fixes a size, the size is often an attribute (`split(x, self.width)`). The
-attributes whose value is a channel count at that place are tried in turn, in every module of the
-same class at once; what does not mend the place, or makes outputs differ (`self.dim ** -0.5`), is
-taken back.
+attributes whose value is a channel count at that operator are tried in turn, in every module of the
+same class at once. A change that does not fix the mismatch, or makes outputs differ
+(`self.dim ** -0.5`), is undone.
 """
 
 from __future__ import annotations
@@ -15,58 +15,58 @@ from typing import Any
 from torch import Tensor, nn
 
 from fpgm.planning.dry_run_tracer import MismatchError
-from fpgm.planning.plan_builder import Remembered, draft
+from fpgm.planning.plan_builder import RememberedSize, build_plan
 from fpgm.planning.remembered_sizes import Widths, follow_sizes
 from fpgm.planning.selection import Choice
 from fpgm.pruning.plan import Attribute, Plan
 from fpgm.pruning.plan_checks import holds_size
-from fpgm.tracing.constraints import Risk
+from fpgm.tracing.constraints import FixedSizeOp
 from fpgm.tracing.grouping import Structure
 from fpgm.utils.modules import module_at, modules_by_path
 from fpgm.utils.size_names import LAYER_SIZES
 
 
-class Attributes:
-    """The attributes chosen so far, and those still to be tried for each place."""
+class SizeAttributes:
+    """The attributes chosen so far, and those still to be tried for each mismatch."""
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
         self.model = model
         self.structure = structure
-        self.chosen: list[Remembered] = []
-        self.left_alone: set[tuple[str, str]] = set()
+        self.chosen: list[RememberedSize] = []
+        self.protected: set[tuple[str, str]] = set()
         """Attributes that a plan must not change, by module and name."""
         self.doubtful: list[Attribute] = []
         """Attributes of the latest plan that may mean something else as well."""
-        self._options: dict[tuple[str, int], list[list[Remembered]]] = {}
-        self._trying: list[Remembered] = []
+        self._options: dict[tuple[str, int], list[list[RememberedSize]]] = {}
+        self._trying: list[RememberedSize] = []
         self._reason: MismatchError | None = None
-        self._accepted: list[tuple[list[Remembered], MismatchError]] = []
+        self._accepted: list[tuple[list[RememberedSize], MismatchError]] = []
 
     @cached_property
     def widths(self) -> Widths:
-        """The widths of the model's modules."""
+        """Return the widths of the model's modules."""
         return Widths(self.structure)
 
-    def draft(self, choice: Choice, asked: Mapping[str, Any]) -> Plan:
-        """Write a choice down, with the attributes chosen so far."""
-        made = draft(
-            self.model, self.structure, choice, asked, self.chosen, self.left_alone, self.widths
+    def build_plan(self, choice: Choice, requested: Mapping[str, Any]) -> Plan:
+        """Build the plan of a choice, with the attributes chosen so far."""
+        plan = build_plan(
+            self.model, self.structure, choice, requested, self.chosen, self.protected, self.widths
         )
         kinds = {path: type(module) for path, module in modules_by_path(self.model).items()}
-        self.doubtful = [a for a in made.attributes if self._is_doubtful(a, kinds[a.module])]
-        return made
+        self.doubtful = [a for a in plan.attributes if self._is_doubtful(a, kinds[a.module])]
+        return plan
 
     def _is_doubtful(self, attribute: Attribute, kind: type[nn.Module]) -> bool:
-        """Whether the user's code may read an attribute, and torch has not given it a meaning."""
+        """Tell whether user code may read an attribute that is not one of torch's own."""
         if attribute.name in LAYER_SIZES and any(
             base.__module__.startswith("torch.nn.") and base is not nn.Module
             for base in kind.__mro__
         ):
             return False
-        return self.structure.seen.code.may_read(attribute.name)
+        return self.structure.trace.code.may_read(attribute.name)
 
     def readable(self, plan: Plan, removed: Tensor) -> list[list[Attribute]]:
-        """Attributes that could follow a plan but may be read: all of them, then class by class."""
+        """List attributes that could be updated but may be read: all together, then by class."""
         if not plan.stale:
             return []
         known = {(a.module, a.name) for a in plan.attributes}
@@ -74,17 +74,17 @@ class Attributes:
         followed, _ = follow_sizes(self.model, self.widths, kept, known)
         by_name: dict[tuple[type, str], list[Attribute]] = {}
         for a in followed:
-            if (a.module, a.name) not in self.left_alone:
+            if (a.module, a.name) not in self.protected:
                 kind = type(module_at(self.model, a.module))
                 by_name.setdefault((kind, a.name), []).append(a)
         apart = list(by_name.values())
         return [[a for some in apart for a in some], *apart] if len(apart) > 1 else apart
 
-    def mend(self, mismatch: MismatchError) -> MismatchError | None:
-        """Try the next attribute; returns the mismatch to blame when there is none left.
+    def fix_mismatch(self, mismatch: MismatchError) -> MismatchError | None:
+        """Try the next attribute; return the mismatch when there is none left to try.
 
-        A try that does not bring the replay further than before was wrong: it is taken back, and
-        the mismatch it was meant for is looked at again. So is the latest try when outputs differ.
+        A change that does not bring the dry run further is undone, and the mismatch it was meant
+        to fix is handled again. So is the latest change when outputs differ.
         """
         if self._reason is None and mismatch.wrong_outputs and self._accepted:
             self._trying, self._reason = self._accepted.pop()
@@ -112,40 +112,40 @@ class Attributes:
         return None
 
     def _leave_one_alone(self) -> None:
-        """Take back what the layers' own weights suggested, one name of one class at a time."""
+        """Undo what the layers' own weights suggested, one name of one class at a time."""
         first = self.doubtful[0]
         kind = type(module_at(self.model, first.module))
-        self.left_alone |= {
+        self.protected |= {
             (a.module, a.name)
             for a in self.doubtful
             if a.name == first.name and type(module_at(self.model, a.module)) is kind
         }
 
-    def _candidates(self, path: str, number: int) -> list[list[Remembered]]:
-        """By attribute name: that attribute in every module of the same class."""
+    def _candidates(self, path: str, number: int) -> list[list[RememberedSize]]:
+        """List candidates by attribute name: that attribute in every module of the same class."""
         kind = type(module_at(self.model, path))
-        by_name: dict[str, list[Remembered]] = {}
-        for (place, n), risk in self.structure.seen.risks.items():
+        by_name: dict[str, list[RememberedSize]] = {}
+        for (place, n), op in self.structure.trace.fixed_size_ops.items():
             module = module_at(self.model, place[1])
             if n != number or type(module) is not kind:
                 continue
-            for name, rows in _holders(module, risk):
-                found = by_name.setdefault(name, [])
-                if all(r.module != place[1] for r in found):
-                    found.append(Remembered(place[1], name, rows))
-        every = [r for found in by_name.values() for r in found]
+            for name, rows in _holders(module, op):
+                same_name = by_name.setdefault(name, [])
+                if all(r.module != place[1] for r in same_name):
+                    same_name.append(RememberedSize(place[1], name, rows))
+        every = [r for same_name in by_name.values() for r in same_name]
         return [*by_name.values(), *([every] if len(by_name) > 1 else [])]
 
 
-def _holders(module: nn.Module, risk: Risk) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Attributes of a module that hold a size seen at a risky operator, and what it counts."""
-    lengths = [len(piece) for piece in risk.pieces]
+def _holders(module: nn.Module, op: FixedSizeOp) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Yield attributes of a module that hold a size of a fixed-size operator, and its rows."""
+    lengths = [len(piece) for piece in op.pieces]
     for name, value in vars(module).items():
         if not holds_size(module, name):
             continue
         if isinstance(value, list | tuple) and value and list(value) == lengths:
-            yield name, risk.pieces
+            yield name, op.pieces
         elif type(value) is int:
-            row = next((row for row in risk.rows() if len(row) == value), None)
+            row = next((row for row in op.rows() if len(row) == value), None)
             if row is not None:
                 yield name, (row,)

@@ -1,4 +1,4 @@
-"""Scores of a pool's units: what a criterion says of the layers that write them, as one number."""
+"""Scores of a group's units: the criterion's scores of the layers that produce them, combined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fpgm.criteria import Scorer, score
 from fpgm.errors import RequestError
-from fpgm.tracing.grouping import Pool, Structure, Writer
+from fpgm.tracing.grouping import ChannelGroup, Producer, Structure
 from fpgm.utils.modules import modules_by_path, named_tensors
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -31,51 +31,63 @@ class UnitScores:
         self.scorer_of = scorer_of
         """The criterion, for each layer's path."""
         self.uses_scale = uses_scale
-        """Whether it looks at the scale of the norm behind a layer, not at its filters."""
+        """Whether it uses the scale of the norm behind a layer, not its filters."""
         self._known: dict[tuple[int, float], Tensor] = {}
 
-    def of(self, pool: Pool, rate: float) -> Tensor:
-        """Mean over the layers of each unit's score, each layer brought to mean 1 first.
+    def group_scores(self, group: ChannelGroup, rate: float) -> Tensor:
+        """Average each unit's score over the layers, each layer scaled to mean 1 first.
 
-        A depthwise convolution has no say where its units have a filter elsewhere: it hands on
-        what that filter wrote.
+        A depthwise convolution does not count where its units have a filter elsewhere: it only
+        passes on what that filter produced.
         """
-        writers = [w for w in pool.writers if not w.carries] or list(pool.writers)
-        if len(writers) == 1 and torch.equal(writers[0].classes, pool.units):
-            return self._of_writer(writers[0], rate)
-        total = torch.zeros(len(pool.units), dtype=torch.float64)
-        order = pool.units.argsort()
-        ranked = pool.units[order]
-        for writer in writers:
-            scores = self._of_writer(writer, rate)
-            near = torch.searchsorted(ranked, writer.classes).clamp(max=len(ranked) - 1)
-            mine = torch.where(ranked[near] == writer.classes, order[near], -1)
-            rows = mine >= 0
-            summed = torch.zeros_like(total).index_add(0, mine[rows], scores[rows])
-            times = torch.zeros_like(total).index_add(0, mine[rows], torch.ones_like(scores[rows]))
-            mean = scores.abs().mean()
-            total += summed / times / (mean if len(writers) > 1 and mean > 0 else 1)
+        producers = [w for w in group.producers if not w.carries] or list(group.producers)
+        if len(producers) == 1 and torch.equal(producers[0].classes, group.units):
+            return self._producer_scores(producers[0], rate)
+        total = torch.zeros(len(group.units), dtype=torch.float64)
+        for producer in producers:
+            scores = self._producer_scores(producer, rate)
+            mean = float(scores.abs().mean()) if len(producers) > 1 else 1.0
+            if not torch.equal(producer.classes, group.units):
+                scores = _mean_by_unit(scores, producer.classes, group.units)
+            total += scores / (mean if mean > 0 else 1.0)
         return total
 
-    def _of_writer(self, writer: Writer, rate: float) -> Tensor:
-        key = (id(writer), rate)
+    def _producer_scores(self, producer: Producer, rate: float) -> Tensor:
+        key = (id(producer), rate)
         if key not in self._known:
-            weight = self.tensors[writer.slot.name].detach()
-            rows = self._scale_of(writer) if self.uses_scale else writer.filters(weight)
-            scorer = self.scorer_of(writer.layer)
-            self._known[key] = score(scorer, rows, rate, writer.layer)
+            weight = self.tensors[producer.info.name].detach()
+            rows = self._batch_norm_scale(producer) if self.uses_scale else producer.filters(weight)
+            scorer = self.scorer_of(producer.layer)
+            self._known[key] = score(scorer, rows, rate, producer.layer)
         return self._known[key]
 
-    def _scale_of(self, writer: Writer) -> Tensor:
-        """|γ| of the norm behind a layer, found as the scale whose classes are the layer's."""
+    def _batch_norm_scale(self, producer: Producer) -> Tensor:
+        """Return |γ| of the norm behind a layer: the scale whose classes are the layer's."""
         modules = modules_by_path(self.model)
-        for slot in self.structure.seen.slots.values():
-            owner = modules.get(slot.name.rpartition(".")[0])
-            if slot.trainable and slot.roles == ["scale"] and isinstance(owner, _NORMS):
-                own = self.structure.of(slot.fields[0])
-                if torch.equal(own, writer.classes):
-                    return self.tensors[slot.name].detach()[:, None]
+        for info in self.structure.trace.parameter_infos.values():
+            owner = modules.get(info.name.rpartition(".")[0])
+            if info.trainable and info.roles == ["scale"] and isinstance(owner, _NORMS):
+                scale_classes = self.structure.classes_of(info.fields[0])
+                if torch.equal(scale_classes, producer.classes):
+                    return self.tensors[info.name].detach()[:, None]
         raise RequestError(
-            f"criterion='bn': layer '{writer.layer}' has no norm with a scale behind it; "
+            f"criterion='bn': layer '{producer.layer}' has no norm with a scale behind it; "
             "ignore it or choose another criterion."
         )
+
+
+def _mean_by_unit(scores: Tensor, classes: Tensor, units: Tensor) -> Tensor:
+    """Average the scores of each unit's filters, given the class of every filter.
+
+    >>> _mean_by_unit(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([7, 5, 7]), torch.tensor([5, 7]))
+    tensor([2.0000, 2.5000])
+    """
+    order = units.argsort()
+    ranked = units[order]
+    near = torch.searchsorted(ranked, classes).clamp(max=len(ranked) - 1)
+    rows = ranked[near] == classes
+    positions, values = order[near][rows], scores[rows]
+    nothing = torch.zeros(len(units), dtype=scores.dtype)
+    return nothing.index_add(0, positions, values) / nothing.index_add(
+        0, positions, torch.ones_like(values)
+    )

@@ -1,7 +1,7 @@
-"""Building a plan's gathers and scatters into a model: which layer is wrapped, and with what.
+"""Insert a plan's gathers and scatters into a model: which layer is wrapped, and with what.
 
-What the wrappers are is in `adapted`. The adapters of a plan take the place of those that an
-earlier plan gave the same layer on the same side.
+The wrappers are in `utils.channel_adapters`. The adapters of a plan replace those that an earlier
+plan gave the same layer on the same side.
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ def join(first: Adapter, second: Adapter) -> Adapter:
 
 
 def adapter_at(model: nn.Module, path: str, side: Side) -> Adapter | None:
-    """Return what is done at one side of a module."""
-    found = adapters_of(model.get_submodule(path), path)
-    return next((adapter for _, adapter in found if adapter.side == side), None)
+    """Return the adapter at one side of a module."""
+    adapters = adapters_of(model.get_submodule(path), path)
+    return next((adapter for _, adapter in adapters if adapter.side == side), None)
 
 
-def placing(model: nn.Module, path: str) -> Adapter | None:
+def output_scatter(model: nn.Module, path: str) -> Adapter | None:
     """Return the adapter that places a module's output, if nothing else is done with that output.
 
     What a hook of the user's own does between the module and the placing cannot be known.
     """
-    found, module = adapter_at(model, path, "output"), model.get_submodule(path)
-    if found is None or found.kind != "scatter":
+    adapter, module = adapter_at(model, path, "output"), model.get_submodule(path)
+    if adapter is None or adapter.kind != "scatter":
         return None
     hooked = module._forward_hooks or module._forward_pre_hooks or unwrap(module)._forward_hooks
-    return None if hooked else found
+    return None if hooked else adapter
 
 
 def detach_(model: nn.Module, path: str) -> None:
-    """Take the adapter from a module's output."""
+    """Remove the adapter at a module's output."""
     wrapper = model.get_submodule(path)
     assert isinstance(wrapper, Adapted)
     wrapper.after = None
@@ -87,11 +87,11 @@ def detach_(model: nn.Module, path: str) -> None:
 
 
 def _set(wrapper: Adapted, adapter: Adapter, device: torch.device) -> None:
-    """Give a wrapper its adapter on one side."""
+    """Set a wrapper's adapter on one side."""
     name = _ATTRIBUTE[adapter.side]
     before = getattr(wrapper, name)
     number = len(buffer_names(wrapper)) if before is None else before.number
     index = torch.tensor(adapter.index, dtype=torch.int64, device=device)
     kind = Gather if adapter.kind == "gather" else Scatter
-    made = kind(adapter.dim, index, adapter.size, number)
-    setattr(wrapper, name, made.train(wrapper.training))
+    new_adapter = kind(adapter.dim, index, adapter.size, number)
+    setattr(wrapper, name, new_adapter.train(wrapper.training))

@@ -1,8 +1,8 @@
-"""Weights with which nothing can hide: for the check only, in copies of both models.
+"""Weights that expose every mistake: for verification only, in copies of both models.
 
-Fresh or trained, a model may hold values that conceal a mistake: norms whose channels are all
-alike, gains of zero, activations that vanish, units that never fire. Parameters get values that
-tell channels apart, and every layer's output gets a visible size.
+Fresh or trained, a model may hold values that hide a mistake: norms whose channels are all equal,
+gains of zero, activations that vanish, dead units. Parameters get values that differ between
+channels, and every layer's output is scaled to about one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.pruning.plan import Plan
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.modules import modules_by_path, named_tensors
 
-FAINT = 1e-3
-"""Parameters smaller than this (zero-initialised gains, layer scale 1e-6) hide what is behind."""
+TINY = 1e-3
+"""Parameters smaller than this (zero-initialised gains, layer scale 1e-6) hide later layers."""
 
 _SPREAD = 0.2
 _SHIFT = 0.05
 
 
 @torch.no_grad()
-def vary_(model: nn.Module, plan: Plan) -> None:
-    """Give every parameter that may change or is cut a value of its own at every position."""
+def vary_weights_(model: nn.Module, plan: Plan) -> None:
+    """Give every trainable or cut parameter a different value at every position."""
     generator = torch.Generator().manual_seed(0)
     cuts = {c.tensor for c in plan.cuts}
     shifts = {c.tensor for c in plan.cuts if c.role == "shift"}
@@ -38,15 +39,15 @@ def vary_(model: nn.Module, plan: Plan) -> None:
         if not trainable and name not in cuts:
             continue
         is_shift = name in shifts or name.endswith("bias")
-        is_faint = float(tensor.abs().max()) < FAINT and not is_shift
-        if isinstance(tensor, nn.Parameter) and is_faint:
+        is_tiny = float(tensor.abs().max()) < TINY and not is_shift
+        if isinstance(tensor, nn.Parameter) and is_tiny:
             tensor.copy_(torch.rand(tensor.shape, generator=generator).to(tensor) + 0.5)
         elif tensor.ndim < 2 or _repeats(tensor):
-            tensor.copy_(_varied(tensor, isinstance(tensor, nn.Parameter), generator))
+            tensor.copy_(_vary(tensor, isinstance(tensor, nn.Parameter), generator))
 
 
 def _repeats(weight: Tensor) -> bool:
-    """Whether some channels of a weight look alike, so that one could pass for another."""
+    """Tell whether some channels of a weight are alike, so that a mix-up would not show."""
     for dim, count in enumerate(weight.shape):
         sums = weight.sum([d for d in range(weight.ndim) if d != dim])
         if len(sums.unique()) < count:
@@ -54,7 +55,7 @@ def _repeats(weight: Tensor) -> bool:
     return False
 
 
-def _varied(tensor: Tensor, is_parameter: bool, generator: torch.Generator) -> Tensor:
+def _vary(tensor: Tensor, is_parameter: bool, generator: torch.Generator) -> Tensor:
     factor = torch.rand(tensor.shape, generator=generator).to(tensor)
     scaled = tensor * (1 + _SPREAD * (2 * factor - 1))
     if not is_parameter:  # a buffer may hold variances: signs and zeros stay
@@ -65,7 +66,7 @@ def _varied(tensor: Tensor, is_parameter: bool, generator: torch.Generator) -> T
 
 @dataclass
 class Calibration:
-    """What a calibration did: tensors set to new values, and weights divided by a number."""
+    """The changes of a calibration: tensors with new values, and weights divided by a number."""
 
     values: dict[int, Tensor] = field(default_factory=dict)
     divisors: dict[int, Tensor] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Calibration:
 
     @torch.no_grad()
     def repeat_(self, model: nn.Module, other: nn.Module) -> None:
-        """Do to another copy of the model what was done to this one."""
+        """Apply the same changes to another copy of the model."""
         tensors = named_tensors(other)
         for name, tensor in named_tensors(model).items():
             if id(tensor) in self.values:
@@ -86,43 +87,45 @@ class Calibration:
 @torch.no_grad()
 def calibrate_(model: nn.Module, run: Callable[[nn.Module], Any]) -> Calibration:
     """Run the model once; set weights and batch norms so that every layer's output is near one."""
-    done = Calibration()
-    with _hooks(model, done):
+    calibration = Calibration()
+    with _hooks(model, calibration):
         run(model)
-    return done
+    return calibration
 
 
 @contextmanager
-def _hooks(model: nn.Module, done: Calibration) -> Iterator[None]:
-    handles = []
-    try:
+def _hooks(model: nn.Module, calibration: Calibration) -> Iterator[None]:
+    with temporary_hooks() as handles:
         for module in modules_by_path(model).values():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                handles.append(module.register_forward_pre_hook(_norm_hook(done), prepend=True))
+                handles.append(
+                    module.register_forward_pre_hook(_norm_hook(calibration), prepend=True)
+                )
             elif isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-                handles.append(module.register_forward_hook(_layer_hook(done), prepend=True))
+                handles.append(module.register_forward_hook(_layer_hook(calibration), prepend=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _norm_hook(done: Calibration) -> Callable[[nn.Module, Any], None]:
+def _norm_hook(calibration: Calibration) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         mean, var = module.running_mean, module.running_var
         x = args[0] if args else None
-        if not isinstance(mean, Tensor) or not isinstance(var, Tensor) or id(mean) in done.values:
+        if (
+            not isinstance(mean, Tensor)
+            or not isinstance(var, Tensor)
+            or id(mean) in calibration.values
+        ):
             return
         if not isinstance(x, Tensor) or not x.numel():
             return
         center, spread = _statistics(x, 1)
         if bool(center.isfinite().all()) and bool(spread.isfinite().all()):
-            done.values |= {id(mean): mean, id(var): var}
-            # Centred inputs would make all means alike, and hide which belongs to which channel.
+            calibration.values |= {id(mean): mean, id(var): var}
+            # Centred inputs would make all means alike, and hide a mix-up of channels.
             shift, factor = (
-                torch.rand(mean.shape, generator=done.generator).to(mean) for _ in range(2)
+                torch.rand(mean.shape, generator=calibration.generator).to(mean) for _ in range(2)
             )
             var.copy_(torch.where(spread > 0, spread.square(), 1.0).expand_as(var))
             mean.copy_(center.expand_as(mean) + _SPREAD * (2 * shift - 1) * var.sqrt())
@@ -131,10 +134,10 @@ def _norm_hook(done: Calibration) -> Callable[[nn.Module, Any], None]:
     return hook
 
 
-def _layer_hook(done: Calibration) -> Callable[[nn.Module, Any, Any], Tensor | None]:
+def _layer_hook(calibration: Calibration) -> Callable[[nn.Module, Any, Any], Tensor | None]:
     def hook(module: nn.Module, args: Any, out: Any) -> Tensor | None:
         weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-        if weight is None or not isinstance(out, Tensor) or id(weight) in done.divisors:
+        if weight is None or not isinstance(out, Tensor) or id(weight) in calibration.divisors:
             return None
         if not out.numel():  # an expert that no sample was sent to
             return None
@@ -143,10 +146,10 @@ def _layer_hook(done: Calibration) -> Callable[[nn.Module, Any, Any], Tensor | N
         scale = spread.square().mean().sqrt()
         if not bool(scale.isfinite()) or not float(scale) > 0:
             return None
-        done.divisors[id(weight)] = scale
+        calibration.divisors[id(weight)] = scale
         weight.div_(scale)
         if bias is not None:
-            done.values[id(bias)] = bias
+            calibration.values[id(bias)] = bias
             bias.copy_((bias - center) / scale)
             shape = [-1 if d == dim and center.numel() > 1 else 1 for d in range(out.ndim)]
             return (out - center.reshape(shape)) / scale
@@ -156,7 +159,7 @@ def _layer_hook(done: Calibration) -> Callable[[nn.Module, Any, Any], Tensor | N
 
 
 def _statistics(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Mean and spread of every channel, or of all together where a channel does not vary."""
+    """Return mean and spread of every channel, or of all where channels do not vary."""
     others = [d for d in range(x.ndim) if d != dim]
     if others:
         center, spread = x.mean(others), x.std(others, correction=0)

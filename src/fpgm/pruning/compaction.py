@@ -1,4 +1,4 @@
-"""Applying a plan: a new, smaller module of the user's own class.
+"""Apply a plan: build a new, smaller module of the user's own class.
 
 The copy is a deep copy in which sliced tensors take the place of the originals from the start, so
 ties between parameters, references elsewhere in the model and hooks come along by themselves, and
@@ -24,24 +24,30 @@ from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.utils.channel_adapters import Adapted, buffer_names
 from fpgm.utils.copying import Memo, clone
 from fpgm.utils.denormals import flush_denormals_
-from fpgm.utils.locking import in_turn
-from fpgm.utils.modules import called_by_path, modules_by_path, named_tensors, unwrapped, walk_once
+from fpgm.utils.locking import with_global_lock
+from fpgm.utils.modules import (
+    cache_modules,
+    modules_by_path,
+    named_tensors,
+    outer_modules_by_path,
+    unwrap_model,
+)
 from fpgm.utils.weight_hooks import compute_weights_
-from fpgm.utils.weight_norm import ratio, weight_norms
+from fpgm.utils.weight_norm import gain_ratio, weight_norms
 
 PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
 
 
-@in_turn
+@with_global_lock
 def compact(
     model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None
 ) -> nn.Module:
     """Return a copy of the model without the units the plan removes.
 
-    Of a model in a wrapper (DataParallel, DDP, torch.compile) that is of the module inside. An
-    `optimizer` of the model given along is handed over to the copy, in place and with its state,
-    so that training goes on where it was.
+    If the model is wrapped (DataParallel, DDP, torch.compile), the module inside is copied. An
+    `optimizer` of the model is moved to the copy, in place and with its state, so that training
+    continues where it was.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -49,8 +55,8 @@ def compact(
     >>> small[0].out_channels, net[0].out_channels
     (4, 8)
     """
-    model = unwrapped(model)
-    with walk_once(model):
+    model = unwrap_model(model)
+    with cache_modules(model):
         check_fits(model, plan)
         small = rebuild(model, plan)
     flush_denormals_(small)
@@ -60,14 +66,14 @@ def compact(
 
 
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
-    """The compact model; without `values` in shape only: what is cut is zeros."""
+    """Build the compact model; without `values` only its shapes: its parameters are zeros."""
     cuts = by_tensor(plan.cuts)
     memo: Memo = {}
     for name, original in named_tensors(model).items():
         if name in cuts and values:
-            memo[id(original)] = _like(original, cut(original.detach(), cuts[name]))
-        elif name in cuts:
-            memo[id(original)] = _like(original, _zeros(original, cuts[name]))
+            memo[id(original)] = _match_kind(original, cut(original.detach(), cuts[name]))
+        elif name in cuts or (not values and isinstance(original, nn.Parameter)):
+            memo[id(original)] = _match_kind(original, _zeros(original, cuts.get(name, ())))
     if values:
         _scale_gains(model, cuts, memo)
     small = clone(model, memo)
@@ -77,7 +83,7 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     for cached in plan.cached:
         held = vars(modules[cached.module])
         if cached.name in held:
-            held[cached.name] = _fit(held[cached.name], cached)
+            held[cached.name] = _cut_cached(held[cached.name], cached)
     compute_weights_(small)
     attach_(small, *plan.adapters)
     setattr(small, PLANS, (*vars(model).get(PLANS, ()), plan))
@@ -85,7 +91,7 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
 
 
 def _scale_gains(model: nn.Module, cuts: Mapping[str, Sequence[Cut]], memo: Memo) -> None:
-    """Give weight norms gains that make up for the part of the norm that is cut."""
+    """Scale the gains of weight norms to compensate for the part of the norm that is cut."""
     names = {id(tensor): name for name, tensor in named_tensors(model).items()}
     for norm in weight_norms(model):
         direction = memo.get(id(norm.direction))
@@ -94,8 +100,8 @@ def _scale_gains(model: nn.Module, cuts: Mapping[str, Sequence[Cut]], memo: Memo
         gain = memo.get(id(norm.gain), norm.gain)
         assert isinstance(gain, Tensor)
         before = cut(norm.norms(), cuts.get(names[id(norm.gain)], []))
-        scaled = gain.detach().double() * ratio(norm.norms(direction), before)
-        memo[id(norm.gain)] = _like(norm.gain, scaled.to(gain.dtype))
+        scaled = gain.detach().double() * gain_ratio(norm.norms(direction), before)
+        memo[id(norm.gain)] = _match_kind(norm.gain, scaled.to(gain.dtype))
 
 
 def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
@@ -105,8 +111,8 @@ def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
     return original.new_zeros(shape)
 
 
-def _like(original: Tensor, new: Tensor) -> Tensor:
-    """Same memory format, same kind, same requires_grad."""
+def _match_kind(original: Tensor, new: Tensor) -> Tensor:
+    """Give a new tensor the original's memory format, kind and requires_grad."""
     for layout in (torch.channels_last, torch.channels_last_3d):
         if new.ndim == (4 if layout == torch.channels_last else 5) and (
             original.is_contiguous(memory_format=layout) and not original.is_contiguous()
@@ -127,33 +133,33 @@ def _assign(module: nn.Module, attribute: Attribute) -> None:
     setattr(module, attribute.name, value)
 
 
-def _fit(value: Any, cached: Cached) -> Any:
-    """Cut tensors of the old width in what a module has cached; drop those that do not fit."""
+def _cut_cached(value: Any, cached: Cached) -> Any:
+    """Cut cached tensors of the old width; drop those that do not fit."""
     if isinstance(value, Tensor):
         if cached.dim >= value.ndim or value.shape[cached.dim] != cached.size or not cached.keep:
             return None
         index = torch.tensor(cached.keep, device=value.device)
         return value.detach().index_select(cached.dim, index)
     if isinstance(value, dict):
-        fitted = {k: _fit(v, cached) for k, v in value.items()}
+        fitted = {k: _cut_cached(v, cached) for k, v in value.items()}
         stays = {k: v for k, v in fitted.items() if v is not None or value[k] is None}
         value.clear()
         value.update(stays)
     elif isinstance(value, list):
-        value[:] = [_fit(item, cached) for item in value]
+        value[:] = [_cut_cached(item, cached) for item in value]
     elif isinstance(value, deque | set):
         others = [item for item in value if not isinstance(item, Tensor)]
         value.clear()
         (value.update if isinstance(value, set) else value.extend)(others)
     elif type(value) is tuple:
-        return tuple(_fit(item, cached) for item in value)
+        return tuple(_cut_cached(item, cached) for item in value)
     return value
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A short name for a model's tensors and their shapes."""
+    """Hash a model's tensor names and shapes into a short text."""
     tensors = named_tensors(model)
-    for path, module in called_by_path(model).items():
+    for path, module in outer_modules_by_path(model).items():
         if isinstance(module, Adapted):
             tensors |= {f"{path}.{name}": t for name, t in buffer_names(module).items()}
     text = ";".join(f"{name}{tuple(t.shape)}" for name, t in sorted(tensors.items()))
@@ -161,7 +167,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def check_fits(model: nn.Module, plan: Plan) -> None:
-    """Refuse a plan of another model, naming the first tensor that differs."""
+    """Raise if a plan is for another model, naming the first tensor that differs."""
     tensors: Mapping[str, Tensor] = named_tensors(model)
     if fingerprint(model) == plan.fingerprint:
         check_places(model, plan, vars(model).get(PLANS, ()))

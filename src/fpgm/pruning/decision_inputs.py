@@ -1,4 +1,4 @@
-"""The numbers from which a model makes integers: what an argmax, a sort or a comparison reads.
+"""Record the numbers from which a model computes integers: inputs of argmax, sort, comparisons.
 
 A class number says little of the logits behind it: they may be wrong and still give the same class.
 """
@@ -23,7 +23,7 @@ _STEPS = ("round", "floor", "ceil", "trunc", "sign")
 """Operators that return whole numbers of a floating point kind."""
 
 
-class Decisions(TorchDispatchMode):
+class DecisionRecorder(TorchDispatchMode):
     """Records the floating point inputs of every operator that returns integers or booleans.
 
     Also records which tensors any operator reads, by their ids.
@@ -61,7 +61,7 @@ class Decisions(TorchDispatchMode):
 
 
 def returns_integers(outputs: list[Leaf]) -> bool:
-    """Whether some output holds integers or booleans, behind which numbers may hide."""
+    """Tell whether some output holds integers or booleans, which hide small differences."""
     values = [as_tensor(leaf.value) for leaf in outputs]
     return any(isinstance(leaf.value, int) for leaf in outputs) or any(
         _is_discrete(value.dtype) for value in values if value is not None
@@ -69,7 +69,7 @@ def returns_integers(outputs: list[Leaf]) -> bool:
 
 
 def comparable(want: list[Leaf], have: list[Leaf]) -> list[tuple[Leaf, Leaf]]:
-    """Pair what two models decided by, as far as it has the same shape in both."""
+    """Pair the recorded inputs of two models, as far as their shapes agree."""
     if [leaf.path for leaf in want] != [leaf.path for leaf in have]:
         return []  # a loop that ran another number of times
     pairs = zip(want, have, strict=True)
@@ -77,14 +77,14 @@ def comparable(want: list[Leaf], have: list[Leaf]) -> list[tuple[Leaf, Leaf]]:
 
 
 def unused_modules(model: nn.Module, read: set[int]) -> list[str]:
-    """List modules with parameters of which no operator has read any."""
+    """List modules whose parameters no operator has read."""
     return [
         path
         for path, module in modules_by_path(model).items()
         if path
         and not isinstance(module, torch.jit.ScriptModule)
-        and (own := [p for p in module._parameters.values() if p is not None])
-        and not any(id(p) in read for p in own)
+        and (parameters := [p for p in module._parameters.values() if p is not None])
+        and not any(id(p) in read for p in parameters)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Running a model in float64, and with random numbers that do not depend on widths."""
+"""Run a model in float64, and with random numbers that do not depend on widths."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NARROW = {
 }
 
 
-def widen(value: Any) -> Any:
-    """A tensor of floating point or complex numbers in double precision; all else as it is."""
+def to_double(value: Any) -> Any:
+    """Cast floating-point and complex tensors to double precision; return all else as it is."""
     wide = _NARROW.get(value.dtype) if isinstance(value, Tensor) else None
     return value if wide is None else value.to(wide)
 
@@ -41,24 +41,24 @@ class Float64(TorchDispatchMode):
             kwargs = {**kwargs, "dtype": _NARROW[kwargs["dtype"]]}
         dtypes = _dtypes((*args, *kwargs.values()) if kwargs else args)
         if not _NARROW.keys().isdisjoint(dtypes) and not func._schema.is_mutable:
-            args, kwargs = tree_map(widen, (args, kwargs))
+            args, kwargs = tree_map(to_double, (args, kwargs))
         out = func(*args, **kwargs)
-        return out if dtypes else tree_map(widen, out)
+        return out if dtypes else tree_map(to_double, out)
 
 
 def _dtypes(values: Iterable[Any]) -> set[torch.dtype]:
-    """List the kinds of the tensors among arguments, also in lists of them."""
-    found: set[torch.dtype] = set()
+    """List the dtypes of the tensors among arguments, also inside lists."""
+    dtypes: set[torch.dtype] = set()
     for value in values:
         if isinstance(value, Tensor):
-            found.add(value.dtype)
+            dtypes.add(value.dtype)
         elif isinstance(value, list | tuple):
-            found |= _dtypes(value)
-    return found
+            dtypes |= _dtypes(value)
+    return dtypes
 
 
 class ConstantNoise(TorchDispatchMode):
-    """Puts constants in the place of random numbers, and seeds what draws positions at each call.
+    """Replaces random numbers by constants, and seeds what draws positions at each call.
 
     A compact model draws fewer numbers than the original, so the same seed gives its channels
     others. Noise is alike at every position, so that one constant everywhere is as good a draw.
@@ -78,7 +78,7 @@ class ConstantNoise(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags and name not in _UNTAGGED:
             return func(*args, **kwargs)
         torch.manual_seed(0)
-        expected = _expected(name, args)
+        expected = _expected_value(name, args)
         if expected is not None:
             return expected
         out = func(*args, **kwargs)
@@ -91,8 +91,8 @@ _UNTAGGED = ("binomial", "_sample_dirichlet")
 """Operators that draw random numbers though torch does not say so."""
 
 
-def _expected(name: str, args: tuple[Any, ...]) -> Any:
-    """Return what is expected of a draw by the tensors it reads; None if it reads none."""
+def _expected_value(name: str, args: tuple[Any, ...]) -> Any:
+    """Return the expected value of a draw from the tensors it reads; None if it reads none."""
     x = args[0] if args and isinstance(args[0], Tensor) else None
     second = args[1] if len(args) > 1 else None
     if name == "normal" and (x is not None or isinstance(second, Tensor)):

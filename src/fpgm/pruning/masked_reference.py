@@ -1,6 +1,6 @@
 """The reference a compact model is checked against: the full-size model, removed units masked.
 
-Every reader ignores the removed units; where the compact model scatters among zeros, the same
+Every consumer ignores the removed units; where the compact model scatters among zeros, the same
 channels are zeroed. For an approximate plan, norms take their statistics over what is kept.
 """
 
@@ -16,40 +16,40 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fpgm.pruning.compaction import rebuild
-from fpgm.pruning.masking import silence_
+from fpgm.pruning.masking import zero_removed_
 from fpgm.pruning.plan import Cut, Plan
-from fpgm.pruning.slicing import Gone, by_tensor
+from fpgm.pruning.slicing import RemovedSlices, by_tensor
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import unwrap
 from fpgm.utils.copying import copy_model
 from fpgm.utils.modules import named_tensors
-from fpgm.utils.weight_norm import gains_follow
+from fpgm.utils.weight_norm import rescale_gains
 
 
-def silenced(model: nn.Module, plan: Plan) -> nn.Module:
-    """A copy in which every reader ignores the removed units."""
-    quiet = copy_model(model)
-    ignore_removed_(quiet, plan)
+def masked_copy(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return a copy in which every consumer ignores the removed units."""
+    masked = copy_model(model)
+    ignore_removed_(masked, plan)
     for adapter in plan.adapters:
         if adapter.kind == "scatter":
-            _silence_at_(quiet, adapter)
-    return quiet
+            _zero_scattered_(masked, adapter)
+    return masked
 
 
 def ignore_removed_(model: nn.Module, plan: Plan) -> None:
     """Zero the removed units wherever a weight reads them."""
-    silence_(model, plan, ("reads", "both"))
+    zero_removed_(model, plan, ("reads", "both"))
 
 
-def _silence_at_(model: nn.Module, adapter: Adapter) -> None:
-    """Where the compact model scatters among zeros, the reference zeroes the same channels."""
+def _zero_scattered_(model: nn.Module, adapter: Adapter) -> None:
+    """Zero the channels that are zero where the compact model scatters."""
     module = model.get_submodule(adapter.module)
     if adapter.side == "input":
         module = unwrap(module)  # which an earlier adapter has given the full width
-    gone = torch.tensor(sorted(set(range(adapter.size)) - set(adapter.index)))
+    removed = torch.tensor(sorted(set(range(adapter.size)) - set(adapter.index)))
 
     def zero(x: Tensor) -> Tensor:
-        return x.index_fill(adapter.dim, gone.to(x.device), 0)
+        return x.index_fill(adapter.dim, removed.to(x.device), 0)
 
     if adapter.side == "input":
         module.register_forward_pre_hook(lambda _, args: (zero(args[0]), *args[1:]))
@@ -58,7 +58,7 @@ def _silence_at_(model: nn.Module, adapter: Adapter) -> None:
 
 
 def norms_over_kept(reference: nn.Module, plan: Plan) -> AbstractContextManager[object]:
-    """An approximate plan's reference: statistics are taken over what is kept."""
+    """Compute norms over the kept channels only, if the plan is approximate."""
     return nullcontext() if plan.exact else _KeptNorms(reference, plan)
 
 
@@ -92,7 +92,7 @@ class _KeptNorms(TorchDispatchMode):
         return x.new_zeros(x.shape).index_copy(-1, keep, out), mean, rstd
 
     def _standardise(self, func: Any, c: Cut, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        """[1, filters, inputs · kernel]: inputs that go get weight zero, and no say in the rest."""
+        """Standardise [1, filters, inputs · kernel] over the kept inputs; the others get zero."""
         kernel = torch.arange(x.shape[2] // c.size, device=x.device)
         inputs = torch.tensor(c.keep, device=x.device)
         keep = (inputs[:, None] * len(kernel) + kernel).reshape(-1)
@@ -101,13 +101,13 @@ class _KeptNorms(TorchDispatchMode):
 
 
 @torch.no_grad()
-def wake_(model: nn.Module, plan: Plan) -> None:
-    """Fill what is zero in removed units with noise: masking zeros would show nothing.
+def randomize_removed_(model: nn.Module, plan: Plan) -> None:
+    """Fill zeros in removed units with noise: masking zeros would not change the outputs.
 
-    The compact model holds none of it, so it stays the same whatever was there.
+    The compact model holds none of these units, so it is not affected.
     """
     tensors = named_tensors(model)
-    with gains_follow(model, (tensors[c.tensor] for c in plan.cuts)):
+    with rescale_gains(model, (tensors[c.tensor] for c in plan.cuts)):
         _fill_with_noise_(tensors, plan)
 
 
@@ -119,7 +119,7 @@ def _fill_with_noise_(tensors: Mapping[str, Tensor], plan: Plan) -> None:
             continue
         stays = torch.ones_like(tensor, dtype=torch.bool)
         for c in cuts:
-            Gone.of(c, tensor).zero_(stays)
+            RemovedSlices.of(c, tensor).zero_(stays)
         noise = torch.randn(tensor.shape, generator=generator).to(tensor)
         if any(c.role == "scale" for c in cuts):  # may be a variance
             noise = noise.abs() + 0.5
@@ -129,15 +129,15 @@ def _fill_with_noise_(tensors: Mapping[str, Tensor], plan: Plan) -> None:
 
 
 @torch.no_grad()
-def follow_(small: nn.Module, plan: Plan, model: nn.Module) -> None:
-    """Give a compact model the weights that the plan keeps of this model's."""
+def copy_kept_weights_(small: nn.Module, plan: Plan, model: nn.Module) -> None:
+    """Copy the weights that the plan keeps into a compact model."""
     tensors = named_tensors(small)
     for name, value in named_tensors(rebuild(model, plan)).items():
         if value.is_floating_point() or value.is_complex():
             tensors[name].copy_(value)
 
 
-class Weights(NamedTuple):
+class WeightComparison(NamedTuple):
     """How a compact model's parameters compare with the kept part of the original's."""
 
     comparable: bool
@@ -147,21 +147,21 @@ class Weights(NamedTuple):
 
 
 @torch.no_grad()
-def compare_weights(model: nn.Module, small: nn.Module, plan: Plan) -> Weights:
-    """Look whether a compact model holds what the plan keeps."""
+def compare_weights(model: nn.Module, small: nn.Module, plan: Plan) -> WeightComparison:
+    """Compare a compact model's weights with those the plan keeps."""
     tensors = named_tensors(small)
     changed = ""
     for name, expected in named_tensors(rebuild(model, plan)).items():
-        own = tensors.get(name)
-        if own is None or own.shape != expected.shape:
-            return Weights(False, changed)
-        if isinstance(expected, nn.Parameter) and not changed and not _equal(own, expected):
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != expected.shape:
+            return WeightComparison(False, changed)
+        if isinstance(expected, nn.Parameter) and not changed and not _equal(tensor, expected):
             changed = name
-    return Weights(True, changed)
+    return WeightComparison(True, changed)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether all values agree; numbers too small to be normal may have become zero."""
+    """Tell whether all values agree; denormal numbers may have become zero."""
     if a.dtype == b.dtype and torch.equal(a, b):
         return True
     if a.dtype != b.dtype or not a.is_floating_point():

@@ -1,4 +1,4 @@
-"""Zeroing the units a plan removes, in place, in the full-size model."""
+"""Mask the units a plan removes, in place, in the full-size model."""
 
 from __future__ import annotations
 
@@ -11,67 +11,69 @@ from torch.utils.hooks import RemovableHandle
 
 from fpgm.pruning.compaction import check_fits
 from fpgm.pruning.plan import Plan
-from fpgm.pruning.slicing import Gone
-from fpgm.utils.modules import named_tensors, unwrapped
-from fpgm.utils.weight_norm import gains_follow
+from fpgm.pruning.slicing import RemovedSlices
+from fpgm.utils.modules import named_tensors, unwrap_model
+from fpgm.utils.weight_norm import rescale_gains
 
-SILENT = ("filter", "depthwise", "both", "gain", "shift")
-"""What writes a unit: with these at zero it is silent, wherever zero stays zero."""
+PRODUCER_ROLES = ("filter", "depthwise", "both", "gain", "shift")
+"""Roles that produce a unit: with these at zero it is zero, as long as zero stays zero."""
 
-HELD = (*SILENT, "reads")
-"""All that is left of a unit that must not matter, whatever the activation behind it."""
+MASKED_ROLES = (*PRODUCER_ROLES, "reads")
+"""Roles to zero so that a unit has no effect, whatever the activation behind it."""
 
 
 MOMENTUM = ("momentum_buffer", "exp_avg")
-"""Where optimizers keep what moves a weight on."""
+"""Where optimizers keep momentum."""
 
 
 def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     """Zero every slice of the removed units, so that the model computes what the compact one does.
 
-    A norm's scale is left alone: its shift and running mean already silence a zeroed filter, and
-    zeroing the scale too would cut the filter off from its gradient for good. With
+    A norm's scale is left alone: with its shift and running mean at zero, a zeroed filter stays
+    zero, and zeroing the scale too would cut the filter off from its gradient for good. With
     `readers=False` only the filters and shifts are zeroed, as the paper does between epochs;
     the two are the same when the activation maps zero to zero.
     """
-    model = unwrapped(model)
+    model = unwrap_model(model)
     check_fits(model, plan)
-    silence_(model, plan, HELD if readers else SILENT)
+    zero_removed_(model, plan, MASKED_ROLES if readers else PRODUCER_ROLES)
 
 
-def silence_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
-    """Zero the removed slices that play one of these roles."""
-    Silencer(model, plan, roles).weights_()
+def zero_removed_(model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
+    """Zero the removed slices that have one of these roles."""
+    SliceMasker(model, plan, roles).weights_()
 
 
-class Silencer:
-    """The removed slices that play one of these roles, looked up once and zeroed many times."""
+class SliceMasker:
+    """Zeroes the removed slices that have one of these roles; looks them up once."""
 
     def __init__(self, model: nn.Module, plan: Plan, roles: tuple[str, ...]) -> None:
         self.model = model
         tensors = named_tensors(model)
         self.slices = [
-            (tensor := tensors[c.tensor], Gone.of(c, tensor)) for c in plan.cuts if c.role in roles
+            (tensor := tensors[c.tensor], RemovedSlices.of(c, tensor))
+            for c in plan.cuts
+            if c.role in roles
         ]
-        self.held: dict[nn.Parameter, list[Gone]] = {}
-        """The parameters among them: what an optimizer may move."""
-        for tensor, gone in self.slices:
+        self.held: dict[nn.Parameter, list[RemovedSlices]] = {}
+        """The parameters among them, which an optimizer may change."""
+        for tensor, removed in self.slices:
             if isinstance(tensor, nn.Parameter):
-                self.held.setdefault(tensor, []).append(gone)
+                self.held.setdefault(tensor, []).append(removed)
 
     @torch.no_grad()
     def weights_(self) -> None:
         """Zero the weights, and norms' running means."""
-        with gains_follow(self.model, (tensor for tensor, _ in self.slices)):
-            for tensor, gone in self.slices:
-                gone.zero_(tensor)
+        with rescale_gains(self.model, (tensor for tensor, _ in self.slices)):
+            for tensor, removed in self.slices:
+                removed.zero_(tensor)
 
     def hold(self, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
         """Keep the units at zero while an optimizer trains, until the handles are removed.
 
-        Gradients are zeroed as they arrive, before anybody clips them; those that did not arrive
-        but were put there, before the step; and the weights after it. Running means stay zero by
-        themselves where a norm reads nothing but zeros, and elsewhere nobody reads them.
+        Gradients are zeroed as they arrive, before gradient clipping; those that were assigned
+        directly, before the step; and the weights after it. Running means stay zero by
+        themselves where a norm reads nothing but zeros, and elsewhere they are not read.
         """
         arrived: set[int] = set()
 
@@ -79,18 +81,19 @@ class Silencer:
         def before(*_: Any) -> None:
             for parameter, slices in self.held.items():
                 if id(parameter) not in arrived and parameter.grad is not None:
-                    for gone in slices:
-                        gone.zero_(parameter.grad)
+                    for removed in slices:
+                        removed.zero_(parameter.grad)
             arrived.clear()
 
         @torch.no_grad()
         def after(*_: Any) -> None:
             for parameter, slices in self.held.items():
-                for gone in slices:
-                    gone.zero_(parameter)
+                for removed in slices:
+                    removed.zero_(parameter)
 
         handles: list[RemovableHandle] = [
-            _hooked(parameter, _zeroed(slices, arrived)) for parameter, slices in self.held.items()
+            _add_gradient_hook(parameter, _zero_gradient(slices, arrived))
+            for parameter, slices in self.held.items()
         ]
         handles.append(optimizer.register_step_pre_hook(before))
         handles.append(optimizer.register_step_post_hook(after))
@@ -98,15 +101,15 @@ class Silencer:
 
     @torch.no_grad()
     def momentum_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Zero what would move the weights even without a gradient."""
-        for tensor, gone in self.slices:
+        """Zero the momentum, which would change the weights even without a gradient."""
+        for tensor, removed in self.slices:
             state = optimizer.state.get(tensor, {})
             for key in MOMENTUM:
                 if isinstance(state.get(key), Tensor):
-                    gone.zero_(state[key])
+                    removed.zero_(state[key])
 
 
-def _zeroed(slices: Sequence[Gone], arrived: set[int]) -> Callable[[Tensor], None]:
+def _zero_gradient(slices: Sequence[RemovedSlices], arrived: set[int]) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
         arrived.add(id(parameter))
         grad = parameter.grad
@@ -114,14 +117,14 @@ def _zeroed(slices: Sequence[Gone], arrived: set[int]) -> Callable[[Tensor], Non
             return
         if grad.requires_grad:  # backward(create_graph=True): zeroing is no part of the graph
             grad = grad.detach()
-        for gone in slices:
-            gone.zero_(grad)
+        for removed in slices:
+            removed.zero_(grad)
 
     return hook
 
 
-def _hooked(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Hook a parameter that may be frozen now and trained later: torch wants it trainable."""
+def _add_gradient_hook(parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Add a gradient hook; torch requires that the parameter is trainable at that moment."""
     trained = parameter.requires_grad
     parameter.requires_grad_(True)
     try:

@@ -1,4 +1,4 @@
-"""Training goes on with the compact model: the optimizer's state is cut along with the weights.
+"""Move an optimizer to the compact model: its state is cut along with the weights.
 
 The optimizer itself stays the same object, so schedulers that hold on to it keep working.
 """
@@ -20,7 +20,7 @@ from fpgm.utils.modules import named_tensors
 def move_optimizer_(
     optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, plan: Plan
 ) -> None:
-    """Hand an optimizer of the model over to the compact model, momentum and all.
+    """Move an optimizer of the model to the compact model, with its state.
 
     Nothing changes unless everything fits.
     """
@@ -44,18 +44,18 @@ def move_optimizer_(
 
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that really steps, inside a wrapper such as Accelerate's."""
+    """Return the optimizer that really steps, inside a wrapper such as Accelerate's."""
     inner = getattr(optimizer, "optimizer", None)
     return inner_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer that holds anything but this model's parameters."""
-    own = {id(tensor) for tensor in named_tensors(model).values()}
+    """Raise if an optimizer holds anything but this model's parameters."""
+    known = {id(tensor) for tensor in named_tensors(model).values()}
     optimizer = inner_optimizer(optimizer)
     held = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in (*held, *optimizer.state):
-        if id(parameter) not in own:
+        if id(parameter) not in known:
             raise RequestError(
                 f"The optimizer holds a parameter of shape {list(parameter.shape)} that is not the "
                 "model's: give the optimizer of this model."

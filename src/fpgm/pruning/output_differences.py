@@ -1,4 +1,4 @@
-"""How far two outputs of the same form are apart, every channel on its own scale.
+"""Measure how far two outputs of the same form differ, every channel on its own scale.
 
 An element's error is taken relative to itself or to the typical size of the values beside it,
 whichever is larger. A class score next to box coordinates is thus judged as a score. Where that
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from fpgm.utils.outputs import Leaf
-from fpgm.utils.text import size
+from fpgm.utils.text import format_shape
 
 _ROUNDING = 5000
-"""So many units in the last place may be lost where large values and small ones meet."""
+"""Units in the last place that may be lost where large and small values are added."""
 
-_MOST_ACROSS = 0.01
+_MAX_ACROSS = 0.01
 """Small values are never judged on more than this fraction of the large values' scale."""
 
-_LEAST_SCALE = 1e-8
+_MIN_SCALE = 1e-8
 _MASK, _EQUAL_MASK = 1e7, 1e4
 """Values this large (the second: if equal on both sides) mask others and say nothing of scale."""
 
@@ -37,7 +37,7 @@ class Difference:
 
 
 def form_problem(want: list[Leaf], have: list[Leaf]) -> str:
-    """Say how two outputs differ in what they consist of, or nothing."""
+    """Describe how the forms of two outputs differ; return an empty text if they do not."""
     paths, others = [leaf.path for leaf in want], [leaf.path for leaf in have]
     if paths != others:
         lost = [path for path in paths if path not in others]
@@ -60,14 +60,14 @@ def difference(want: Leaf, have: Leaf, precision: torch.dtype, tolerance: float)
     if not a.is_floating_point() and not a.is_complex():
         return _discrete(a, c, want.path)
     cast = torch.finfo(a.dtype).eps if a.dtype != precision and not a.is_complex() else 0.0
-    across = min(_MOST_ACROSS, _ROUNDING * torch.finfo(precision).eps / tolerance)
+    across = min(_MAX_ACROSS, _ROUNDING * torch.finfo(precision).eps / tolerance)
     ratio = _relative(a, c, tolerance, cast, across)
     worst = float(ratio.max()) if ratio.numel() else 0.0
     return Difference(worst, want.path + _place(ratio)) if worst else Difference()
 
 
 def distance(a: Leaf, b: Leaf) -> float:
-    """How far an output has moved, relative to its typical size."""
+    """Return how far an output has moved, relative to its typical size."""
     x, y = as_tensor(a.value), as_tensor(b.value)
     if x is None or y is None:
         return 0.0 if _plain_equal(a.value, b.value) else 1.0
@@ -80,7 +80,7 @@ def distance(a: Leaf, b: Leaf) -> float:
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """A leaf's numbers as a tensor; None if it holds none."""
+    """Return a leaf's numbers as a tensor; None if it holds none."""
     if isinstance(value, Tensor):
         value = value.detach()
         value = value.dequantize() if value.is_quantized else value
@@ -101,11 +101,11 @@ def as_tensor(value: Any) -> Tensor | None:
 
 
 def _form(value: Any) -> str:
-    """What must agree before values are compared, in words."""
+    """Describe what must agree before values are compared."""
     tensor = as_tensor(value)
     if tensor is None:
         return f"a {type(value).__name__}"
-    return f"{size(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{format_shape(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _plain_equal(a: Any, b: Any) -> bool:
@@ -123,36 +123,36 @@ def _discrete(a: Tensor, c: Tensor, path: str) -> Difference:
 
 
 def _relative(a: Tensor, c: Tensor, tolerance: float, cast: float, across: float) -> Tensor:
-    """Every element's error relative to itself or to what is typical beside it."""
+    """Compute every element's error relative to itself or to typical values beside it."""
     if a.is_complex():
         a, c = torch.view_as_real(a.resolve_conj()), torch.view_as_real(c.resolve_conj())
     a, c = a.double(), c.double()
     same = (a == c) | (a.isnan() & c.isnan())
-    own = a.abs()
-    error = ((a - c).abs() - 4 * cast * own).clamp(min=0)
+    size = a.abs()
+    error = ((a - c).abs() - 4 * cast * size).clamp(min=0)
     error = torch.where(error.isfinite(), error, torch.inf).masked_fill(same, 0)
-    own = torch.where(own.isfinite(), own, 0.0)
-    low, high = _scales(own, same)
-    near = error / torch.maximum(own, low)
-    fair = error / torch.maximum(own, torch.maximum(low, min(across, 1.0) * high))
+    size = torch.where(size.isfinite(), size, 0.0)
+    low, high = _scales(size, same)
+    near = error / torch.maximum(size, low)
+    fair = error / torch.maximum(size, torch.maximum(low, min(across, 1.0) * high))
     return torch.where(fair > tolerance, near, fair)
 
 
-def _scales(own: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
-    """The typical size beside each element: the smallest along any axis, and the largest."""
-    counts = (own < _MASK) & ~(same & (own > _EQUAL_MASK))
-    values, counted = own * counts, counts.double()
+def _scales(size: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the typical size beside each element: the smallest along any axis, and the largest."""
+    counts = (size < _MASK) & ~(same & (size > _EQUAL_MASK))
+    values, counted = size * counts, counts.double()
     means = [values.sum() / counted.sum().clamp(min=1)]
-    for dim in range(own.ndim):
-        others = [d for d in range(own.ndim) if d != dim]
-        if own.shape[dim] > 1:
+    for dim in range(size.ndim):
+        others = [d for d in range(size.ndim) if d != dim]
+        if size.shape[dim] > 1:
             total = values.sum(others, keepdim=True) if others else values
             number = counted.sum(others, keepdim=True) if others else counted
             means.append(total / number.clamp(min=1))
     low = high = means[0]
     for mean in means[1:]:
         low, high = torch.minimum(low, mean), torch.maximum(high, mean)
-    return low.clamp(min=_LEAST_SCALE), high.clamp(min=_LEAST_SCALE)
+    return low.clamp(min=_MIN_SCALE), high.clamp(min=_MIN_SCALE)
 
 
 def _place(ratio: Tensor) -> str:

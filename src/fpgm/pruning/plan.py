@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fpgm.errors import PlanError
-from fpgm.pruning.plan_text import plan_text, safe_text
-from fpgm.utils.adapter_spec import MOST_DIMS, Adapter, position_problem
-from fpgm.utils.parameter_info import WRITES, Role, layer_of
-from fpgm.utils.typed_json import Part, build, build_all, check_kinds, check_names, list_in
+from fpgm.pruning.plan_json import PlanDecoder
+from fpgm.pruning.plan_text import plan_html, plan_line, plan_text, safe_text
+from fpgm.utils.adapter_spec import MAX_DIMS, Adapter, position_problem
+from fpgm.utils.parameter_info import PRODUCER_ROLES, Role, layer_of
 
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""
@@ -43,16 +43,16 @@ class Cut:
 
     @property
     def kept(self) -> int:
-        """New size of the dim."""
+        """Return the new size of the dim."""
         return len(self.keep) // self.blocks
 
     def removed(self, block: int = 0) -> list[int]:
-        """Indices that go (in one block of a grouped weight)."""
+        """Return the removed indices (in one block of a grouped weight)."""
         share = self.keep[block * self.kept : (block + 1) * self.kept]
         return sorted(set(range(self.size)) - set(share))
 
     def problem(self) -> str | None:
-        """What cannot be meant, or None."""
+        """Describe what is invalid, or return None."""
         if self.dim < 0 or self.blocks < 1 or (self.blocks > 1 and self.dim == 0):
             return f"it cuts dim {self.dim} in {self.blocks} blocks"
         if not self.keep or len(self.keep) % self.blocks:
@@ -71,15 +71,15 @@ class Filters:
     total: int
     keep: tuple[int, ...]
     block: int = 1
-    """So many filters in a row go or stay together; `keep` counts blocks."""
+    """Filters per block that are kept or removed together; `keep` counts blocks."""
 
     @property
     def kept(self) -> int:
-        """How many stay."""
+        """Return how many stay."""
         return len(self.keep) * self.block
 
     def removed(self) -> list[int]:
-        """Numbers of those that go.
+        """Return the indices of the removed filters.
 
         >>> Filters(6, (0, 2), block=2).removed()
         [2, 3]
@@ -90,7 +90,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Attribute:
-    """A size a module remembers (`out_channels`, `groups`, `split_width`) and its new value."""
+    """A size a module stores (`out_channels`, `groups`, `split_width`) and its new value."""
 
     module: str
     name: str
@@ -98,7 +98,7 @@ class Attribute:
     after: int | tuple[int, ...]
 
     def problem(self) -> str | None:
-        """Say what is wrong, or None: sizes only shrink (a padding may shrink to nothing)."""
+        """Describe what is invalid, or return None: sizes only shrink (padding even to zero)."""
         before, after = (v if isinstance(v, tuple) else (v,) for v in (self.before, self.after))
         if (
             isinstance(self.before, int) != isinstance(self.after, int)
@@ -113,7 +113,7 @@ class Attribute:
 class StaleSize:
     """A number of a module that equals an old width of its layers and was left as it is.
 
-    Nothing that was watched depends on it; code that runs elsewhere (an exporter) may.
+    Nothing in the trace depends on it; code that runs elsewhere (an exporter) may.
     """
 
     module: str
@@ -121,7 +121,7 @@ class StaleSize:
     value: int | tuple[int, ...]
 
     def problem(self) -> str | None:
-        """What cannot be meant, or None."""
+        """Describe what is invalid, or return None."""
         return None
 
 
@@ -140,8 +140,8 @@ class Cached:
     keep: tuple[int, ...]
 
     def problem(self) -> str | None:
-        """What cannot be meant, or None."""
-        if not 0 <= self.dim < MOST_DIMS:
+        """Say what is wrong with it, or return None."""
+        if not 0 <= self.dim < MAX_DIMS:
             return f"no activation has a dim {self.dim}"
         return position_problem(self.keep, self.size) if self.keep else None
 
@@ -158,11 +158,11 @@ class Group:
 
     @property
     def rate(self) -> float:
-        """Share of units removed."""
+        """Return the fraction of units removed."""
         return 1 - self.kept / self.units
 
     def problem(self) -> str | None:
-        """What cannot be meant, or None."""
+        """Describe what is invalid, or return None."""
         if self.units < 1 or not 0 <= self.kept <= self.units:
             return f"it keeps {self.kept} of {self.units} units"
         return None
@@ -170,35 +170,35 @@ class Group:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Channels that are left alone, and a reason a person understands."""
+    """Channels that cannot be removed, and the reason."""
 
     layers: tuple[str, ...]
     channels: int
     reason: str
 
     def problem(self) -> str | None:
-        """What cannot be meant, or None."""
+        """Describe what is invalid, or return None."""
         return f"it freezes {self.channels} channels" if self.channels < 0 else None
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Time of one inference in a runtime, where a share of it was asked to go."""
+    """Latency of one inference in a runtime, for a plan with a latency budget."""
 
     backend: str
     threads: int
     asked: float
     predicted: float
-    """Share of the time that goes according to a table of layers' times."""
+    """Fraction of the latency removed, as predicted from a table of layer times."""
     measured: float
-    """Share of the time that goes, original and compact model measured in turns."""
+    """Fraction of the latency removed, original and compact model measured in turns."""
     seconds_before: float
-    """Of the original, in the median."""
+    """Median of the original."""
     seconds_after: float
-    """Of the compact model: that, less the share measured turn by turn."""
+    """Of the compact model: the median less the fraction measured turn by turn."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything needed to mask, compact, verify and explain; see the module docstring."""
 
@@ -208,7 +208,7 @@ class Plan:
     attributes: tuple[Attribute, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     outputs: tuple[Cut, ...] = ()
-    """What is left of the model's outputs, by their number, where the user lets them shrink."""
+    """What is kept of the model's outputs, by their number, if they may shrink."""
     groups: tuple[Group, ...] = ()
     frozen: tuple[Frozen, ...] = ()
     macs_before: int = 0
@@ -217,29 +217,29 @@ class Plan:
     params_after: int = 0
     notes: tuple[str, ...] = field(default=())
     stale: tuple[StaleSize, ...] = ()
-    """Numbers that still say an old width."""
+    """Numbers that still hold an old width."""
     cached: tuple[Cached, ...] = ()
-    """Where modules keep activations."""
+    """Where modules cache activations."""
     latency: Latency | None = None
-    """If a share of the time was asked for: what was predicted and what was measured."""
+    """With a latency budget: the predicted and the measured latency."""
 
     @property
     def macs_removed(self) -> float:
-        """Share of multiply-accumulates removed."""
+        """Return the fraction of multiply-accumulates removed."""
         return 1 - self.macs_after / self.macs_before if self.macs_before else 0.0
 
     @property
     def params_removed(self) -> float:
-        """Share of parameters removed."""
+        """Return the fraction of parameters removed."""
         return 1 - self.params_after / self.params_before if self.params_before else 0.0
 
     @property
     def exact(self) -> bool:
-        """False when a removed unit took part in a norm over channels (asked for, approximate)."""
+        """Return False if a removed unit took part in a norm over channels (`approximate`)."""
         return all(group.exact for group in self.groups if group.kept < group.units)
 
     def filters(self) -> dict[str, Filters]:
-        """Filters of every layer that loses some, by the layer's path and the tensor's name.
+        """Return the filters of every layer that loses some, by layer path and tensor name.
 
         Under either there is one answer; the path is that of the first of a module's tensors.
 
@@ -247,19 +247,19 @@ class Plan:
         >>> Plan("", {}, (cut,)).filters()["up"].removed()
         [1, 3]
         """
-        found: dict[str, Filters] = {}
+        filters: dict[str, Filters] = {}
         for cut in self.cuts:
-            if cut.role in WRITES:
+            if cut.role in PRODUCER_ROLES:
                 keep = (
                     place + number // cut.kept * cut.size for number, place in enumerate(cut.keep)
                 )
-                own = Filters(cut.blocks * cut.size, tuple(keep))
-                found.setdefault(layer_of(cut.tensor), own)
-                found.setdefault(cut.tensor, own)
-        return self._whole_groups() | found
+                layer_filters = Filters(cut.blocks * cut.size, tuple(keep))
+                filters.setdefault(layer_of(cut.tensor), layer_filters)
+                filters.setdefault(cut.tensor, layer_filters)
+        return self._whole_groups() | filters
 
     def _whole_groups(self) -> dict[str, Filters]:
-        """Filters of transposed convolutions that lose whole groups.
+        """Return the filters of transposed convolutions that lose whole groups.
 
         Their rows are what they read, and all filters of a group go with its rows.
         """
@@ -268,7 +268,7 @@ class Plan:
             for a in self.attributes
             if isinstance(a.before, int) and isinstance(a.after, int)
         }
-        found = {}
+        filters = {}
         for cut in self.cuts:
             layer = layer_of(cut.tensor)
             groups, _ = sizes.get((layer, "groups"), (0, 0))
@@ -278,19 +278,19 @@ class Plan:
             rows, wide = cut.size // groups, before // groups
             alive = sorted({place // rows for place in cut.keep})
             if len(alive) * wide == after:
-                found[layer] = found[cut.tensor] = Filters(before, tuple(alive), wide)
-        return found
+                filters[layer] = filters[cut.tensor] = Filters(before, tuple(alive), wide)
+        return filters
 
     def __deepcopy__(self, memo: object) -> Plan:
         return self  # nothing in it can change, and every compact model carries one
 
     def to_json(self, indent: int | None = None) -> str:
-        """JSON text from which `from_json` makes an equal plan."""
+        """Return JSON text from which `from_json` builds an equal plan."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote; anything else is a `PlanError`."""
+        """Read what `to_json` wrote; raise `PlanError` for anything else."""
         try:
             return cls._from_dict(json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
@@ -304,16 +304,7 @@ class Plan:
             raise PlanError("This is not a plan: no 'format' field.")
         if raw.pop("format") != FORMAT:
             raise PlanError(f"The plan is in another format than {FORMAT}: update fpgm.")
-        check_names(cls, raw)
-        values: dict[str, Any] = dict(raw)
-        for key in _PARTS.keys() & raw.keys():
-            values[key] = build_all(_PARTS[key], list_in(raw, key))
-        if "notes" in raw:
-            values["notes"] = tuple(list_in(raw, "notes"))
-        if raw.get("latency") is not None:
-            values["latency"] = build(Latency, raw["latency"])
-        check_kinds(cls, values)
-        plan = cls(**values)
+        plan = PlanDecoder().record(cls, raw)
         if (problem := _problem(plan)) is not None:
             raise PlanError(f"This is not a plan: {problem}.")
         return plan
@@ -321,21 +312,15 @@ class Plan:
     def __str__(self) -> str:
         return plan_text(self)
 
+    def __repr__(self) -> str:
+        return f"Plan({plan_line(self)})"
 
-_PARTS: dict[str, type[Part]] = {
-    "cuts": Cut,
-    "attributes": Attribute,
-    "adapters": Adapter,
-    "outputs": Cut,
-    "groups": Group,
-    "frozen": Frozen,
-    "stale": StaleSize,
-    "cached": Cached,
-}
+    def _repr_html_(self) -> str:
+        return plan_html(self)
 
 
 def _problem(plan: Plan) -> str | None:
-    """What cannot be meant of a plan as a whole, or None."""
+    """Describe what is invalid in a plan as a whole, or return None."""
     if min(plan.macs_before, plan.macs_after, plan.params_before, plan.params_after) < 0:
         return "it counts fewer than 0 operations or parameters"
     if plan.latency is not None and plan.latency.threads < 1:

@@ -1,4 +1,4 @@
-"""What a plan may do to a model, whoever wrote it: bounds that the model itself sets.
+"""Check what a plan may do to a model, whoever wrote it, within bounds that the model sets.
 
 A digest says that a file is as it was saved, not who saved it. So a plan is believed only as far as
 a planner could have written it for this model: tensors are cut within their shapes, only sizes are
@@ -21,14 +21,14 @@ from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.modules import modules_by_path, named_tensors
 from fpgm.utils.size_names import FIRST_DIM, NO_SIZES, SECOND_DIM, SIZES
 
-MOST_ADAPTERS = 4
-"""At one module: a gather and a scatter on either side."""
+MAX_ADAPTERS = 4
+"""Per module: a gather and a scatter on either side."""
 WIDER = 2
 """Times the widest tensor: channels that are joined and split again are read whole by no weight."""
 
 
 def holds_size(module: nn.Module, name: str) -> bool:
-    """Whether an attribute may be a number of channels: only those are ever changed.
+    """Tell whether an attribute may be a number of channels: only those are ever changed.
 
     In torch's own layers a few names are known; in other modules any whole number or list of them
     that the module itself holds, unless torch gives that name another meaning.
@@ -42,13 +42,13 @@ def holds_size(module: nn.Module, name: str) -> bool:
         return False
     if _is_torchs(kind) and name not in SIZES:
         return False
-    value = _held(module, name)
+    value = _attribute_value(module, name)
     numbers = value if isinstance(value, list | tuple) else (value,)
     return bool(numbers) and all(type(n) is int for n in numbers)
 
 
 def check_places(model: nn.Module, plan: Plan, earlier: Iterable[Plan]) -> None:
-    """Refuse a plan that does to the model what no planner would, in one line.
+    """Raise if a plan does to the model what no planner would.
 
     Plans that were applied `earlier` may have widened activations beyond the model's tensors.
     """
@@ -82,7 +82,7 @@ def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.
     once: set[tuple[str, str]] = set()
     for a in attributes:
         module = modules.get(a.module)
-        held = None if module is None else _held(module, a.name)
+        held = None if module is None else _attribute_value(module, a.name)
         held = tuple(held) if isinstance(held, list) else held
         if module is None or type(held) is bool or held != a.before:
             raise PlanError(f"The plan is damaged: '{a.module}' has no {a.name} of {a.before}.")
@@ -103,7 +103,7 @@ def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.
 def _check_layers(
     plan: Plan, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Sizes that torch's layers keep about their own weight agree with what is left of it."""
+    """Check that the sizes torch's layers store agree with what is left of their weight."""
     cuts, names = by_tensor(plan.cuts), {id(tensor): name for name, tensor in tensors.items()}
     groups = {a.module: a.after for a in plan.attributes if a.name == "groups"}
     for a in plan.attributes:
@@ -112,11 +112,11 @@ def _check_layers(
         if weight is None or not _is_layer(module):
             continue
         shape = tuple(weight.shape)
-        left = _left(shape, cuts.get(names[id(weight)], ()))
+        left = _shape_after(shape, cuts.get(names[id(weight)], ()))
         before = getattr(module, "groups", 1)
         after = groups.get(a.module, before)
-        if _described(module, a.name, shape, before) == a.before and (
-            _described(module, a.name, left, after) != a.after
+        if _described_size(module, a.name, shape, before) == a.before and (
+            _described_size(module, a.name, left, after) != a.after
         ):
             raise PlanError(
                 f"The plan is damaged: {a.name} of '{a.module}' becomes {a.after}, its weight "
@@ -128,8 +128,8 @@ def _check_layers(
             )
 
 
-def _described(module: nn.Module, name: str, shape: tuple[int, ...], groups: Any) -> Any:
-    """What an attribute says of a layer's weight of a shape; None if it says nothing."""
+def _described_size(module: nn.Module, name: str, shape: tuple[int, ...], groups: Any) -> Any:
+    """Return the size an attribute should have for a weight's shape; None if unrelated."""
     transposed = bool(getattr(module, "transposed", False))
     if name == "normalized_shape":
         return shape
@@ -141,8 +141,8 @@ def _described(module: nn.Module, name: str, shape: tuple[int, ...], groups: Any
     return shape[dim] * (groups if dim else 1)
 
 
-def _left(shape: tuple[int, ...], cuts: Iterable[Cut]) -> tuple[int, ...]:
-    """The shape that cuts leave."""
+def _shape_after(shape: tuple[int, ...], cuts: Iterable[Cut]) -> tuple[int, ...]:
+    """Return the shape that cuts leave."""
     kept = {c.dim: c.kept for c in cuts if shape[c.dim] == c.size}
     return tuple(kept.get(dim, size) for dim, size in enumerate(shape))
 
@@ -160,15 +160,15 @@ def _check_adapters(
                 f"The plan is damaged: it wants {adapter.size} channels at '{adapter.module}', and "
                 f"no tensor of the model has more than {widest // WIDER}."
             )
-        if at[adapter.module] > MOST_ADAPTERS:
+        if at[adapter.module] > MAX_ADAPTERS:
             raise PlanError(
-                f"The plan is damaged: it has more than {MOST_ADAPTERS} adapters at "
+                f"The plan is damaged: it has more than {MAX_ADAPTERS} adapters at "
                 f"'{adapter.module}'."
             )
 
 
 def _check_cached(cached: Iterable[Cached], modules: Mapping[str, nn.Module]) -> None:
-    """Only what a module keeps beside its parameters, buffers and settings is cut."""
+    """Check that only what a module caches is cut, not its parameters, buffers or settings."""
     for one in cached:
         module = modules.get(one.module)
         if module is None or _is_setting(module, one.name):
@@ -176,7 +176,7 @@ def _check_cached(cached: Iterable[Cached], modules: Mapping[str, nn.Module]) ->
 
 
 def _is_setting(module: nn.Module, name: str) -> bool:
-    """Whether an attribute is one of torch's own, other than a weight that a hook computes."""
+    """Tell whether an attribute is one of torch's own, other than a weight that a hook computes."""
     kind: type = type(module)
     held = vars(module)
     computed = name not in held or isinstance(held[name], Tensor)
@@ -184,13 +184,13 @@ def _is_setting(module: nn.Module, name: str) -> bool:
 
 
 def _widest(tensors: Mapping[str, Tensor], earlier: Iterable[Plan]) -> int:
-    """Most channels that any tensor of the model has, or that earlier plans gave it back."""
+    """Return the most channels that any tensor of the model or an earlier plan has."""
     sizes = [n for tensor in tensors.values() for n in tensor.shape]
     return max([1, *sizes, *(a.size for plan in earlier for a in plan.adapters)])
 
 
-def _held(module: nn.Module, name: str) -> Any:
-    """An attribute's value, without running any code of the model's; None for a property."""
+def _attribute_value(module: nn.Module, name: str) -> Any:
+    """Return an attribute's value without running the model's code; None for a property."""
     bases = (vars(base) for base in type(module).__mro__)
     of_class = next((names[name] for names in bases if name in names), None)
     return None if hasattr(type(of_class), "__set__") else vars(module).get(name, of_class)
@@ -210,8 +210,8 @@ def _is_torchs(kind: type) -> bool:
 
 @cache
 def _names_of_torch(kind: type) -> frozenset[str]:
-    """Attributes that torch's classes among a module's own give a meaning."""
-    found: set[str] = set(vars(nn.Module()))
+    """Return the attributes that torch's classes among a module's bases define."""
+    names: set[str] = set(vars(nn.Module()))
     for base in filter(_is_torchs, kind.__mro__):
-        found |= {*getattr(base, "__constants__", ()), *vars(base).get("__annotations__", ())}
-    return frozenset(found)
+        names |= {*getattr(base, "__constants__", ()), *vars(base).get("__annotations__", ())}
+    return frozenset(names)

@@ -1,11 +1,12 @@
-"""A plan as people read it: a table of groups, what is saved, and what stays whole and why."""
+"""A plan as text and HTML: a table of groups, the savings, and what is frozen and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fpgm.utils.text import figure, printable, shorten
+from fpgm.utils.html_table import html_table
+from fpgm.utils.text import escape_text, format_number, shorten
 
 if TYPE_CHECKING:
     from fpgm.pruning.plan import Group, Latency, Plan, StaleSize
@@ -29,32 +30,71 @@ def plan_text(plan: Plan) -> str:
         f"params {plan.params_before:,} → {plan.params_after:,}  (−{plan.params_removed:.1%})",
     ]
     if plan.latency is not None:
-        lines.append(_timed(plan.latency))
+        lines.append(_latency_text(plan.latency))
     lines += [
         f"frozen {safe_text(shorten(f.layers))} ({f.channels} channels): {safe_text(f.reason)}"
         for f in plan.frozen
     ]
-    lines += _still_saying(plan.stale)
+    lines += _stale_lines(plan.stale)
     lines += [f"note   {safe_text(note)}" for note in plan.notes]
     return "\n".join(lines)
 
 
+def plan_line(plan: Plan) -> str:
+    """Summarize in one line what a plan removes."""
+    units = sum(group.units for group in plan.groups)
+    removed = units - sum(group.kept for group in plan.groups)
+    parts = [
+        f"MACs {_change(plan.macs_removed)}",
+        f"parameters {_change(plan.params_removed)}",
+        f"{removed} of {units} units in {len(plan.groups)} groups removed",
+    ]
+    if plan.latency is not None:
+        parts.append(f"time {_change(plan.latency.measured)} in {safe_text(plan.latency.backend)}")
+    if plan.frozen:
+        parts.append(f"{sum(f.channels for f in plan.frozen)} channels frozen")
+    return ", ".join(parts)
+
+
+def plan_html(plan: Plan) -> str:
+    """Show a plan as an HTML table of its groups."""
+    rows = [
+        (safe_text(g.name), str(len(g.layers)), str(g.units), str(g.kept), f"{g.rate:.0%}")
+        for g in plan.groups
+    ]
+    frozen = [f"frozen: {safe_text(shorten(f.layers))}: {safe_text(f.reason)}" for f in plan.frozen]
+    notes = [safe_text(note) for note in plan.notes]
+    header = ("group", "layers", "units", "kept", "removed")
+    return html_table(f"Plan: {plan_line(plan)}", header, rows, [*frozen, *notes])
+
+
+def _change(removed: float) -> str:
+    """Write a removed fraction as a change.
+
+    >>> _change(0.5), _change(-0.034), _change(0.0)
+    ('−50.0%', '+3.4%', '0.0%')
+    """
+    text = f"{abs(removed):.1%}"
+    return text if text == "0.0%" else ("−" if removed > 0 else "+") + text
+
+
 def safe_text(text: str) -> str:
     """Return text from a file as a terminal may have it."""
-    return printable(text, 300)
+    return escape_text(text, 300)
 
 
-def _timed(found: Latency) -> str:
-    before, after = 1000 * found.seconds_before, 1000 * found.seconds_after
+def _latency_text(latency: Latency) -> str:
+    before = format_number(1000 * latency.seconds_before)
+    after = format_number(1000 * latency.seconds_after)
     return (
-        f"time   {figure(before)} ms → {figure(after)} ms  (−{found.measured:.1%}; asked "
-        f"{found.asked:.1%}, predicted {found.predicted:.1%}; {safe_text(found.backend)}, threads: "
-        f"{found.threads})"
+        f"time   {before} ms → {after} ms  (−{latency.measured:.1%}; "
+        f"asked {latency.asked:.1%}, predicted {latency.predicted:.1%}; "
+        f"{safe_text(latency.backend)}, threads: {latency.threads})"
     )
 
 
-def _still_saying(stale: Iterable[StaleSize]) -> list[str]:
-    """One line for every attribute and value, with the modules that hold it."""
+def _stale_lines(stale: Iterable[StaleSize]) -> list[str]:
+    """Write one line for every attribute and value, with the modules that hold it."""
     holders: dict[tuple[str, int | tuple[int, ...]], list[str]] = {}
     for one in stale:
         holders.setdefault((one.name, one.value), []).append(one.module or "the model")

@@ -23,56 +23,72 @@ from fpgm.errors import FileError, FpgmError, ModelError, PlanError, RequestErro
 from fpgm.pruning.compaction import PLANS, compact, fingerprint
 from fpgm.pruning.plan import Cut, Plan
 from fpgm.pruning.slicing import by_tensor
-from fpgm.utils.atomic_io import whole
-from fpgm.utils.modules import add_tensors, module_at, modules_by_path, replace_module_, unwrapped
-from fpgm.utils.safetensors_io import SHARED, first_bytes, is_safetensors, read_tensors, with_shared
-from fpgm.utils.text import reason, size
+from fpgm.utils.atomic_io import atomic_write
+from fpgm.utils.modules import (
+    module_at,
+    modules_by_path,
+    replace_module_,
+    unwrap_model,
+    update_digest,
+)
+from fpgm.utils.safetensors_io import (
+    SHARED_KEY,
+    add_shared_tensors,
+    is_safetensors,
+    read_head,
+    read_tensors,
+)
+from fpgm.utils.text import format_shape, reason
 from fpgm.utils.tracebacks import describe_error
 
 FORMAT = 2
 """Version of the file's metadata; raised when an older fpgm would misread it. Since 2 it holds a
 digest of all the rest, so that damage of any kind is noticed."""
 DIGEST = "fpgm_sha256"
-MOST_PLANS = 1000
-"""In one file: each costs a copy of the model, and none need change anything."""
+MAX_PLANS = 1000
+"""Most plans in one file: each costs a copy of the model, even if it changes nothing."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Numbers that may stand for each other: a model may be saved in another precision."""
+"""Interchangeable dtypes: a model may be saved in another precision."""
 
 Plans = dict[str, tuple[Plan, ...]]
 """Plans by the path of the module they were applied to ("" is the model itself), oldest first."""
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model's weights and the plans that made it; the file appears whole or not at all.
+    """Write a model's weights and the plans that made it; the file is written atomically.
 
     Weights shared between modules are written once. Plans of submodules that were pruned alone are
     kept too. The class, hooks and optimizer are not: `load` takes the class from a factory.
     """
-    model = unwrapped(model)
+    model = unwrap_model(model)
     tensors, shared = _storable(model)
-    if (count := sum(len(_plans_of(module)) for module in model.modules())) > MOST_PLANS:
+    if (count := sum(len(_plans_of(module)) for module in model.modules())) > MAX_PLANS:
         raise ModelError(f"The model cannot be saved: it was pruned {count} times.")
     metadata = {
         "format": "pt",
         "fpgm_format": str(FORMAT),
         "fpgm_version": __version__,
-        SHARED: json.dumps(shared),
+        SHARED_KEY: json.dumps(shared),
         "fpgm_plans": plans_json(model),
     }
     metadata[DIGEST] = content_sha256(tensors, metadata)
     try:
-        with whole(Path(path)) as part:
+        with atomic_write(Path(path)) as part:
             save_file(tensors, part, metadata)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be written: {reason(error)}.") from error
 
 
 def plans_json(model: nn.Module) -> str:
-    """The plans that made a model and those of submodules pruned alone, as files hold them."""
+    """Return the plans of a model and of submodules pruned alone, as JSON."""
     plans = {name: _plans_of(module) for name, module in modules_by_path(model).items()}
     return json.dumps(
-        {name: [json.loads(p.to_json()) for p in own] for name, own in plans.items() if own}
+        {
+            name: [json.loads(p.to_json()) for p in module_plans]
+            for name, module_plans in plans.items()
+            if module_plans
+        }
     )
 
 
@@ -102,12 +118,12 @@ def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
         raise RequestError("factory() returned a model on the meta device: give it real tensors.")
     original = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     try:
-        model = _replay_plans(model, stored.plans)
+        model = _apply_plans(model, stored.plans)
     except PlanError as error:
         why = _difference(original, _original_shapes(stored)) or str(error)
         raise FileError(f"{path} does not fit the model that factory() returns: {why}") from None
-    found = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    problem = _difference(found, stored.shapes()) or _other_kind(model, stored.tensors)
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    problem = _difference(shapes, stored.shapes()) or _other_kind(model, stored.tensors)
     if problem:
         raise FileError(f"{path} does not fit the model that factory() returns: {problem}")
     _match_dtypes_(model, stored.tensors)
@@ -116,12 +132,12 @@ def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 def read_plans(path: str | Path) -> Plans:
-    """The plans in a saved file, by module path, without building any model."""
+    """Read the plans in a saved file, by module path, without building any model."""
     return _read(path).plans
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredModel:
     tensors: dict[str, Tensor]
     plans: Plans
 
@@ -135,7 +151,7 @@ def _plans_of(module: nn.Module) -> tuple[Plan, ...]:
 
 
 def _storable(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors as safetensors wants them, contiguous and apart, and the names that share one."""
+    """Return contiguous, unshared tensors for safetensors, and the names that share one."""
     tensors: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     first: dict[object, str] = {}
@@ -159,32 +175,32 @@ def _storable(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, shared
 
 
-def _read(path: str | Path) -> _Stored:
+def _read(path: str | Path) -> _StoredModel:
     file = Path(path)
-    if not is_safetensors(first_bytes(file)):
+    if not is_safetensors(read_head(file)):
         raise FileError(f"{file} is not a safetensors file.")
     tensors, metadata = read_tensors(file)
-    told = _format_of(file, metadata) > 1 or DIGEST in metadata  # the first format had none
-    if told and metadata.get(DIGEST) != content_sha256(tensors, metadata):
+    has_digest = _format_of(file, metadata) > 1 or DIGEST in metadata  # the first format had none
+    if has_digest and metadata.get(DIGEST) != content_sha256(tensors, metadata):
         raise FileError(f"{file} is damaged: what it holds is not what was saved (sha256 differs).")
     try:
         raw = json.loads(metadata["fpgm_plans"])
         plans = {
-            name: tuple(Plan.from_json(json.dumps(plan)) for plan in own)
-            for name, own in raw.items()
+            name: tuple(Plan.from_json(json.dumps(plan)) for plan in module_plans)
+            for name, module_plans in raw.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} holds plans that cannot be read: {reason(error)}.") from error
-    if (count := sum(map(len, plans.values()))) > MOST_PLANS:
+    if (count := sum(map(len, plans.values()))) > MAX_PLANS:
         raise FileError(f"{path} holds {count:,} plans: no model is pruned so often.")
-    return _Stored(with_shared(file, tensors, metadata), plans)
+    return _StoredModel(add_shared_tensors(file, tensors, metadata), plans)
 
 
 def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Digest of all that a file holds, but for the digest itself."""
-    told = {key: value for key, value in metadata.items() if key != DIGEST}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-    add_tensors(digest, tensors)
+    """Hash all that a file holds, except the digest itself."""
+    hashed = {key: value for key, value in metadata.items() if key != DIGEST}
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode())
+    update_digest(digest, tensors)
     return digest.hexdigest()
 
 
@@ -204,29 +220,31 @@ def _format_of(file: Path, metadata: Mapping[str, str]) -> int:
     return int(version)
 
 
-def _replay_plans(model: nn.Module, plans: Plans) -> nn.Module:
+def _apply_plans(model: nn.Module, plans: Plans) -> nn.Module:
     """Apply every plan in the order it was made.
 
     Between a module and one inside it the order is not written down, but the plans know: one that
     came second does not fit before the first. So the outermost that fits goes first.
     """
-    waiting = {name: list(own) for name, own in sorted(plans.items()) if own}
-    while waiting:
+    pending = {
+        name: list(module_plans) for name, module_plans in sorted(plans.items()) if module_plans
+    }
+    while pending:
         fitting = [
             name
-            for name, own in waiting.items()
+            for name, module_plans in pending.items()
             if (part := _submodule(model, name)) is not None
-            and fingerprint(part) == own[0].fingerprint
+            and fingerprint(part) == module_plans[0].fingerprint
         ]
-        name = fitting[0] if fitting else next(iter(waiting))
+        name = fitting[0] if fitting else next(iter(pending))
         part = _submodule(model, name)
         if part is None:
             raise PlanError(
                 f"The plan was made for another model: this one has no module '{name}'."
             )
-        small = compact(part, waiting[name].pop(0))
-        if not waiting[name]:
-            del waiting[name]
+        small = compact(part, pending[name].pop(0))
+        if not pending[name]:
+            del pending[name]
         if model is part:
             model = small
         else:
@@ -241,19 +259,19 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def _original_shapes(stored: _Stored) -> dict[str, tuple[int, ...]]:
-    """Shapes before the plans, worked out backwards from what the cuts say."""
+def _original_shapes(stored: _StoredModel) -> dict[str, tuple[int, ...]]:
+    """Compute the shapes before the plans, backwards from the cuts."""
     shapes = stored.shapes()
     for prefix, plans in stored.plans.items():
         for plan in reversed(plans):
             for name, cuts in by_tensor(plan.cuts).items():
                 full = f"{prefix}.{name}" if prefix else name
                 if full in shapes:
-                    shapes[full] = _uncut(shapes[full], cuts)
+                    shapes[full] = _shape_before(shapes[full], cuts)
     return shapes
 
 
-def _uncut(shape: tuple[int, ...], cuts: list[Cut]) -> tuple[int, ...]:
+def _shape_before(shape: tuple[int, ...], cuts: list[Cut]) -> tuple[int, ...]:
     sizes = {c.dim: c.size for c in cuts}
     return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
 
@@ -261,23 +279,25 @@ def _uncut(shape: tuple[int, ...], cuts: list[Cut]) -> tuple[int, ...]:
 def _difference(
     model: Mapping[str, tuple[int, ...]], file: Mapping[str, tuple[int, ...]]
 ) -> str | None:
-    """The first tensor that differs, in the model's order, for people."""
+    """Describe the first tensor that differs, in the model's order."""
     for name, shape in model.items():
         if name not in file:
             return f"the file has no '{name}'."
         if file[name] != shape:
-            return f"its '{name}' is {size(shape)}, the file's was {size(file[name])}."
+            return (
+                f"its '{name}' is {format_shape(shape)}, the file's was {format_shape(file[name])}."
+            )
     missing = next((name for name in file if name not in model), None)
     return f"it has no '{missing}'." if missing is not None else None
 
 
 def _other_kind(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """The first tensor whose values are of another kind than the model's, for people."""
-    for name, own in model.state_dict().items():
-        found = tensors[name].dtype
-        floats = own.dtype in FLOATS and found in FLOATS
-        if found != own.dtype and not floats:
-            return f"its '{name}' is {own.dtype}, the file's {found}."
+    """Describe the first tensor whose dtype is of another kind than the model's."""
+    for name, tensor in model.state_dict().items():
+        dtype = tensors[name].dtype
+        floats = tensor.dtype in FLOATS and dtype in FLOATS
+        if dtype != tensor.dtype and not floats:
+            return f"its '{name}' is {tensor.dtype}, the file's {dtype}."
     return None
 
 
@@ -285,6 +305,6 @@ def _match_dtypes_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     floating = {t.dtype for t in tensors.values() if t.is_floating_point()}
     if len(floating) == 1:
         model.to(dtype=floating.pop())
-    for name, own in model.state_dict(keep_vars=True).items():
-        if own.dtype != tensors[name].dtype:
-            own.data = own.data.to(tensors[name].dtype)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.dtype != tensors[name].dtype:
+            tensor.data = tensor.data.to(tensors[name].dtype)

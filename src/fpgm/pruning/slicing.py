@@ -1,4 +1,4 @@
-"""Cutting tensors as a plan says."""
+"""Cut tensors as a plan says."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Gone:
-    """What a cut removes, ready to be zeroed many times: blocks of rows, and positions in each."""
+class RemovedSlices:
+    """What a cut removes, ready to be zeroed many times: blocks of rows, and indices in each."""
 
     dim: int
     parts: tuple[tuple[slice, Tensor], ...]
 
     @classmethod
-    def of(cls, c: Cut, tensor: Tensor) -> Gone:
+    def of(cls, c: Cut, tensor: Tensor) -> RemovedSlices:
         """Look up what a cut removes from a tensor of this shape and device."""
         rows = tensor.shape[0] // c.blocks
         parts = [
@@ -51,7 +51,7 @@ class Gone:
         return cls(c.dim, tuple(parts))
 
     def zero_(self, tensor: Tensor) -> None:
-        """Zero it in a tensor of that shape."""
+        """Zero these slices of a tensor."""
         if len(self.parts) == 1:  # a view of everything would cost as much as the filling
             tensor.index_fill_(self.dim, self.parts[0][1], 0)
             return
@@ -60,7 +60,7 @@ class Gone:
 
 
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
-    """Cuts of each tensor."""
+    """Group cuts by tensor name."""
     grouped: dict[str, list[Cut]] = {}
     for c in cuts:
         grouped.setdefault(c.tensor, []).append(c)

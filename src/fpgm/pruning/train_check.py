@@ -1,4 +1,4 @@
-"""Whether a compact model trains where the original does: a forward and a backward pass of each."""
+"""Check that a compact model trains if the original does: a forward and backward pass of each."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, batch_of, resized, tensors_in
-from fpgm.utils.locking import quietly
+from fpgm.utils.example_inputs import Example, batch_size, resize_batch, tensors_in
+from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.tracebacks import describe_error
 
 
 def training_problem(model: nn.Module, small: nn.Module, examples: Sequence[Example]) -> str:
-    """Say why the compact model does not train though the original does, or nothing."""
-    found = (_problem(model, small, example) for example in examples)
-    return next(filter(None, found), "")
+    """Describe why the compact model does not train though the original does, if so."""
+    problems = (_problem(model, small, example) for example in examples)
+    return next(filter(None, problems), "")
 
 
 def _problem(model: nn.Module, small: nn.Module, example: Example) -> str:
     try:
         _step(small, example)
     except Exception as error:
-        return _blame(model, small, example, error)
+        return _explain_failure(model, small, example, error)
     return ""
 
 
-def _blame(model: nn.Module, small: nn.Module, example: Example, error: Exception) -> str:
-    """The compact model failed: say so if the original does not, on this batch or a larger one."""
+def _explain_failure(model: nn.Module, small: nn.Module, example: Example, error: Exception) -> str:
+    """Describe why the compact model fails, unless the original fails too, also on more inputs."""
     if not _runs(model, example):
-        batch = batch_of(example)
+        batch = batch_size(example)
         if batch is None or batch > 1:
             return ""
-        example = resized(example, 2)  # batch norm needs more than one value a channel
+        example = resize_batch(example, 2)  # batch norm needs more than one value a channel
         if not _runs(model, example):
             return ""
         try:
@@ -57,7 +57,7 @@ def _step(model: nn.Module, example: Example) -> None:
     """Run one training step without an optimizer, in a copy."""
     copied = copy_model(model).train()
     torch.manual_seed(0)
-    with quietly(), torch.inference_mode(False), torch.enable_grad():
+    with suppress_warnings(), torch.inference_mode(False), torch.enable_grad():
         out = tensors_in(example.call(copied))
         losses = [_loss(value) for value in out if _has_gradient(value)]
         if losses:

@@ -1,4 +1,4 @@
-"""The certificate: the compact model computes what the original does with those units masked.
+"""Verify numerically that the compact model matches the masked original.
 
 Both run in float64, on the examples with the weights as they are, and on inputs shuffled from them
 with weights varied so that nothing is hidden. All outputs must agree to rounding, and masking must
@@ -16,17 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError, VerificationError
-from fpgm.pruning.check_weights import FAINT, Calibration, calibrate_, vary_
+from fpgm.pruning.check_weights import TINY, Calibration, calibrate_, vary_weights_
 from fpgm.pruning.compaction import check_fits, compact
-from fpgm.pruning.decision_inputs import Decisions, comparable, returns_integers, unused_modules
-from fpgm.pruning.float64 import ConstantNoise, Float64, widen
+from fpgm.pruning.decision_inputs import (
+    DecisionRecorder,
+    comparable,
+    returns_integers,
+    unused_modules,
+)
+from fpgm.pruning.float64 import ConstantNoise, Float64, to_double
 from fpgm.pruning.masked_reference import (
     compare_weights,
-    follow_,
+    copy_kept_weights_,
     ignore_removed_,
+    masked_copy,
     norms_over_kept,
-    silenced,
-    wake_,
+    randomize_removed_,
 )
 from fpgm.pruning.output_differences import Difference, difference, distance, form_problem
 from fpgm.pruning.plan import Plan
@@ -35,16 +40,18 @@ from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import (
     Example,
     as_examples,
-    batch_of,
+    batch_size,
     map_tensors,
-    resized,
+    resize_batch,
     shuffled_inputs,
 )
-from fpgm.utils.locking import in_turn, quietly
-from fpgm.utils.modules import named_tensors, unwrapped
-from fpgm.utils.outputs import Leaf, find_undefined, read_outputs
-from fpgm.utils.preserve_state import State, without_compiling
+from fpgm.utils.html_table import html_table
+from fpgm.utils.locking import suppress_warnings, with_global_lock
+from fpgm.utils.modules import named_tensors, unwrap_model
+from fpgm.utils.outputs import Leaf, find_nan, read_outputs
+from fpgm.utils.preserve_state import ModelState, disable_compilation
 from fpgm.utils.rng import random_state, restore_random_state, seed_everything
+from fpgm.utils.text import escape_text
 from fpgm.utils.tracebacks import describe_error
 from fpgm.utils.weight_norm import weight_norms
 
@@ -52,13 +59,13 @@ TOLERANCE = 1e-4
 """Largest relative difference that float32 rounding explains in a deep network."""
 
 _EXACT_TOLERANCE = 1e-8
-_LEAST_MOVE = 1e-6
+_MIN_MOVE = 1e-6
 _PARAMETER = "parameter "
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
-    """What verification found.
+    """The result of verification.
 
     `max_error` is the largest difference between the compact model and the masked original, every
     output channel on its own scale, and `worst` says where it is. `moved` is how far masking moves
@@ -73,18 +80,43 @@ class Certificate:
     exact: bool = True
     worst: str = ""
     problem: str = ""
-    """What is wrong beside numbers: another shape, or a model that no longer runs or trains."""
+    """Any problem other than numbers: another shape, or a model that does not run or train."""
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Equal to rounding, and not vacuously so."""
-        return not self.differs and self.moved > max(_LEAST_MOVE, 100 * self.max_error)
+        """Tell whether outputs agree up to rounding, and masking changes them."""
+        return not self.differs and self.moved > max(_MIN_MOVE, 100 * self.max_error)
 
     @property
     def differs(self) -> bool:
-        """Whether the compact model is wrong, and not merely unproved."""
+        """Tell whether the compact model is wrong, not merely unverified."""
         return bool(self.problem) or not self.max_error <= self.tolerance
+
+    def __repr__(self) -> str:
+        return f"Certificate({self._outcome()})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("largest difference", f"{self.max_error:.1e}", escape_text(self.worst)),
+            ("tolerance", f"{self.tolerance:.0e}", "more than that is not rounding"),
+            ("masking moves outputs by", f"{self.moved:.3g}", "of their typical size"),
+            ("inputs", str(self.inputs), self.precision),
+        ]
+        notes = [escape_text(note) for note in self.notes]
+        return html_table(f"Certificate: {self._outcome()}", (), rows, notes)
+
+    def _outcome(self) -> str:
+        """Summarize in one line whether the compact model is right."""
+        if self.problem:
+            return f"NOT ok: {escape_text(self.problem)}"
+        where = f" at {escape_text(self.worst)}" if self.worst and self.differs else ""
+        verdict = "ok" if self.ok else "NOT ok" if self.differs else "nothing proved"
+        kind = "" if self.exact else ", approximate"
+        return (
+            f"{verdict}: differs by {self.max_error:.1e}{where}, tolerance {self.tolerance:.0e}, "
+            f"over {self.inputs} inputs in {self.precision}{kind}"
+        )
 
     def check(self) -> Certificate:
         """Raise unless ok."""
@@ -126,13 +158,13 @@ def verify(
     weights as they are, and again with weights that make every unit visible. The compact model
     must also train if the original does.
     """
-    found = certify(model, plan, as_examples(example_inputs), compacted, inputs)
-    if found.problem:
-        raise VerificationError(found.problem)
-    return found
+    certificate = certify(model, plan, as_examples(example_inputs), compacted, inputs)
+    if certificate.problem:
+        raise VerificationError(certificate.problem)
+    return certificate
 
 
-@in_turn
+@with_global_lock
 def certify(
     model: nn.Module,
     plan: Plan,
@@ -141,23 +173,23 @@ def certify(
     inputs: int = 2,
 ) -> Certificate:
     """`verify` for examples that have been read already; finds problems and raises none."""
-    model = unwrapped(model)
+    model = unwrap_model(model)
     check_fits(model, plan)
-    small = compact(model, plan) if compacted is None else unwrapped(compacted)
+    small = compact(model, plan) if compacted is None else unwrap_model(compacted)
     state = random_state()
     try:
         try:
-            found = _Check(model, small, plan, wide=True).certificate(examples, inputs)
+            certificate = _Check(model, small, plan, wide=True).certificate(examples, inputs)
         except _OriginalError:
             # The model's own code insists on its precision: decide there.
-            found = _Check(model, small, plan, wide=False).certificate(examples, inputs)
-        if not found.differs and (problem := training_problem(model, small, examples)):
-            found = replace(found, problem=problem)
+            certificate = _Check(model, small, plan, wide=False).certificate(examples, inputs)
+        if not certificate.differs and (problem := training_problem(model, small, examples)):
+            certificate = replace(certificate, problem=problem)
     except _OriginalError as error:
         raise VerificationError(str(error)) from error.__cause__
     finally:
         restore_random_state(state)
-    return found
+    return certificate
 
 
 class _OriginalError(Exception):
@@ -165,15 +197,15 @@ class _OriginalError(Exception):
 
 
 @dataclass
-class _Tally:
+class _WorstCase:
     """The worst of several comparisons."""
 
-    worst: Difference = field(default_factory=Difference)
+    difference: Difference = field(default_factory=Difference)
     moved: float = 0.0
     problem: str = ""
 
-    def add(self, other: _Tally) -> None:
-        self.worst = max(self.worst, other.worst, key=lambda found: found.error)
+    def add(self, other: _WorstCase) -> None:
+        self.difference = max(self.difference, other.difference, key=lambda case: case.error)
         self.moved = max(self.moved, other.moved)
         self.problem = self.problem or other.problem
 
@@ -186,18 +218,19 @@ class _Check:
         self.weights = compare_weights(model, small, plan)
         self.original, self.small = copy_model(model), copy_model(small)
         if wide:
-            self._widen()
-            if self._follows and weight_norms(model):  # its gains were computed in less precision
-                follow_(self.small, plan, self.original)
+            self._cast_to_double()
+            if self._holds_original_weights and weight_norms(model):
+                # Its gains were computed in lower precision.
+                copy_kept_weights_(self.small, plan, self.original)
         for copied in (self.original, self.small):
             copied.eval()
-        wake_(self.original, plan)
-        self.reference = silenced(self.original, plan)
+        randomize_removed_(self.original, plan)
+        self.reference = masked_copy(self.original, plan)
         self.tolerance = _EXACT_TOLERANCE if wide else TOLERANCE
         self.same_noise = False
         self.keeps_state = False
         self.decisions: list[Leaf] = []
-        """Numbers from which the last call made integers, if it returns any."""
+        """Numbers from which the last call computed integers, if it returns any."""
         self.read: set[int] = set()
         self.moved: dict[str, float] = {}
         """How far masking moves each output."""
@@ -205,13 +238,15 @@ class _Check:
         self.undefined: set[str] = set()
         """Outputs that hold NaN with the examples as they are."""
 
-    def _widen(self) -> None:
+    def _cast_to_double(self) -> None:
         try:
-            with quietly():  # a scripted part's parameters are no leaves once they are copied
+            with (
+                suppress_warnings()
+            ):  # a scripted part's parameters are no leaves once they are copied
                 for copied in (self.original, self.small):
                     copied.double()
                     if any(tensor.is_complex() for tensor in named_tensors(copied).values()):
-                        copied._apply(widen)
+                        copied._apply(to_double)
         except Exception as error:
             text = describe_error(error)
             raise _OriginalError(f"The model cannot be cast to float64: {text}.") from error
@@ -219,34 +254,34 @@ class _Check:
     def certificate(self, examples: Sequence[Example], inputs: int) -> Certificate:
         """Compare on the examples as they are, then on shuffled ones with varied weights."""
         if self.wide:
-            examples = [map_tensors(example, widen) for example in examples]
+            examples = [map_tensors(example, to_double) for example in examples]
         shuffled = shuffled_inputs(examples, inputs - 1)
-        found = _Tally()
+        worst = _WorstCase()
         for example in examples:
             before = self._run(self.original, example)
-            self.undefined |= find_undefined(before)
-            found.add(self._compare(example, before))
+            self.undefined |= find_nan(before)
+            worst.add(self._compare(example, before))
         count = len(examples)
-        if not found.problem and found.worst.error <= self.tolerance:
-            varied = self._varied(examples, shuffled)
+        if not worst.problem and worst.difference.error <= self.tolerance:
+            varied = self._compare_varied(examples, shuffled)
             count += len(shuffled)
-            if not varied.problem and varied.worst.error <= self.tolerance:
-                varied.add(self._trained(examples))
-            if found.moved > FAINT:
+            if not varied.problem and varied.difference.error <= self.tolerance:
+                varied.add(self._compare_in_train_mode(examples))
+            if worst.moved > TINY:
                 varied.moved = 0.0  # it moves as it is
-            found.add(varied)
-        if not found.problem and found.worst.error <= self.tolerance and self.weights.changed:
-            found.worst = Difference(1.0, f"{_PARAMETER}'{self.weights.changed}'")
-        self._note_unproved()
+            worst.add(varied)
+        if not worst.problem and worst.difference.error <= self.tolerance and self.weights.changed:
+            worst.difference = Difference(1.0, f"{_PARAMETER}'{self.weights.changed}'")
+        self._note_unchecked()
         return Certificate(
-            found.worst.error, found.moved, count, self.tolerance,
-            str(self._precision).removeprefix("torch."), self.plan.exact, found.worst.where,
-            found.problem, tuple(self.notes),
+            worst.difference.error, worst.moved, count, self.tolerance,
+            str(self._precision).removeprefix("torch."), self.plan.exact, worst.difference.where,
+            worst.problem, tuple(self.notes),
         )  # fmt: skip
 
     @property
-    def _follows(self) -> bool:
-        """Whether the compact model holds the original's weights, and may be given others."""
+    def _holds_original_weights(self) -> bool:
+        """Tell whether the compact model holds the original's weights, so that both can change."""
         return self.weights.comparable and not self.weights.changed
 
     @property
@@ -254,151 +289,154 @@ class _Check:
         kinds = (p.dtype for p in self.original.parameters() if p.is_floating_point())
         return torch.float64 if self.wide else next(kinds, torch.float32)
 
-    def _varied(self, examples: Sequence[Example], shuffled: Sequence[Example]) -> _Tally:
-        """Compare with weights that hide nothing, as long as the original runs with them."""
+    def _compare_varied(
+        self, examples: Sequence[Example], shuffled: Sequence[Example]
+    ) -> _WorstCase:
+        """Compare with varied weights, as long as the original runs with them."""
         trials = [*shuffled, *([] if shuffled else examples[:1])]
-        if not self._follows:
-            return self._accepted(trials)
+        if not self._holds_original_weights:
+            return self._compare_trials(trials)
         before = {name: t.clone() for name, t in named_tensors(self.original).items()}
-        vary_(self.original, self.plan)
-        self._follow()
+        vary_weights_(self.original, self.plan)
+        self._update_reference()
         try:
-            done = self._calibrate(trials[0])
+            calibration = self._calibrate(trials[0])
         except _OriginalError as error:  # its code does not take other weights
             self._note(f"Its weights could not be varied: {error}")
             self._restore(before)
-            return _Tally()
-        done.repeat_(self.reference, self.original)
-        follow_(self.small, self.plan, self.original)
-        return self._accepted(trials)
+            return _WorstCase()
+        calibration.repeat_(self.reference, self.original)
+        copy_kept_weights_(self.small, self.plan, self.original)
+        return self._compare_trials(trials)
 
     def _restore(self, values: Mapping[str, Tensor]) -> None:
-        """Give all copies the weights that the original had."""
+        """Restore the original weights in all copies."""
         with torch.no_grad():
             for name, tensor in named_tensors(self.original).items():
                 tensor.copy_(values[name])
-        self._follow()
-        follow_(self.small, self.plan, self.original)
+        self._update_reference()
+        copy_kept_weights_(self.small, self.plan, self.original)
 
     def _calibrate(self, trial: Example) -> Calibration:
         """Set the masked model's weights and statistics; what else it keeps stays as it was."""
-        state, self.keeps_state = State(self.reference), True
+        state, self.keeps_state = ModelState(self.reference), True
         try:
-            done = calibrate_(self.reference, lambda _: self._masked(trial))
+            calibration = calibrate_(self.reference, lambda _: self._run_masked(trial))
         finally:
             self.keeps_state = False
-        state.restore(except_for=done.values.keys())
-        return done
+        state.restore(except_for=calibration.values.keys())
+        return calibration
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _note_unproved(self) -> None:
-        """Name the outputs that masking never moves, and the modules that no example reaches."""
-        still = [path for path, moved in self.moved.items() if not moved > _LEAST_MOVE]
+    def _note_unchecked(self) -> None:
+        """Note the outputs that masking never changes, and the modules that no example uses."""
+        still = [path for path, moved in self.moved.items() if not moved > _MIN_MOVE]
         if still and len(still) < len(self.moved):
             self._note(
-                f"Nothing was proved of {_listed(still)}: masking the removed units does not "
+                f"Nothing was proved of {_list_names(still)}: masking the removed units does not "
                 "change it."
             )
         if unused := unused_modules(self.original, self.read):
-            names = _listed([f"'{path}'" for path in unused])
+            names = _list_names([f"'{path}'" for path in unused])
             self._note(f"{names}: not used by the examples, so what it computes was not checked.")
 
-    def _follow(self) -> None:
-        """Hand the original's weights on to the masked one."""
+    def _update_reference(self) -> None:
+        """Copy the original's weights to the masked reference."""
         values = named_tensors(self.original)
         with torch.no_grad():
             for name, tensor in named_tensors(self.reference).items():
                 tensor.copy_(values[name])
         ignore_removed_(self.reference, self.plan)
 
-    def _masked(self, example: Example) -> list[Leaf]:
+    def _run_masked(self, example: Example) -> list[Leaf]:
         with norms_over_kept(self.reference, self.plan):
             return self._run(self.reference, example)
 
-    def _trained(self, examples: Sequence[Example]) -> _Tally:
+    def _compare_in_train_mode(self, examples: Sequence[Example]) -> _WorstCase:
         """Compare in train mode what only train mode computes (auxiliary heads), if it runs."""
         if self.plan.outputs:
-            return _Tally()  # they are planned for eval mode, which may return others
+            return _WorstCase()  # they are planned for eval mode, which may return others
         self.same_noise = True
         try:
             for copied in (self.original, self.reference, self.small):
                 copied.train()
         except Exception:  # it refuses to train, and so does its compact copy
-            return _Tally()
-        found = _Tally()
+            return _WorstCase()
+        worst = _WorstCase()
         for example in examples:
-            if batch_of(example) == 1:  # batch norm needs several values a channel, not all alike
-                (example,) = shuffled_inputs([resized(example, 2)], 1)
-            found.add(self._compare_in_training(example))
-        return found
+            if batch_size(example) == 1:  # batch norm needs several values a channel, not all alike
+                (example,) = shuffled_inputs([resize_batch(example, 2)], 1)
+            worst.add(self._compare_in_training(example))
+        return worst
 
-    def _compare_in_training(self, example: Example) -> _Tally:
+    def _compare_in_training(self, example: Example) -> _WorstCase:
         try:
-            found = self._compare_once(example, self._run(self.original, example))
+            worst = self._compare_once(example, self._run(self.original, example))
         except (_OriginalError, ModelError):
-            return _Tally()
-        if found.problem:
-            found.problem = f"In train mode: {found.problem}"
-        elif found.worst.error:
-            found.worst = replace(found.worst, where=f"{found.worst.where}, in train mode")
-        return found
+            return _WorstCase()
+        if worst.problem:
+            worst.problem = f"In train mode: {worst.problem}"
+        elif worst.difference.error:
+            where = f"{worst.difference.where}, in train mode"
+            worst.difference = replace(worst.difference, where=where)
+        return worst
 
-    def _accepted(self, trials: Sequence[Example]) -> _Tally:
-        """Compare on made-up inputs, except where the original itself makes nothing of them."""
-        found = _Tally()
+    def _compare_trials(self, trials: Sequence[Example]) -> _WorstCase:
+        """Compare on generated inputs, except where the original's outputs are undefined."""
+        worst = _WorstCase()
         for trial in trials:
-            found.add(self._compare_if_defined(trial))
-        return found
+            worst.add(self._compare_if_defined(trial))
+        return worst
 
-    def _compare_if_defined(self, trial: Example) -> _Tally:
+    def _compare_if_defined(self, trial: Example) -> _WorstCase:
         try:
             before = self._run(self.original, trial)
-            defined = find_undefined(before) <= self.undefined
+            defined = find_nan(before) <= self.undefined
             if defined:
                 return self._compare(trial, before)
             self._note("With varied weights its outputs are not all defined: those were not used.")
         except _OriginalError as error:
             self._note(f"It could not be compared with varied weights and inputs: {error}")
-        return _Tally()
+        return _WorstCase()
 
-    def _compare(self, example: Example, before: list[Leaf]) -> _Tally:
-        found = self._compare_once(example, before)
-        if found.worst.error <= self.tolerance and not found.problem:
-            return found
-        if not self.same_noise and self._draws(example):
+    def _compare(self, example: Example, before: list[Leaf]) -> _WorstCase:
+        worst = self._compare_once(example, before)
+        if worst.difference.error <= self.tolerance and not worst.problem:
+            return worst
+        if not self.same_noise and self._draws_random_numbers(example):
             self.same_noise = True
             self.notes.append("The model draws random numbers; constants took their place.")
             return self._compare_once(example, self._run(self.original, example))
-        if self._varies(example):
+        if self._is_nondeterministic(example):
             self.notes.append(
                 "Its outputs differ from one run to the next, even with the same seed: switch "
                 "that off for the check."
             )
-        return found
+        return worst
 
-    def _compare_once(self, example: Example, before: list[Leaf]) -> _Tally:
-        want, decided = self._masked(example), self.decisions
+    def _compare_once(self, example: Example, before: list[Leaf]) -> _WorstCase:
+        want, decided = self._run_masked(example), self.decisions
         try:
             have = self._call(self.small, example)
         except Exception as error:
             text = describe_error(error)
-            return _Tally(problem=f"The compact model does not run on the example: {text}.")
-        kept = _kept(want, self.plan)
+            return _WorstCase(problem=f"The compact model does not run on the example: {text}.")
+        kept = _kept_outputs(want, self.plan)
         if problem := form_problem(kept, have):
-            return _Tally(problem=problem)
-        found = _Tally(moved=1.0 if len(before) != len(want) else 0.0)
+            return _WorstCase(problem=problem)
+        worst = _WorstCase(moved=1.0 if len(before) != len(want) else 0.0)
         for a, b, c, whole in zip(kept, before, have, want, strict=False):
-            found.add(_Tally(difference(a, c, self._precision, self.tolerance)))
-            moved = max(distance(whole, b), _lost(whole, a))
-            found.moved = max(found.moved, moved)
+            worst.add(_WorstCase(difference(a, c, self._precision, self.tolerance)))
+            moved = max(distance(whole, b), _shrinks(whole, a))
+            worst.moved = max(worst.moved, moved)
             if whole.is_tensor:
                 self.moved[whole.path] = max(self.moved.get(whole.path, 0.0), moved)
         for a, c in comparable(decided, self.decisions):
-            found.add(_Tally(difference(a, c, self._precision, self.tolerance)))
-        return found
+            worst.add(_WorstCase(difference(a, c, self._precision, self.tolerance)))
+        return worst
 
     def _run(self, net: nn.Module, example: Example) -> list[Leaf]:
         try:
@@ -413,16 +451,16 @@ class _Check:
 
     def _call(self, net: nn.Module, example: Example) -> list[Leaf]:
         with ExitStack() as stack:
-            stack.enter_context(quietly())
+            stack.enter_context(suppress_warnings())
             stack.enter_context(torch.no_grad())
-            stack.enter_context(without_compiling())
+            stack.enter_context(disable_compilation())
             if self.same_noise:
                 stack.enter_context(ConstantNoise())  # type: ignore[no-untyped-call]
             if self.wide:
                 stack.enter_context(Float64())  # type: ignore[no-untyped-call]
             if not self.keeps_state:
-                stack.callback(State(net).restore)
-            decisions = stack.enter_context(Decisions())
+                stack.callback(ModelState(net).restore)
+            decisions = stack.enter_context(DecisionRecorder())
             seed_everything(0)
             outputs = read_outputs(example.call(net))
             self.decisions = decisions.leaves if returns_integers(outputs) else []
@@ -430,26 +468,26 @@ class _Check:
                 self.read |= decisions.read
             return outputs
 
-    def _draws(self, example: Example) -> bool:
-        """Whether the model draws random numbers from torch."""
+    def _draws_random_numbers(self, example: Example) -> bool:
+        """Tell whether the model draws random numbers from torch."""
         seed_everything(0)
         before = torch.get_rng_state()
         self._run(self.original, example)
         return not torch.equal(before, torch.get_rng_state())
 
-    def _varies(self, example: Example) -> bool:
+    def _is_nondeterministic(self, example: Example) -> bool:
         one, other = (self._run(self.original, example) for _ in range(2))
         return any(distance(a, b) > 0 for a, b in zip(one, other, strict=False))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     """List the first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
-def _kept(want: list[Leaf], plan: Plan) -> list[Leaf]:
-    """What the plan leaves of the model's outputs."""
+def _kept_outputs(want: list[Leaf], plan: Plan) -> list[Leaf]:
+    """Return what the plan keeps of the model's outputs."""
     number, kept = -1, []
     for leaf in want:
         if leaf.is_tensor and leaf.value.numel():
@@ -462,6 +500,6 @@ def _kept(want: list[Leaf], plan: Plan) -> list[Leaf]:
     return kept
 
 
-def _lost(whole: Leaf, kept: Leaf) -> float:
-    """1 if an output shrinks: what it loses is the difference that masking makes."""
+def _shrinks(whole: Leaf, kept: Leaf) -> float:
+    """Return 1 if an output shrinks: then masking certainly changes it."""
     return float(whole.is_tensor and kept.value.shape != whole.value.shape)

@@ -1,8 +1,9 @@
-"""Recovery without any data: how units vary together, guessed from the weights alone.
+"""Recovery without data: estimate from the weights alone how units vary together.
 
-A batch norm says how what it returns is distributed; two filters that look at the same input agree
-as much as they point the same way. From that follows how the activations behind a ReLU vary
-together, and so which mixture of kept units a removed one is nearest to.
+The output of a batch norm has the norm's shift as mean and its scale as standard deviation, and two
+filters with the same input correlate as much as they point in the same direction. From that follows
+the covariance of the activations behind a ReLU, and so the linear combination of kept units that
+comes nearest to a removed one. Its weights are added to those of the kept units.
 """
 
 from __future__ import annotations
@@ -17,99 +18,107 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor
-from fpgm.recovery.layer_solver import LEAST_SHARE, layer_at, norm_at, shift_
-from fpgm.recovery.rectified_gaussian import covariance, rectified
-from fpgm.recovery.solvable_layers import Site, find_sites
-from fpgm.recovery.unfold import groups_of, matrix_of, read, set_matrix_
-from fpgm.tracing.grouping import Pool, Structure, Writer, couple
-from fpgm.tracing.recorder import watch
-from fpgm.tracing.residual import watcher
-from fpgm.utils.copying import copy_model, shadow
+from fpgm.recovery.layer_solver import MIN_VARIANCE_RATIO, batch_norm_at, layer_at, shift_output_
+from fpgm.recovery.rectified_gaussian import hermite_coefficients, rectified_covariance
+from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
+from fpgm.recovery.unfold import groups_of, input_of, matrix_of, set_matrix_
+from fpgm.tracing.grouping import ChannelGroup, Producer, Structure, group_channels
+from fpgm.tracing.recorder import record_trace
+from fpgm.tracing.residual import make_recorder
+from fpgm.utils.copying import copy_model, copy_sharing_weights
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import module_at, named_tensors
 
 RIDGE = 1e-3
-"""In units of the units' mean variance: two guesses should not be trusted to the last digit."""
+"""In units of the mean variance: the covariance is an estimate, not exact to the last digit."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Means of a pool's units, and how they vary together."""
+class UnitStatistics:
+    """Estimated mean and covariance of the units of a group."""
 
     mean: Tensor
     covariance: Tensor
-    alone: bool
-    """Whether one layer writes them: how several that add up vary together is a wilder guess."""
+    single_producer: bool
+    """Whether one layer produces them: for several that add up the estimate is less reliable."""
 
 
 @torch.no_grad()
-def stood_in(model: nn.Module, plan: Plan, example: Example) -> tuple[nn.Module, list[str]]:
-    """A full-size copy in which kept units also say what the removed ones said; and its readers.
+def compensate(model: nn.Module, plan: Plan, example: Example) -> tuple[nn.Module, list[str]]:
+    """Return a full-size copy whose kept units make up for the removed ones, and changed layers.
 
-    The removed units are still there, as they were: compacting the copy takes them out.
+    The removed units are still there, unchanged: compacting the copy takes them out.
     """
     residual = plan.asked.get("residual", "coupled")
-    structure = couple(watch(watcher(model, [example], residual), [example]), approximate=True)
-    gone = removed_classes(structure, plan)
+    structure = group_channels(
+        record_trace(make_recorder(model, [example], residual), [example]), approximate=True
+    )
+    removed_units = find_removed_units(structure, plan)
     copy = copy_model(model)
-    sites = {site.layer: site for site in find_sites(model, example).sites}
-    positive = _nonnegative(model, list(sites), example)
+    layers = {layer.path: layer for layer in find_solvable_layers(model, example).layers}
+    nonnegative = _find_nonnegative_inputs(model, list(layers), example)
     changed: list[str] = []
-    for pool in structure.pools:
-        lost = torch.isin(pool.units, gone)
-        if not bool(lost.any()) or bool(lost.all()):
+    for pool in structure.groups:
+        removed = torch.isin(pool.units, removed_units)
+        if not bool(removed.any()) or bool(removed.all()):
             continue
-        for path, places in structure.readers(pool.units):
-            site = sites.get(path)
-            if site is not None and site.calls == 1 and groups_of(layer_at(model, path)) == 1:
-                spread = _spread(model, pool, sites, path in positive)
-                _stand_in_(copy, site, places, lost, spread)
+        for path, places in structure.consumers(pool.units):
+            layer = layers.get(path)
+            if layer is not None and layer.calls == 1 and groups_of(layer_at(model, path)) == 1:
+                statistics = _estimate_statistics(model, pool, layers, path in nonnegative)
+                _compensate_layer_(copy, layer, places, removed, statistics)
                 changed.append(path)
     return copy, list(dict.fromkeys(changed))
 
 
-def removed_classes(structure: Structure, plan: Plan) -> Tensor:
-    """The classes a plan removes, found from its cuts."""
-    gone = [torch.zeros(0, dtype=torch.int64)]
+def find_removed_units(structure: Structure, plan: Plan) -> Tensor:
+    """Look up in a plan's cuts which units it removes."""
+    removed = [torch.zeros(0, dtype=torch.int64)]
     cuts = by_tensor(plan.cuts)
-    for slot in structure.seen.slots.values():
+    for slot in structure.trace.parameter_infos.values():
         for c in cuts.get(slot.name, []):
             for f, role in zip(slot.fields, slot.roles, strict=True):
                 labels = f.reshape(-1)
                 if role == c.role and c.blocks == 1 and len(labels) == c.size:
                     stays = torch.zeros(c.size, dtype=torch.bool)
                     stays[list(c.keep)] = True
-                    gone.append(structure.of(labels[~stays]))
-    found: Tensor = torch.cat(gone).unique()
-    return found
+                    removed.append(structure.classes_of(labels[~stays]))
+    units: Tensor = torch.cat(removed).unique()
+    return units
 
 
-def _spread(model: nn.Module, pool: Pool, sites: Mapping[str, Site], nonnegative: bool) -> Spread:
-    """How the pool's units vary: contributions of several layers add up, as if independent."""
+def _estimate_statistics(
+    model: nn.Module, pool: ChannelGroup, layers: Mapping[str, SolvableLayer], nonnegative: bool
+) -> UnitStatistics:
+    """Add up the statistics of all layers that produce a group, as if they were independent."""
     count = len(pool.units)
     mean = torch.zeros(count, dtype=torch.float64)
     total = torch.zeros(count, count, dtype=torch.float64)
-    writers = [writer for writer in pool.writers if not writer.carries]
+    writers = [writer for writer in pool.producers if not writer.carries]
     for writer in writers:
-        own_mean, own = _written(model, writer, sites.get(writer.layer))
+        layer_mean, layer_covariance = _output_statistics(model, writer, layers.get(writer.layer))
         rows = (writer.classes[:, None] == pool.units[None]).double()
-        mean += rows.T @ own_mean
-        total += rows.T @ own @ rows
-    alone = len(writers) == 1
+        mean += rows.T @ layer_mean
+        total += rows.T @ layer_covariance @ rows
+    single_producer = len(writers) == 1
     if not nonnegative:
-        return Spread(mean, total, alone)
-    deviation = total.diagonal().clamp(min=1e-24).sqrt()
-    coefficients = rectified(mean, deviation)
-    together = covariance(coefficients, total / deviation.outer(deviation))
-    return Spread(coefficients[0], together, alone)
+        return UnitStatistics(mean, total, single_producer)
+    std = total.diagonal().clamp(min=1e-24).sqrt()
+    coefficients = hermite_coefficients(mean, std)
+    covariance = rectified_covariance(coefficients, total / std.outer(std))
+    return UnitStatistics(coefficients[0], covariance, single_producer)
 
 
-def _written(model: nn.Module, writer: Writer, site: Site | None) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of what one layer's filters write, through its norm if it has one."""
-    weight = named_tensors(model)[writer.slot.name].detach().cpu().double()
+def _output_statistics(
+    model: nn.Module, writer: Producer, layer: SolvableLayer | None
+) -> tuple[Tensor, Tensor]:
+    """Estimate mean and covariance of one layer's output, behind its batch norm if it has one."""
+    weight = named_tensors(model)[writer.info.name].detach().cpu().double()
     filters = writer.filters(weight)
     gram = filters @ filters.T
-    norm = None if site is None or site.norm is None else module_at(model, site.norm)
+    norm = None
+    if layer is not None and layer.batch_norm is not None:
+        norm = module_at(model, layer.batch_norm)
     if isinstance(norm, _BatchNorm) and norm.affine:
         size = gram.diagonal().clamp(min=1e-24).sqrt()
         scale = norm.weight.detach().cpu().double() / size
@@ -119,43 +128,58 @@ def _written(model: nn.Module, writer: Writer, site: Site | None) -> tuple[Tenso
     return (bias.detach().cpu().double() if isinstance(bias, Tensor) else mean), gram
 
 
-def _stand_in_(copy: nn.Module, site: Site, places: Tensor, lost: Tensor, spread: Spread) -> None:
-    """Let the kept units of a pool also say what the lost ones said, as far as they can."""
-    layer = layer_at(copy, site.layer)
+def _compensate_layer_(
+    copy: nn.Module,
+    solvable: SolvableLayer,
+    places: Tensor,
+    removed: Tensor,
+    statistics: UnitStatistics,
+) -> None:
+    """Add to a consumer's weights for kept units what reproduces the removed ones best.
+
+    Args:
+        copy: the model to change.
+        solvable: a layer that consumes the group.
+        places: for each channel the layer reads, the index of its unit in the group; −1: none.
+        removed: for each unit of the group, whether it is removed.
+        statistics: of the group's units.
+    """
+    layer = layer_at(copy, solvable.path)
     matrix = matrix_of(layer)[0].cpu().double().unflatten(0, (len(places), -1))
-    system = spread.covariance[~lost][:, ~lost]
-    system.diagonal().add_(RIDGE * spread.covariance.diagonal().mean().clamp(min=1e-24))
-    mixture = torch.linalg.solve(system, spread.covariance[~lost][:, lost])
-    constant = spread.mean[lost] - spread.mean[~lost] @ mixture
+    covariance = statistics.covariance
+    system = covariance[~removed][:, ~removed]
+    system.diagonal().add_(RIDGE * covariance.diagonal().mean().clamp(min=1e-24))
+    mixture = torch.linalg.solve(system, covariance[~removed][:, removed])
+    constant = statistics.mean[removed] - statistics.mean[~removed] @ mixture
     inside = places >= 0
-    # What is done with a unit, over all its channels, goes to every channel of those that stay.
-    use = torch.zeros(len(lost), *matrix.shape[1:], dtype=torch.float64)
-    use.index_add_(0, places[inside], matrix[inside])
-    times = places[inside].bincount(minlength=len(lost)).clamp(min=1).double()[:, None, None]
-    more = torch.zeros_like(use)
-    more[~lost] = torch.einsum("kl,ltw->ktw", mixture, use[lost]) / times[~lost]
-    before = torch.einsum("utw,uv,vtw->w", use, spread.covariance, use)
-    now = (use + more * times)[~lost]
-    after = torch.einsum("utw,uv,vtw->w", now, spread.covariance[~lost][:, ~lost], now)
-    matrix[inside] += more[places[inside]]
-    norm = None if site.norm is None else norm_at(copy, site.norm)
-    if spread.alone and norm is not None and norm.running_var is not None:
-        share = (after / before.clamp(min=1e-24)).clamp(LEAST_SHARE, 1.0)
-        norm.running_var.mul_(share.to(norm.running_var))
+    # A unit's weights, summed over its channels, are distributed to all channels of kept units.
+    weights = torch.zeros(len(removed), *matrix.shape[1:], dtype=torch.float64)
+    weights.index_add_(0, places[inside], matrix[inside])
+    times = places[inside].bincount(minlength=len(removed)).clamp(min=1).double()[:, None, None]
+    change = torch.zeros_like(weights)
+    change[~removed] = torch.einsum("kl,ltw->ktw", mixture, weights[removed]) / times[~removed]
+    before = torch.einsum("utw,uv,vtw->w", weights, covariance, weights)
+    kept = (weights + change * times)[~removed]
+    after = torch.einsum("utw,uv,vtw->w", kept, covariance[~removed][:, ~removed], kept)
+    matrix[inside] += change[places[inside]]
+    norm = None if solvable.batch_norm is None else batch_norm_at(copy, solvable.batch_norm)
+    if statistics.single_producer and norm is not None and norm.running_var is not None:
+        ratio = (after / before.clamp(min=1e-24)).clamp(MIN_VARIANCE_RATIO, 1.0)
+        norm.running_var.mul_(ratio.to(norm.running_var))
     set_matrix_(layer, matrix.flatten(0, 1)[None].to(layer.weight))
-    shift_(copy, site, torch.einsum("l,ltw->w", constant, use[lost]))
+    shift_output_(copy, solvable, torch.einsum("l,ltw->w", constant, weights[removed]))
 
 
-def _nonnegative(model: nn.Module, layers: Sequence[str], example: Example) -> set[str]:
-    """Layers whose input has no negative value: what comes out of a ReLU."""
-    found: set[str] = set()
-    net = shadow(model).eval()
+def _find_nonnegative_inputs(model: nn.Module, layers: Sequence[str], example: Example) -> set[str]:
+    """Find layers whose input has no negative value, as behind a ReLU."""
+    nonnegative: set[str] = set()
+    net = copy_sharing_weights(model).eval()
     for path in layers:
 
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-            if bool((read(args, kwargs) >= 0).all()):
-                found.add(path)
+            if bool((input_of(args, kwargs) >= 0).all()):
+                nonnegative.add(path)
 
         module_at(net, path).register_forward_pre_hook(hook, with_kwargs=True)
     example.call(net)
-    return found
+    return nonnegative

@@ -1,4 +1,8 @@
-"""A short training of the compact model towards the original's answers: no labels, a time limit."""
+"""Distillation: train the compact model for a short time towards the original's outputs.
+
+The loss is the error of the outputs, and of the features where residual streams branch off
+(`feature_matching`). No labels are needed. The caller sets the time limit.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +17,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from fpgm.errors import FpgmError, ModelError
 from fpgm.pruning.plan import Plan
-from fpgm.recovery.feature_matching import find_places, reading
-from fpgm.utils.calibration_data import Inputs, Known, as_call
-from fpgm.utils.example_inputs import Example, beside, float_outputs
+from fpgm.recovery.feature_matching import find_matching_points, record_inputs
+from fpgm.utils.calibration_data import Inputs, SeenInputs, batch_to_example
+from fpgm.utils.example_inputs import Example, float_outputs, to_model_device
 from fpgm.utils.progress import Progress
-from fpgm.utils.text import reason
+from fpgm.utils.training_loop import cosine_decay, train_steps, wrap_model_errors
 
-RATE = 1e-3
+LEARNING_RATE = 1e-3
 """Of AdamW; it falls to zero along a cosine of the time that has passed."""
-ENOUGH_STEPS = 1000
-"""With fewer the rate is lower, by the root of their share: what a few large steps break they do
-not mend."""
+FULL_RATE_STEPS = 1000
+"""With fewer steps the learning rate is scaled by the square root of their fraction: a few large
+steps do more damage than they can repair."""
 WARM_UP = 0.05
-"""In this share of the time it rises from nothing: the network is nearly right already."""
+"""Fraction of the time in which the learning rate rises from zero: the weights are close to a
+solution already."""
 
 
 @dataclass
-class Distilled:
-    """What came of a training."""
+class DistillationResult:
+    """What distillation did."""
 
     steps: int = 0
     skipped: int = 0
-    """Steps that were not made: something in them was not finite."""
-    why: str | None = None
-    """Why there was nothing to train."""
+    """Steps left out because their gradients were not finite."""
+    not_trained: str | None = None
+    """Why nothing could be trained, if nothing could."""
+
+    def failure(self) -> str:
+        """Say which step fails, to begin a message."""
+        return f"Distillation fails at step {self.steps + 1}"
 
 
 def distil_(
@@ -48,35 +56,28 @@ def distil_(
     batches: Iterator[Example],
     seconds: float,
     progress: Progress | None = None,
-) -> Distilled:
-    """Train on these batches for so many seconds.
+) -> DistillationResult:
+    """Train the compact model towards the original for so many seconds.
 
-    The compact model is to give the original's answers, and to have on the way what the original
-    has where streams branch off. Norms keep their statistics: batches may be small, and what they
-    were told is right already. Frozen weights learn too, as they are solved for too.
+    Batch norms keep their statistics: batches may be small, and the statistics are right already.
+    Weights that the user froze are trained too, as they are also solved for.
     """
     small.eval()
     parameters = [p for p in small.parameters() if p.is_floating_point()]
-    done = Distilled()
+    result = DistillationResult()
     if any(p.dtype == torch.float16 for p in parameters):
-        done.why = "its weights are float16, too coarse for small steps"
-        return done
+        result.not_trained = "the weights are float16, too coarse for small steps"
+        return result
     flags = [p.requires_grad for p in parameters]
     for p in parameters:
         p.requires_grad_(True)
     try:
-        with torch.enable_grad():
-            _train(small, model, plan, batches, seconds, parameters, done, progress)
-    except FpgmError:
-        raise
-    except Exception as error:  # the user's network and torch raise what they like
-        raise ModelError(
-            f"Distillation fails at step {done.steps + 1}: {reason(error)}."
-        ) from error
+        with torch.enable_grad(), wrap_model_errors(result.failure):
+            _train(small, model, plan, batches, seconds, parameters, result, progress)
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
-    return done
+    return result
 
 
 def _train(
@@ -86,83 +87,106 @@ def _train(
     batches: Iterator[Example],
     seconds: float,
     parameters: Sequence[nn.Parameter],
-    done: Distilled,
+    result: DistillationResult,
     progress: Progress | None,
 ) -> None:
+    """Take steps until the time is over, and count them in `result`."""
     first = next(batches)
-    places = find_places(model, small, plan, first)
-    optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=0.0)
+    points = find_matching_points(model, small, plan, first)
+    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.0)
     start = time.perf_counter()
-    with reading(model, places, cut=True) as theirs, reading(small, places, cut=False) as mine:
+    elapsed = 0.0
+
+    def in_time() -> Iterator[Example]:
+        nonlocal elapsed
         for example in chain([first], batches):
-            share = (time.perf_counter() - start) / seconds
-            if share >= 1:
+            elapsed = (time.perf_counter() - start) / seconds
+            if elapsed >= 1 or result.not_trained is not None:
                 break
             if progress is not None:
-                progress("distilling", int(share * seconds), math.ceil(seconds))
-            for group in optimizer.param_groups:
-                group["lr"] = rate_at(share, done.steps)
-            theirs.clear()
-            mine.clear()
-            with torch.no_grad():
-                wanted = float_outputs(model, example)
-            loss = _distance(float_outputs(small, example), wanted)
-            both = [name for name in mine if name in theirs]
-            loss = loss + _distance([mine[n] for n in both], [theirs[n] for n in both])
-            if not loss.requires_grad:
-                done.why = "its outputs do not depend on its weights as far as autograd can see"
-                break
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            if not get_total_norm([g for g in gradients if g is not None]).isfinite():
-                done.skipped += 1  # one such step, and no weight would be a number any more
-                continue
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-            done.steps += 1
-    optimizer.zero_grad()
+                progress("distilling", int(elapsed * seconds), math.ceil(seconds))
+            yield example
+
+    def backward(_: int, example: Example) -> bool:
+        targets.clear()
+        features.clear()
+        with torch.no_grad():
+            target_outputs = float_outputs(model, example)
+        loss = _normalized_mse(float_outputs(small, example), target_outputs)
+        both = [name for name in features if name in targets]
+        loss = loss + _normalized_mse([features[n] for n in both], [targets[n] for n in both])
+        if not loss.requires_grad:
+            result.not_trained = "autograd finds no path from the outputs to the weights"
+            return False
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        if not get_total_norm([g for g in gradients if g is not None]).isfinite():
+            result.skipped += 1  # one such step would make every weight NaN
+            return False
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return True
+
+    def count_step(_: int) -> None:
+        result.steps += 1
+
+    with (
+        record_inputs(model, points, kept_only=True) as targets,
+        record_inputs(small, points, kept_only=False) as features,
+    ):
+        train_steps(
+            in_time(),
+            optimizer,
+            lambda _: learning_rate_at(elapsed, result.steps),
+            backward,
+            count_step,
+            lambda _: result.failure(),
+        )
 
 
-def rate_at(share: float, steps: int) -> float:
-    """The learning rate when such a share of the time went into so many steps.
+def learning_rate_at(elapsed: float, steps: int) -> float:
+    """Compute the learning rate from the fraction of the time that passed and the steps so far.
 
-    >>> [round(rate_at(share, 10**6), 4) for share in (0.0, 0.05, 0.5, 1.0)]
+    >>> [round(learning_rate_at(elapsed, 10**6), 4) for elapsed in (0.0, 0.05, 0.5, 1.0)]
     [0.0, 0.001, 0.0005, 0.0]
     """
-    most = RATE * min(1.0, math.sqrt(steps / max(share, 1e-9) / ENOUGH_STEPS))
-    return most * min(1.0, share / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+    peak = LEARNING_RATE * min(1.0, math.sqrt(steps / max(elapsed, 1e-9) / FULL_RATE_STEPS))
+    return peak * min(1.0, elapsed / WARM_UP) * cosine_decay(elapsed)
 
 
-def endless(
-    model: nn.Module, loader: Iterable[Any], inputs: Inputs, judges: Inputs
+def training_batches(
+    model: nn.Module, loader: Iterable[Any], inputs: Inputs, validation: Inputs
 ) -> Iterator[Example]:
-    """All of a loader's batches again and again, without inputs that are there to judge by.
+    """Yield the loader's batches over and over, without the validation inputs.
 
-    Of a loader that can be read only once it is what was read.
+    Args:
+        model: batches are moved to its device.
+        loader: read again in every epoch, if that is possible.
+        inputs: used instead if the loader can be read only once.
+        validation: inputs to leave out.
     """
-    known = Known(judges)
-    again: Iterable[Any] = () if isinstance(loader, Iterator) else loader
+    held_out = SeenInputs(validation)
+    epoch: Iterable[Any] = () if isinstance(loader, Iterator) else loader
     while True:
         count = 0
-        for batch in again:
-            example = known.without(as_call(batch))
+        for batch in epoch:
+            example = held_out.remove_from(batch_to_example(batch))
             if example is not None:
                 count += 1
-                yield Example(*beside(model, (example.args, dict(example.kwargs))))
+                yield Example(*to_model_device(model, (example.args, dict(example.kwargs))))
         if not count:
-            again = ()
+            epoch = ()
             yield from (inputs[number] for number in range(len(inputs)))
 
 
-def _distance(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    """Mean squared error of all these, each in units of its own size."""
-    parts = []
-    for g, w in zip(given, wanted, strict=True):
-        finite = w.isfinite()
-        if g.shape != w.shape or not bool(finite.any()):
+def _normalized_mse(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """Average the mean squared errors, each divided by its target's mean square."""
+    errors = []
+    for out, target in zip(outputs, targets, strict=True):
+        finite = target.isfinite()
+        if out.shape != target.shape or not bool(finite.any()):
             continue
-        if not bool(finite.all()):  # choosing by a mask is slow, in the way back most of all
-            g, w = g[finite], w[finite]
-        size = w.square().mean().clamp(min=1e-12)
-        parts.append((g - w).square().mean() / size)
-    return torch.stack(parts).mean() if parts else torch.zeros(())
+        if not bool(finite.all()):  # indexing by a mask is slow, above all in the backward pass
+            out, target = out[finite], target[finite]
+        size = target.square().mean().clamp(min=1e-12)
+        errors.append((out - target).square().mean() / size)
+    return torch.stack(errors).mean() if errors else torch.zeros(())

@@ -1,8 +1,8 @@
-"""Places inside a network where the compact model can be told what the original has there.
+"""Feature matching: points inside a network where distillation compares compact and original model.
 
-A distilled network learns faster if it is not only told the answers. Good places are where a
-stream branches off, since what is read there is also handed on and every layer after it builds on
-it, and before the last layer. What one layer alone reads, the network may use as it likes.
+A student learns faster if its features are matched as well as its outputs. Good points are where a
+residual stream branches off, because every later layer builds on what is read there, and the last
+layer. What only one layer reads may differ: the network is free to use it in another way.
 """
 
 from __future__ import annotations
@@ -18,72 +18,85 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm.pruning.plan import Plan
-from fpgm.recovery import unfold as rows
-from fpgm.recovery.solvable_layers import solvable
+from fpgm.recovery.solvable_layers import is_solvable
+from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.modules import module_at, modules_by_path
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a layer reads, and which of the original's channels the compact model still has."""
+class MatchingPoint:
+    """The input of a layer, and which of the original's channels the compact model still has."""
 
     layer: str
     dim: int
     keep: Tensor | None
 
 
-def find_places(model: nn.Module, small: nn.Module, plan: Plan, example: Example) -> list[Place]:
-    """Where both models read the same channels: branchings and the last layer, or every layer."""
+def find_matching_points(
+    model: nn.Module, small: nn.Module, plan: Plan, example: Example
+) -> list[MatchingPoint]:
+    """Find layers whose inputs have the same channels in both models.
+
+    Of those, branching points and the last layer are returned, or all if nothing branches.
+    """
     reads = {cut.tensor: cut for cut in plan.cuts if cut.role == "reads"}
-    theirs, mine = _Uses(), _Uses()
-    theirs.run(model, example)
-    mine.run(small, example)
-    found: list[tuple[Place, bool]] = []
-    for path, shape in mine.shapes.items():
+    original, compact = _InputUses(), _InputUses()
+    original.run(model, example)
+    compact.run(small, example)
+    candidates: list[tuple[MatchingPoint, bool]] = []
+    for path, shape in compact.shapes.items():
         cut = reads.get(f"{path}.weight")
-        if path not in theirs.shapes or (cut is not None and cut.blocks > 1):
+        if path not in original.shapes or (cut is not None and cut.blocks > 1):
             continue
         dim = -1 if isinstance(module_at(small, path), nn.Linear) else 1
-        wanted = list(theirs.shapes[path])
+        expected = list(original.shapes[path])
         keep = None
-        if cut is not None and wanted[dim] == cut.size:
+        if cut is not None and expected[dim] == cut.size:
             keep = torch.tensor(cut.keep)
-            wanted[dim] = cut.kept
-        if tuple(wanted) == shape:
-            found.append((Place(path, dim, keep), theirs.count(path) > 1))
-    if not any(branches for _, branches in found):
-        return [place for place, _ in found]
-    last = list(mine.shapes)[-1]
-    return [place for place, branches in found if branches or place.layer == last]
+            expected[dim] = cut.kept
+        if tuple(expected) == shape:
+            candidates.append((MatchingPoint(path, dim, keep), original.count(path) > 1))
+    if not any(branches for _, branches in candidates):
+        return [point for point, _ in candidates]
+    last = list(compact.shapes)[-1]
+    return [point for point, branches in candidates if branches or point.layer == last]
 
 
 @contextmanager
-def reading(net: nn.Module, places: list[Place], cut: bool) -> Iterator[dict[str, Tensor]]:
-    """What was read at the places, by layer: clear it before a pass. The kept part if `cut`."""
-    read: dict[str, Tensor] = {}
-    handles = []
-    for place in places:
-        keep = place.keep if cut else None
+def record_inputs(
+    net: nn.Module, points: list[MatchingPoint], kept_only: bool
+) -> Iterator[dict[str, Tensor]]:
+    """Record the inputs of layers in a dict by path; the caller clears it before a pass.
 
-        def hook(
-            _: nn.Module, args: Any, kwargs: Any, *, place: Place = place, keep: Any = keep
-        ) -> None:
-            x = rows.read(args, kwargs)
-            read[place.layer] = x if keep is None else x.index_select(place.dim, keep.to(x.device))
+    Args:
+        net: the model to run.
+        points: layers to record.
+        kept_only: record only the channels that the compact model still has.
+    """
+    inputs: dict[str, Tensor] = {}
 
-        layer = module_at(net, place.layer)
-        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
-        yield read
-    finally:
-        for handle in handles:
-            handle.remove()
+    def hook_of(point: MatchingPoint) -> Any:
+        keep = point.keep if kept_only else None
+
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            x = input_of(args, kwargs)
+            kept = x if keep is None else x.index_select(point.dim, keep.to(x.device))
+            inputs[point.layer] = kept
+
+        return hook
+
+    with temporary_hooks() as handles:
+        for point in points:
+            layer = module_at(net, point.layer)
+            handles.append(layer.register_forward_pre_hook(hook_of(point), with_kwargs=True))
+        yield inputs
 
 
-class _Uses(TorchDispatchMode):
-    """How often what a layer reads is used, by whomever."""
+class _InputUses(TorchDispatchMode):
+    """Count how many operators use the input of each layer in one forward pass."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,28 +105,25 @@ class _Uses(TorchDispatchMode):
         self._uses: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def run(self, net: nn.Module, example: Example) -> None:
-        """One pass."""
-        handles = [
-            module.register_forward_pre_hook(self._read(path), with_kwargs=True)
-            for path, module in modules_by_path(net).items()
-            if solvable(module)
-        ]
-        try:
+        """Run one forward pass."""
+        with temporary_hooks() as handles:
+            handles += [
+                module.register_forward_pre_hook(self._input_hook(path), with_kwargs=True)
+                for path, module in modules_by_path(net).items()
+                if is_solvable(module)
+            ]
             with torch.no_grad(), self:
                 example.call(net)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def count(self, path: str) -> int:
-        """Uses of what a layer read."""
+        """Return how often the input of a layer was used."""
         return int(self._uses.get(self._tensors[path], 0))
 
-    def _read(self, path: str) -> Any:
+    def _input_hook(self, path: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            x = rows.read(args, kwargs)
+            x = input_of(args, kwargs)
             if path in self._tensors:
-                self.shapes.pop(path, None)  # at several calls it is not known which is which
+                self.shapes.pop(path, None)  # with several calls, it is unclear which ones match
             else:
                 self.shapes[path] = tuple(x.shape)
             self._tensors[path] = x
@@ -126,13 +136,15 @@ class _Uses(TorchDispatchMode):
         for x in tensors((*args, *(kwargs or {}).values())):
             self._uses[x] = self._uses.get(x, 0) + 1
         out = func(*args, **(kwargs or {}))
-        for x in tensors(tuple(_written(func._schema, args, kwargs or {}))):
-            self._uses[x] = 0  # what it was is gone; what it is has not been used yet
+        for x in tensors(tuple(_written_arguments(func._schema, args, kwargs or {}))):
+            self._uses[x] = 0  # the old values are overwritten, and the new ones not used yet
         return out
 
 
-def _written(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Arguments that an operator writes into."""
+def _written_arguments(
+    schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield the arguments that an operator writes into."""
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield args[place] if place < len(args) else kwargs.get(argument.name)

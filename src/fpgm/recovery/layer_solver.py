@@ -1,8 +1,8 @@
-"""One layer of a compact model: what it should have written, and the weights that come nearest.
+"""Solve for the weights of one layer of a compact model, so that its output matches the original's.
 
-What it should have written is what the original writes there, as far as its channels are kept. If
-the layer's output is added to a stream, it is the sum that has to come out right: the layer makes
-up for what the stream has lost before. The batch norm between is a fixed scale and shift, undone.
+The target is the original layer's output, restricted to the kept channels. If the output is added
+to a residual stream, the target is the sum: the layer then also corrects errors that the stream has
+from earlier layers. A batch norm in between is a fixed scale and shift, which is inverted.
 """
 
 from __future__ import annotations
@@ -18,183 +18,197 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor
-from fpgm.recovery.least_squares import Equations, Few, Normal, best_change
-from fpgm.recovery.solvable_layers import Site
-from fpgm.recovery.staged_forward import Seen, Walks
-from fpgm.recovery.unfold import Layer, Sample, groups_of, matrix_of, set_matrix_
+from fpgm.recovery.least_squares import Equations, NormalEquations, RowEquations, best_change
+from fpgm.recovery.solvable_layers import SolvableLayer
+from fpgm.recovery.staged_forward import LayerRecord, PairedForwards
+from fpgm.recovery.unfold import LinearOrConv, OutputSample, groups_of, matrix_of, set_matrix_
 from fpgm.utils.modules import module_at
 
 RIDGES = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Tried in turn, in units of what the layer reads; held-out data show which serves best."""
-FAINT = 1e-3
-"""A norm's scale below this lets nothing through that could be made up for."""
-HELD_OUT = 4
-"""One picture in so many is held out."""
+"""In units of the inputs' mean square; the one with the smallest held-out error is taken."""
+MIN_GAIN = 1e-3
+"""A batch norm whose scale is smaller passes nothing on: its channel is not corrected."""
+HELD_OUT_EVERY = 4
+"""One image in so many is held out."""
 ROWS_PER_WEIGHT = 64
-"""So many positions are drawn for every weight of a filter: more tell little more."""
-LEAST_ROWS = 20_000
-MOST_READS = 8_192
-"""Normal equations of a layer that reads more at once would take gigabytes."""
-FEW = 2_048
-"""Of such a layer so many rows are looked at."""
-LEAST_SHARE = 0.05
-"""A channel that can hardly be told from the others is not blown up beyond this."""
+"""Positions sampled for each weight of a filter: more add little."""
+MIN_ROWS = 20_000
+MAX_FAN_IN = 8_192
+"""Normal equations of a layer with a larger fan-in would take gigabytes."""
+WIDE_LAYER_ROWS = 2_048
+"""Positions sampled for such a layer."""
+MIN_VARIANCE_RATIO = 0.05
+"""A running variance is scaled down to this at most, so that no channel is blown up."""
 
 
 @dataclass(frozen=True)
-class Solved:
-    """A layer's squared error before and after, as shares of the variance there."""
+class SolvedLayer:
+    """A layer's squared error before and after, relative to the variance of its target."""
 
     layer: str
     before: float
     after: float
     ridge: float | None
-    """None: the weights were best left as they are."""
+    """None: no change of the weights reduced the error."""
     note: str | None = None
 
 
-class LayerWork:
-    """Solving for one layer."""
+class LayerSolver:
+    """Solves for the weights of one layer."""
 
     def __init__(
-        self, model: nn.Module, small: nn.Module, plan: Plan, walks: Walks, number: int
+        self, model: nn.Module, small: nn.Module, plan: Plan, passes: PairedForwards, number: int
     ) -> None:
-        self.small, self.walks, self.number = small, walks, number
-        self.site = walks.sites[number]
-        site = self.site
-        self.layer = layer_at(small, site.layer)
-        self.norm = None if site.norm is None else norm_at(small, site.norm)
-        self.keep = kept_channels(plan, site.layer, layer_at(model, site.layer))
+        """Prepare to solve layer `number` of `passes.layers`, in the compact model `small`."""
+        self.small, self.passes, self.number = small, passes, number
+        self.solvable = passes.layers[number]
+        solvable = self.solvable
+        self.layer = layer_at(small, solvable.path)
+        self.norm = None
+        if solvable.batch_norm is not None:
+            self.norm = batch_norm_at(small, solvable.batch_norm)
+        self.keep = kept_channels(plan, solvable.path, layer_at(model, solvable.path))
         self.dim = -1 if isinstance(self.layer, nn.Linear) else 1
-        self.has_constant = shiftable(small, site)
+        self.has_constant = can_shift_output(small, solvable)
 
     @torch.no_grad()
-    def solve_(self) -> Solved:
-        """Change the layer of the compact model, in place."""
+    def solve_(self) -> SolvedLayer:
+        """Change the layer of the compact model in place."""
+        path = self.solvable.path
         matrix = matrix_of(self.layer).double()
-        reads = matrix.shape[1]
-        fit, held = self._equations(matrix)
+        fan_in = matrix.shape[1]
+        fit, held_out = self._build_equations(matrix)
         if not fit.count:
-            return self._left("was not reached")
-        if not fit.missed + held.missed:
-            return Solved(self.site.layer, 0.0, 0.0, None)
-        both = fit if held is fit else fit.join(held)
-        if not math.isfinite(both.missed):
-            return self._left("reads or should write what is not finite; it stays as it is")
-        change, ridge = best_change(fit, held, both, RIDGES)
-        spread = both.spread()
-        set_matrix_(self.layer, (matrix + change[:, :reads]).to(self.layer.weight.dtype))
+            return self._unchanged("was not reached by any batch")
+        if not fit.squared_residual + held_out.squared_residual:
+            return SolvedLayer(path, 0.0, 0.0, None)
+        both = fit if held_out is fit else fit.merge(held_out)
+        if not math.isfinite(both.squared_residual):
+            return self._unchanged("has inputs or outputs that are not finite; it is unchanged")
+        change, ridge = best_change(fit, held_out, both, RIDGES)
+        variation = both.target_variation()
+        set_matrix_(self.layer, (matrix + change[:, :fan_in]).to(self.layer.weight.dtype))
         if self.has_constant:
-            shift_(self.small, self.site, change[:, reads].reshape(-1))
-        if self.norm is not None and self.site.sum is None:
-            self._restore_spread_(self.norm, both)
-        whole = float(spread.sum()) or 1.0
-        before, after = both.missed / whole, both.error(change) / whole
-        return Solved(self.site.layer, before, after, ridge, self._note(ridge))
+            shift_output_(self.small, self.solvable, change[:, fan_in].reshape(-1))
+        if self.norm is not None and self.solvable.addition is None:
+            self._rescale_running_variance_(self.norm, both)
+        total = float(variation.sum()) or 1.0
+        before, after = both.squared_residual / total, both.error(change) / total
+        return SolvedLayer(path, before, after, ridge, self._note(ridge))
 
-    def _left(self, why: str) -> Solved:
-        """Left as it is."""
-        return Solved(self.site.layer, math.nan, math.nan, None, f"{self.site.layer} {why}.")
+    def _unchanged(self, why: str) -> SolvedLayer:
+        path = self.solvable.path
+        return SolvedLayer(path, math.nan, math.nan, None, f"{path} {why}.")
 
     def _note(self, ridge: float | None) -> str | None:
         if ridge is None or ridge in RIDGES:
             return None
-        return f"{self.site.layer}: its equations were singular and needed a ridge of {ridge:g}."
+        return f"{self.solvable.path}: its equations were singular and needed a ridge of {ridge:g}."
 
-    def _equations(self, matrix: Tensor) -> tuple[Equations, Equations]:
-        """Normal equations of what is fitted and of what is held out; the same if that is all."""
-        groups, reads, writes = matrix.shape
-        wide = reads > MOST_READS
-        rows_in_all = FEW // self.site.calls if wide else max(ROWS_PER_WEIGHT * reads, LEAST_ROWS)
-        most = -(-rows_in_all // len(self.walks.inputs))
-        kind: type[Equations] = Few if wide else Normal
-        fit, held = (
-            kind(groups, reads, writes, matrix.device, constant=self.has_constant) for _ in range(2)
+    def _build_equations(self, matrix: Tensor) -> tuple[Equations, Equations]:
+        """Accumulate equations to fit, and held-out ones; all in both if one would be empty."""
+        groups, fan_in, outputs = matrix.shape
+        wide = fan_in > MAX_FAN_IN
+        rows_in_all = max(ROWS_PER_WEIGHT * fan_in, MIN_ROWS)
+        if wide:
+            rows_in_all = WIDE_LAYER_ROWS // self.solvable.calls
+        max_positions = -(-rows_in_all // len(self.passes.inputs))
+        kind: type[Equations] = RowEquations if wide else NormalEquations
+        fit, held_out = (
+            kind(groups, fan_in, outputs, matrix.device, constant=self.has_constant)
+            for _ in range(2)
         )
         first = 0
-        for batch, mine, theirs in self.walks.at(self.number):
-            for sample, wanted, written in self._samples(mine, theirs, most, batch):
+        for batch, compact, original in self.passes.records_at(self.number):
+            for sample, targets, out in self._samples(compact, original, max_positions, batch):
                 rows = sample.rows().double()
-                apart = (first + sample.pictures) % HELD_OUT == HELD_OUT - 1
-                for part, chosen in ((fit, ~apart), (held, apart)):
+                is_held_out = (first + sample.images) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+                for part, chosen in ((fit, ~is_held_out), (held_out, is_held_out)):
                     if bool(chosen.any()):
-                        own = wanted[:, chosen]
-                        part.add(rows[:, chosen], own, own - written[:, chosen])
-            first += mine.inputs[0].shape[0]
-        return (fit, held) if fit.count and held.count else (fit.join(held),) * 2
+                        target = targets[:, chosen]
+                        part.add(rows[:, chosen], target, target - out[:, chosen])
+            first += compact.inputs[0].shape[0]
+        if fit.count and held_out.count:
+            return fit, held_out
+        return (fit.merge(held_out),) * 2
 
     def _samples(
-        self, mine: Seen, theirs: Seen, most: int, seed: int
-    ) -> Iterator[tuple[Sample, Tensor, Tensor]]:
-        """Places of the layer's output, what it should write there, and what it writes."""
+        self, compact: LayerRecord, original: LayerRecord, max_positions: int, seed: int
+    ) -> Iterator[tuple[OutputSample, Tensor, Tensor]]:
+        """Yield sampled output positions, the target there, and the output there."""
         for x, out, target in zip(
-            mine.inputs, mine.outputs, self._wanted(mine, theirs), strict=True
+            compact.inputs, compact.outputs, self._targets(compact, original), strict=True
         ):
-            sample = Sample(self.layer, x, out, most, seed)
+            sample = OutputSample(self.layer, x, out, max_positions, seed)
             yield sample, sample.values(target).double(), sample.values(out).double()
 
-    def _wanted(self, mine: Seen, theirs: Seen) -> list[Tensor]:
-        """What the layer should have written, call by call."""
-        plain = [out.index_select(self.dim, self.keep) for out in theirs.outputs]
-        if self.site.sum is None or theirs.total is None or mine.other is None:
-            return plain
-        if self.site.norm is not None and self.norm is None:
-            return plain  # a norm without statistics of its own cannot be undone
-        other = mine.other
-        if self.site.sum.places is not None:
-            places = torch.tensor(self.site.sum.places, device=other.device)
-            other = other.index_select(self.dim, places)
-        missing = theirs.total.index_select(self.dim, self.keep) - other
-        return [missing if self.norm is None else self._before(self.norm, missing, plain[0])]
+    def _targets(self, compact: LayerRecord, original: LayerRecord) -> list[Tensor]:
+        """Compute what the layer should output, for each of its calls."""
+        outputs = [out.index_select(self.dim, self.keep) for out in original.outputs]
+        addition = self.solvable.addition
+        if addition is None or original.sum is None or compact.other_operand is None:
+            return outputs
+        if self.solvable.batch_norm is not None and self.norm is None:
+            return outputs  # a batch norm without running statistics cannot be inverted
+        other = compact.other_operand
+        if addition.channels is not None:
+            channels = torch.tensor(addition.channels, device=other.device)
+            other = other.index_select(self.dim, channels)
+        target = original.sum.index_select(self.dim, self.keep) - other
+        return [target if self.norm is None else self._invert(self.norm, target, outputs[0])]
 
-    def _before(self, norm: _BatchNorm, out: Tensor, plain: Tensor) -> Tensor:
-        """What a norm must be given to return `out`; where it lets nothing through, `plain`."""
+    def _invert(self, norm: _BatchNorm, out: Tensor, default: Tensor) -> Tensor:
+        """Compute the input with which a batch norm returns `out`; `default` where its scale is 0.
+
+        A scale below `MIN_GAIN` counts as 0.
+        """
         shape = [1] * out.ndim
         shape[self.dim] = -1
-        gain, shift, mean, var = (t.reshape(shape) for t in _statistics(norm))
-        audible = gain.abs() > FAINT
-        scale = (var + norm.eps).sqrt() / torch.where(audible, gain, 1.0)
-        return torch.where(audible, (out - shift) * scale + mean, plain)
+        gain, shift, mean, var = (t.reshape(shape) for t in _norm_tensors(norm))
+        invertible = gain.abs() > MIN_GAIN
+        scale = (var + norm.eps).sqrt() / torch.where(invertible, gain, 1.0)
+        return torch.where(invertible, (out - shift) * scale + mean, default)
 
-    def _restore_spread_(self, norm: _BatchNorm, seen: Equations) -> None:
-        """What is fitted varies less than what it was fitted to; its norm makes up for that."""
+    def _rescale_running_variance_(self, norm: _BatchNorm, equations: Equations) -> None:
+        """Rescale the following batch norm's running variance: regression shrinks variance."""
         matrix = matrix_of(self.layer).double()
-        share = seen.variance(matrix) / seen.spread().clamp(min=torch.finfo(torch.float64).tiny)
+        smallest = torch.finfo(torch.float64).tiny
+        ratio = equations.output_variation(matrix) / equations.target_variation().clamp(smallest)
         if norm.running_var is not None:
-            norm.running_var.mul_(share.clamp(LEAST_SHARE, 1.0).reshape(-1))
+            norm.running_var.mul_(ratio.clamp(MIN_VARIANCE_RATIO, 1.0).reshape(-1))
 
 
-def shiftable(model: nn.Module, site: Site) -> bool:
-    """Whether a constant can be added to what a layer writes."""
-    norm = None if site.norm is None else norm_at(model, site.norm)
-    return layer_at(model, site.layer).bias is not None or norm is not None
+def can_shift_output(model: nn.Module, solvable: SolvableLayer) -> bool:
+    """Tell whether a constant can be added to a layer's output: it has a bias or a batch norm."""
+    norm = None if solvable.batch_norm is None else batch_norm_at(model, solvable.batch_norm)
+    return layer_at(model, solvable.path).bias is not None or norm is not None
 
 
 @torch.no_grad()
-def shift_(model: nn.Module, site: Site, constant: Tensor) -> None:
-    """Add a constant to what a layer writes: to its bias, or out of the mean its norm subtracts."""
-    layer = layer_at(model, site.layer)
-    norm = None if site.norm is None else norm_at(model, site.norm)
+def shift_output_(model: nn.Module, solvable: SolvableLayer, constant: Tensor) -> None:
+    """Add a constant to a layer's output: to its bias, or subtract it from the running mean."""
+    layer = layer_at(model, solvable.path)
+    norm = None if solvable.batch_norm is None else batch_norm_at(model, solvable.batch_norm)
     if layer.bias is not None:
         layer.bias.add_(constant.to(layer.bias))
     elif norm is not None and norm.running_mean is not None:
         norm.running_mean.sub_(constant.to(norm.running_mean))
 
 
-def layer_at(model: nn.Module, path: str) -> Layer:
-    """A layer by its path."""
-    layer: Layer = module_at(model, path)  # type: ignore[assignment]
+def layer_at(model: nn.Module, path: str) -> LinearOrConv:
+    """Return the convolution or linear layer at a path."""
+    layer: LinearOrConv = module_at(model, path)  # type: ignore[assignment]
     return layer
 
 
-def norm_at(model: nn.Module, path: str) -> _BatchNorm | None:
-    """A batch norm by its path, if it has statistics of its own to work with."""
+def batch_norm_at(model: nn.Module, path: str) -> _BatchNorm | None:
+    """Return the batch norm at a path, or None if it has no running statistics."""
     norm = module_at(model, path)
     return norm if isinstance(norm, _BatchNorm) and norm.running_var is not None else None
 
 
-def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scale, shift, mean and variance of a norm that has running statistics."""
+def _norm_tensors(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scale, shift, mean and variance of a batch norm with running statistics."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     ones, zeros = torch.ones_like(norm.running_var), torch.zeros_like(norm.running_var)
@@ -206,20 +220,20 @@ def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def kept_channels(plan: Plan, path: str, layer: Layer) -> Tensor:
-    """Which of the original layer's channels the compact one still writes, in its order."""
+def kept_channels(plan: Plan, path: str, layer: LinearOrConv) -> Tensor:
+    """Return the original layer's output channels that the compact one still has, in its order."""
     groups, device = groups_of(layer), layer.weight.device
     cuts = {c.dim: c for c in by_tensor(plan.cuts).get(f"{path}.weight", [])}
     if isinstance(layer, _ConvTransposeNd):
-        each = torch.arange(layer.out_channels, device=device).reshape(groups, -1)
-        if 1 in cuts:  # of every group some outputs
+        channels = torch.arange(layer.out_channels, device=device).reshape(groups, -1)
+        if 1 in cuts:  # some outputs of every group
             keep = torch.tensor(cuts[1].keep, device=device)
-            own = keep.reshape(cuts[1].blocks, -1).expand(groups, -1)
-            each = own + cuts[1].size * torch.arange(groups, device=device)[:, None]
-        if 0 in cuts and groups > 1:  # whole groups
+            within = keep.reshape(cuts[1].blocks, -1).expand(groups, -1)
+            channels = within + cuts[1].size * torch.arange(groups, device=device)[:, None]
+        if 0 in cuts and groups > 1:  # entire groups
             rows = torch.tensor(cuts[0].keep, device=device)
-            each = each[(rows // (layer.in_channels // groups)).unique()]
-        return each.reshape(-1)
+            channels = channels[(rows // (layer.in_channels // groups)).unique()]
+        return channels.reshape(-1)
     if 0 in cuts:
         return torch.tensor(cuts[0].keep, device=device)
     width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels

@@ -1,10 +1,9 @@
-"""Ridge least squares in float64, fed a batch at a time.
+"""Ridge least squares in float64, accumulated batch by batch.
 
-What is sought is a change of the weights, small where the data do not ask for one: the ridge draws
-the change, not the weights, to zero. `Normal` sums up normal equations, whose size depends on the
-layer and never on how much is fed. `Few` keeps the rows themselves, for layers so wide that their
-normal equations would not fit: a few rows then say all there is to know, and the same change is
-found among their mixtures.
+The unknown is a change of a layer's weights: the ridge pulls the change, not the weights, towards
+zero. `NormalEquations` accumulates XᵀX and XᵀR, whose size does not depend on the number of rows.
+`RowEquations` keeps the rows X themselves, for layers so wide that XᵀX would not fit into memory:
+it then solves the equivalent problem with one unknown for each row.
 """
 
 from __future__ import annotations
@@ -21,53 +20,70 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-STRONGER, STRONGEST = 10.0, 1e6
-"""By how much a ridge grows while the equations cannot be solved, and how far."""
+RIDGE_GROWTH, MAX_RIDGE = 10.0, 1e6
+"""Factor by which a ridge grows while the system is singular, and where that ends."""
 
 
 class Equations(ABC):
-    """What is known of a layer's rows, of what is wanted there, and of what is missing of it."""
+    """Accumulated input rows of a layer, its target outputs, and their residuals, by group."""
 
     def __init__(
-        self, groups: int, reads: int, writes: int, device: torch.device, *, constant: bool = False
+        self,
+        groups: int,
+        fan_in: int,
+        outputs: int,
+        device: torch.device,
+        *,
+        constant: bool = False,
     ) -> None:
-        """With a `constant` there is one more column, of ones."""
-        self.reads, self.constant = reads, constant
-        self.shape = (groups, reads + constant, writes)
+        """Start empty; with `constant` there is one more column, of ones."""
+        self.fan_in, self.constant = fan_in, constant
+        self.shape = (groups, fan_in + constant, outputs)
         self.device = device
-        self.sums, self.squares = self._zeros(groups, writes), self._zeros(groups, writes)
-        self.missed = 0.0
+        self.target_sums = self._zeros(groups, outputs)
+        self.target_squares = self._zeros(groups, outputs)
+        self.squared_residual = 0.0
         self.count = 0
 
-    def add(self, rows: Tensor, wanted: Tensor, missing: Tensor) -> None:
-        """Rows [groups, positions, reads], what is wanted there, and what is missing of it."""
-        self._take(rows, missing)
-        self.sums += wanted.sum(1)
-        self.squares += wanted.square().sum(1)
-        self.missed += float(missing.square().sum())
+    def add(self, rows: Tensor, targets: Tensor, residuals: Tensor) -> None:
+        """Add rows of a batch.
+
+        Args:
+            rows: input of the layer, [groups, positions, fan-in].
+            targets: what it should output there, [groups, positions, outputs].
+            residuals: targets minus what it outputs now.
+        """
+        self._accumulate(rows, residuals)
+        self.target_sums += targets.sum(1)
+        self.target_squares += targets.square().sum(1)
+        self.squared_residual += float(residuals.square().sum())
         self.count += rows.shape[1]
 
-    def spread(self) -> Tensor:
-        """How much what is wanted varies, over everything seen: [groups, writes]."""
-        return (self.squares - self.sums.square() / self.count).clamp(min=0)
+    def target_variation(self) -> Tensor:
+        """Sum the targets' squared deviations from their mean, over all rows: [groups, outputs]."""
+        return (self.target_squares - self.target_sums.square() / self.count).clamp(min=0)
 
     def solve(self, ridge: float) -> tuple[Tensor, float]:
-        """The best change, and the ridge it took: a multiple of the mean square of what is read."""
-        while ridge < STRONGEST:
-            system, size = self._system()
+        """Solve for the best change; return it with the ridge that was needed.
+
+        Args:
+            ridge: to begin with, as a multiple of the mean square of the inputs.
+        """
+        while ridge < MAX_RIDGE:
+            system, size = self._build_system()
             system.diagonal(dim1=1, dim2=2).add_((ridge * size.clamp(min=1e-30))[:, None])
             factor, failed = torch.linalg.cholesky_ex(system)
             if not bool(failed.any()):
-                return self._solution(factor), ridge
-            ridge *= STRONGER
-        return self._zeros(*self.shape), math.inf  # what was read is not finite
+                return self._solve_with(factor), ridge
+            ridge *= RIDGE_GROWTH
+        return self._zeros(*self.shape), math.inf  # the inputs are not finite
 
-    def join(self, other: Self) -> Self:
-        """Both together."""
+    def merge(self, other: Self) -> Self:
+        """Return the equations of both together."""
         both = copy.copy(self)
-        for name in ("sums", "squares", "missed", "count"):
+        for name in ("target_sums", "target_squares", "squared_residual", "count"):
             setattr(both, name, getattr(self, name) + getattr(other, name))
-        both._join(self, other)
+        both._merge_rows(self, other)
         return both
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -75,133 +91,149 @@ class Equations(ABC):
 
     @abstractmethod
     def error(self, change: Tensor) -> float:
-        """The squared error over everything seen that a change leaves."""
+        """Compute the squared error over all rows that a change leaves."""
 
     @abstractmethod
-    def variance(self, matrix: Tensor) -> Tensor:
-        """How much what these weights write would vary, over everything seen: [groups, writes]."""
+    def output_variation(self, matrix: Tensor) -> Tensor:
+        """Sum squared deviations, as `target_variation`, of what these weights would output."""
 
     @abstractmethod
-    def _take(self, rows: Tensor, missing: Tensor) -> None:
-        """Add rows to what is kept of them."""
+    def _accumulate(self, rows: Tensor, residuals: Tensor) -> None:
+        """Add rows and residuals to what is stored of them."""
 
     @abstractmethod
-    def _join(self, one: Self, other: Self) -> None:
-        """Become what is kept of both."""
+    def _merge_rows(self, one: Self, other: Self) -> None:
+        """Set what is stored of the rows to that of both."""
 
     @abstractmethod
-    def _system(self) -> tuple[Tensor, Tensor]:
-        """The equations without a ridge, newly made, and the mean square of a column, by group."""
+    def _build_system(self) -> tuple[Tensor, Tensor]:
+        """Return the system without a ridge, as a new tensor, and its scale, by group."""
 
     @abstractmethod
-    def _solution(self, factor: Tensor) -> Tensor:
-        """The change, from the equations' Cholesky factor."""
+    def _solve_with(self, factor: Tensor) -> Tensor:
+        """Compute the change from the system's Cholesky factor."""
 
 
-class Normal(Equations):
-    """Sums of products over everything seen, one system a group."""
+class NormalEquations(Equations):
+    """XᵀX and XᵀR, summed over all rows, by group."""
 
     def __init__(
-        self, groups: int, reads: int, writes: int, device: torch.device, *, constant: bool = False
+        self,
+        groups: int,
+        fan_in: int,
+        outputs: int,
+        device: torch.device,
+        *,
+        constant: bool = False,
     ) -> None:
-        super().__init__(groups, reads, writes, device, constant=constant)
+        super().__init__(groups, fan_in, outputs, device, constant=constant)
         columns = self.shape[1]
         self.gram = self._zeros(groups, columns, columns)
         self.cross = self._zeros(*self.shape)
-        self.read = self._zeros(groups, reads)
+        self.row_sum = self._zeros(groups, fan_in)
 
-    def _take(self, rows: Tensor, missing: Tensor) -> None:
-        self.gram[:, : self.reads, : self.reads].baddbmm_(rows.transpose(1, 2), rows)
-        self.cross[:, : self.reads].baddbmm_(rows.transpose(1, 2), missing)
-        read = rows.sum(1)
-        self.read += read
+    def _accumulate(self, rows: Tensor, residuals: Tensor) -> None:
+        self.gram[:, : self.fan_in, : self.fan_in].baddbmm_(rows.transpose(1, 2), rows)
+        self.cross[:, : self.fan_in].baddbmm_(rows.transpose(1, 2), residuals)
+        row_sum = rows.sum(1)
+        self.row_sum += row_sum
         if self.constant:
-            self.gram[:, self.reads, : self.reads] += read
-            self.gram[:, : self.reads, self.reads] += read
-            self.gram[:, self.reads, self.reads] += rows.shape[1]
-            self.cross[:, self.reads] += missing.sum(1)
+            self.gram[:, self.fan_in, : self.fan_in] += row_sum
+            self.gram[:, : self.fan_in, self.fan_in] += row_sum
+            self.gram[:, self.fan_in, self.fan_in] += rows.shape[1]
+            self.cross[:, self.fan_in] += residuals.sum(1)
 
-    def _join(self, one: Self, other: Self) -> None:
-        for name in ("gram", "cross", "read"):
+    def _merge_rows(self, one: Self, other: Self) -> None:
+        for name in ("gram", "cross", "row_sum"):
             setattr(self, name, getattr(one, name) + getattr(other, name))
 
     def error(self, change: Tensor) -> float:
-        gained = 2 * (change * self.cross).sum() - (change * (self.gram @ change)).sum()
-        left = self.missed - float(gained)
+        gain = 2 * (change * self.cross).sum() - (change * (self.gram @ change)).sum()
+        left = self.squared_residual - float(gain)
         return left if math.isnan(left) else max(left, 0.0)
 
-    def variance(self, matrix: Tensor) -> Tensor:
-        gram = self.gram[:, : self.reads, : self.reads]
-        sums = (self.read[:, None] @ matrix)[:, 0]
+    def output_variation(self, matrix: Tensor) -> Tensor:
+        gram = self.gram[:, : self.fan_in, : self.fan_in]
+        sums = (self.row_sum[:, None] @ matrix)[:, 0]
         return ((matrix * (gram @ matrix)).sum(1) - sums.square() / self.count).clamp(min=0)
 
-    def _system(self) -> tuple[Tensor, Tensor]:
+    def _build_system(self) -> tuple[Tensor, Tensor]:
         return self.gram.clone(), self.gram.diagonal(dim1=1, dim2=2).mean(1)
 
-    def _solution(self, factor: Tensor) -> Tensor:
-        found: Tensor = torch.cholesky_solve(self.cross, factor)
-        return found
+    def _solve_with(self, factor: Tensor) -> Tensor:
+        change: Tensor = torch.cholesky_solve(self.cross, factor)
+        return change
 
 
-class Few(Equations):
-    """The rows themselves, one system a group: as many equations as rows, however wide they are."""
+class RowEquations(Equations):
+    """All rows X: one equation for each row, however wide it is, by group."""
 
     def __init__(
-        self, groups: int, reads: int, writes: int, device: torch.device, *, constant: bool = False
+        self,
+        groups: int,
+        fan_in: int,
+        outputs: int,
+        device: torch.device,
+        *,
+        constant: bool = False,
     ) -> None:
-        super().__init__(groups, reads, writes, device, constant=constant)
+        super().__init__(groups, fan_in, outputs, device, constant=constant)
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._products: Tensor | None = None
 
     @property
     def rows(self) -> Tensor:
-        """All of them: [groups, rows, columns]."""
-        return self._whole()[0]
+        """All rows: [groups, rows, columns]."""
+        return self._concatenate()[0]
 
     @property
-    def missing(self) -> Tensor:
-        """At each of them: [groups, rows, writes]."""
-        return self._whole()[1]
+    def residuals(self) -> Tensor:
+        """The residual of each row: [groups, rows, outputs]."""
+        return self._concatenate()[1]
 
-    def _whole(self) -> tuple[Tensor, Tensor]:
-        """What came in parts, put together once."""
+    def _concatenate(self) -> tuple[Tensor, Tensor]:
+        """Concatenate the parts that were added, once."""
         if len(self._parts) != 1:
-            rows, missing = zip(*self._parts, strict=True)
-            self._parts = [(torch.cat(rows, 1), torch.cat(missing, 1))]
+            rows, residuals = zip(*self._parts, strict=True)
+            self._parts = [(torch.cat(rows, 1), torch.cat(residuals, 1))]
         return self._parts[0]
 
-    def _take(self, rows: Tensor, missing: Tensor) -> None:
+    def _accumulate(self, rows: Tensor, residuals: Tensor) -> None:
         ones = rows.new_ones(*rows.shape[:2], int(self.constant))
-        self._parts.append((torch.cat([rows, ones], 2), missing))
+        self._parts.append((torch.cat([rows, ones], 2), residuals))
         self._products = None
 
-    def _join(self, one: Self, other: Self) -> None:
+    def _merge_rows(self, one: Self, other: Self) -> None:
         self._parts = [*one._parts, *other._parts]
         self._products = None
 
     def error(self, change: Tensor) -> float:
-        return float((self.missing - self.rows @ change).square().sum())
+        return float((self.residuals - self.rows @ change).square().sum())
 
-    def variance(self, matrix: Tensor) -> Tensor:
-        written = self.rows[:, :, : self.reads] @ matrix
-        varies: Tensor = (written - written.mean(1, keepdim=True)).square().sum(1)
-        return varies
+    def output_variation(self, matrix: Tensor) -> Tensor:
+        out = self.rows[:, :, : self.fan_in] @ matrix
+        variation: Tensor = (out - out.mean(1, keepdim=True)).square().sum(1)
+        return variation
 
-    def _system(self) -> tuple[Tensor, Tensor]:
+    def _build_system(self) -> tuple[Tensor, Tensor]:
         if self._products is None:
             self._products = self.rows @ self.rows.transpose(1, 2)
         return self._products.clone(), self.rows.square().sum(1).mean(1)
 
-    def _solution(self, factor: Tensor) -> Tensor:
-        found: Tensor = self.rows.transpose(1, 2) @ torch.cholesky_solve(self.missing, factor)
-        return found
+    def _solve_with(self, factor: Tensor) -> Tensor:
+        change: Tensor = self.rows.transpose(1, 2) @ torch.cholesky_solve(self.residuals, factor)
+        return change
 
 
 def best_change(
-    fit: Equations, held: Equations, both: Equations, ridges: Sequence[float]
+    fit: Equations, held_out: Equations, both: Equations, ridges: Sequence[float]
 ) -> tuple[Tensor, float | None]:
-    """The change that serves best where it was not fitted, with its ridge; none if none serves."""
-    errors = {ridge: held.error(fit.solve(ridge)[0]) for ridge in ridges}
+    """Choose the ridge with the smallest held-out error, and solve all equations with it.
+
+    Returns the change and the ridge; a change of zero and None if no ridge reduces the error.
+    """
+    errors = {ridge: held_out.error(fit.solve(ridge)[0]) for ridge in ridges}
     best = min(errors, key=lambda ridge: errors[ridge])
     change, ridge = both.solve(best)
-    return (change, ridge) if errors[best] < held.missed else (torch.zeros_like(change), None)
+    improves = errors[best] < held_out.squared_residual
+    return (change, ridge) if improves else (torch.zeros_like(change), None)

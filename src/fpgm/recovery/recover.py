@@ -1,8 +1,8 @@
-"""Recovery without training: new weights on the kept units that stand in for the removed ones.
+"""`recover`: compact a model and give it weights that make up for the removed units.
 
-Layer by layer, in the order they run, each layer of the compact model gets the weights with which
-it comes nearest to what the original computes there, out of what the compact model, as far as it
-is recovered, feeds it. That is a linear problem, solved exactly; labels are not needed.
+Layer by layer, in execution order, least squares finds the weights with which a layer's output
+comes nearest to the original's, given the inputs it gets in the compact model as recovered so far.
+No labels are needed. Distillation may follow, and the best of the three models is returned.
 """
 
 from __future__ import annotations
@@ -22,68 +22,89 @@ from torch import Tensor, nn
 from fpgm.errors import RequestError
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
-from fpgm.recovery.bn_reestimation import reestimate_
-from fpgm.recovery.data_free import stood_in
-from fpgm.recovery.distillation import Distilled, distil_, endless
-from fpgm.recovery.layer_solver import LayerWork, Solved
-from fpgm.recovery.solvable_layers import Site, find_sites
-from fpgm.recovery.staged_forward import Walks
-from fpgm.utils.calibration_data import Inputs, explained, moved, read_apart
+from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
+from fpgm.recovery.data_free import compensate
+from fpgm.recovery.distillation import DistillationResult, distil_, training_batches
+from fpgm.recovery.layer_solver import LayerSolver, SolvedLayer
+from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
+from fpgm.recovery.staged_forward import PairedForwards
+from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_held_out
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, float_outputs, squared, tensors_in
-from fpgm.utils.modules import unwrapped
+from fpgm.utils.example_inputs import Example, float_outputs, squared_error, tensors_in
+from fpgm.utils.html_table import html_table
+from fpgm.utils.modules import unwrap_model
 from fpgm.utils.precision import full_precision
-from fpgm.utils.preserve_state import plain_attention, undisturbed
+from fpgm.utils.preserve_state import disable_fused_attention, preserve_state
 from fpgm.utils.progress import Progress
 
 RECOVERY = "fpgm_recovery"
-"""Attribute under which a recovered model carries what was done to it."""
+"""Attribute in which a recovered model carries its `Recovery`."""
 
 Method = Literal["solve", "norms", "weights"]
 
-MEMORY_SHARE = 0.25
-"""Of the machine's memory passes waiting at a layer may hold; others run again from the start."""
-UNTOLD = 8 * 2**30
-"""Bytes of memory where the system does not tell."""
-MOST_WAITING = 64
-"""Batches whose passes may wait: each is two threads."""
-JUDGES = 512
-"""Inputs that say whether distillation helped, if the loader has more than are solved with."""
+MEMORY_FRACTION = 0.25
+"""Of the machine's memory that paused passes may hold; other passes run again from the start."""
+DEFAULT_MEMORY = 8 * 2**30
+"""Bytes of memory to assume where the system does not report them."""
+MAX_PAUSED_BATCHES = 64
+"""Batches whose passes may be paused: each takes two threads."""
+VALIDATION_INPUTS = 512
+"""Held-out inputs that validate distillation, if the loader has more than are solved with."""
 FEW_STEPS = 50
-"""Of distillation, from which nothing is to be expected."""
-HELD_PER_LAYER = 4
-"""A waiting pass holds about so many times what its largest layer reads and writes."""
+"""Distillation with fewer steps is not expected to help."""
+PASS_MEMORY_FACTOR = 4
+"""A paused pass holds about so many times the largest layer's input and output."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recovery:
-    """What recovery did: layer by layer, and to the outputs."""
+    """What recovery did to each layer, and to the output error."""
 
-    method: Method
-    layers: tuple[Solved, ...]
+    method: Method | None
+    """None: only distillation."""
+    layers: tuple[SolvedLayer, ...]
     before: float | None
-    """Squared error of the outputs, as a share of their size: compact against original."""
+    """Squared error of the compact model's outputs, relative to the original outputs' squares."""
     after: float | None
     inputs: int
-    """Looked at to recover from."""
+    """Inputs that were used to recover."""
     judges: int
-    """Other inputs, on which `before` and `after` were measured; 0 if it was on the same."""
+    """Held-out inputs on which `before` and `after` were measured; 0: on the same inputs."""
     steps: int
-    """Of distillation, if it was kept."""
+    """Distillation steps, if their result was kept."""
     seconds: float
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to plain values for JSON."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"Recovery({self._outcome()})"
+
+    def _repr_html_(self) -> str:
+        rows = [(s.layer, f"{s.before:.3g}", f"{s.after:.3g}") for s in self.layers]
+        header = ("layer", "error before", "after") if rows else ()
+        return html_table(f"Recovery: {self._outcome()}", header, rows, self.notes)
+
+    def _outcome(self) -> str:
+        """Say in one line what it did to the outputs."""
+        error = "output error not compared"
+        if self.before is not None and self.after is not None:
+            error = f"output error {self.before:.3g} → {self.after:.3g}"
+        steps = f", {self.steps} steps of distillation" if self.steps else ""
+        return (
+            f"{self.method or 'distillation'}: {error}, {self.inputs} inputs{steps}, "
+            f"{self.seconds:g} s"
+        )
 
 
 def recovery_of(model: nn.Module) -> Recovery:
-    """What `recover` did to a model it returned."""
-    told = getattr(model, RECOVERY, None)
-    if not isinstance(told, Recovery):
-        raise RequestError("This model was not returned by recover.")
-    return told
+    """Return what `recover` did to a model it returned."""
+    recovery = getattr(model, RECOVERY, None)
+    if not isinstance(recovery, Recovery):
+        raise RequestError("This model was not returned by fpgm.recover.")
+    return recovery
 
 
 @torch.no_grad()
@@ -92,19 +113,33 @@ def recover(
     plan: Plan,
     loader: Iterable[Any],
     *,
-    method: Method = "solve",
+    method: Method | None = "solve",
     images: int = 1024,
     distil: float = 0.0,
+    start: nn.Module | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """The compact model, with weights that make up for what is gone; the model is untouched.
+    """Compact a model, and adjust the kept weights to make up for the removed units.
 
-    `loader` gives batches of inputs, or of inputs and labels, which are not looked at; they are
-    read until they hold `images` inputs. `method="norms"` only takes batch norms' statistics anew,
-    and `method="weights"` guesses from the weights alone how units vary together: one batch, of
-    noise if need be, shows it how the model runs. Then `distil` seconds may go into training
-    towards the original's answers, with all batches a loader gives if it can be read again, less
-    up to 512 inputs that judge it. What was done is in the result's `fpgm_recovery`.
+    The model itself is unchanged. The result's attribute `fpgm_recovery` says what was done.
+
+    Args:
+        model: the original model.
+        plan: what to remove.
+        loader: batches of inputs, or of inputs and labels; labels are ignored.
+        method: `"solve"` solves for every layer's weights by least squares; `"norms"` only
+            re-estimates batch-norm statistics; `"weights"` is data-free: it estimates from the
+            weights how units vary together, and needs one batch, of noise if you like, to run the
+            model.
+        images: how many inputs to read from the loader.
+        distil: seconds of distillation towards the original's outputs afterwards. It uses all
+            batches of a loader that can be read again, except up to 512 held-out inputs, which
+            decide whether its result is kept.
+        progress: called with a title, the number of steps done, and their total.
+
+    `start` is a compact model of the same plan to recover further, such as one that `recover`
+    returned: its weights are kept unless others come nearer to the original's outputs.
+    `method=None` leaves them to distillation alone.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -113,7 +148,7 @@ def recover(
     >>> small.fpgm_recovery.after < small.fpgm_recovery.before
     True
     """
-    if method not in get_args(Method):
+    if method is not None and method not in get_args(Method):
         raise RequestError(f"method is {method!r}: give 'solve', 'norms' or 'weights'.")
     if not isinstance(images, int) or images < 1:
         raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
@@ -121,144 +156,173 @@ def recover(
         raise RequestError(f"distil is {distil!r}: give seconds, from 0 up.")
     if distil > 0 and torch.is_inference_mode_enabled():
         raise RequestError("distil trains: call recover outside of torch.inference_mode().")
-    start = time.perf_counter()
-    model = unwrapped(model)
-    plain = compact(model, plan)
-    small = compact(model, plan)
+    if method is None and not distil:
+        raise RequestError("method=None leaves everything to distillation: give distil=, seconds.")
+    began = time.perf_counter()
+    model = unwrap_model(model)
+    plain = _start(model, plan, start)
+    small = _start(model, plan, start)
     modes = [module.training for module in small.modules()]
-    # What was solved with is fitted already: only other inputs tell what training adds.
-    inputs, judges = read_apart(moved(model, loader), images, JUDGES if distil > 0 else 0)
+    # The solved weights fit their own inputs already: only others show what distillation adds.
+    held_out = VALIDATION_INPUTS if distil > 0 else 0
+    inputs, validation = read_held_out(move_batches(model, loader), images, held_out)
     notes: list[str] = []
-    solved: list[Solved] = []
-    trained: Distilled | None = None
+    solved: list[SolvedLayer] = []
+    distilled: DistillationResult | None = None
     try:
-        explaining = explained(model, inputs, judges)
-        with undisturbed(model), plain_attention(), full_precision(), explaining:
+        explaining = explain_forward_errors(model, inputs, validation)
+        with preserve_state(model), disable_fused_attention(), full_precision(), explaining:
             for net in (model, plain, small):
                 net.eval()
-            if method == "norms":
-                reestimate_(small, inputs)
+            if method is None:
+                pass
+            elif method == "norms":
+                reestimate_batch_norms_(small, inputs)
             elif method == "weights":
-                full, changed = stood_in(model, plan, inputs[0])
+                full, changed = compensate(model, plan, inputs[0])
                 small = compact(full, plan).eval()
-                notes = [] if changed else ["No layer was found that could stand in."]
+                notes = [] if changed else ["No layer could make up for the removed units."]
             else:
                 solved = _solve_(model, small, plan, inputs, progress)
                 notes = [s.note for s in solved if s.note is not None]
             nets = [plain, small]
             if distil > 0:
                 nets.append(copy_model(small))
-                others = endless(model, loader, inputs, judges)
-                trained = distil_(nets[-1], model, plan, others, distil, progress)
-            errors = _output_errors(model, nets, judges if len(judges) else inputs)
+                batches = training_batches(model, loader, inputs, validation)
+                distilled = distil_(nets[-1], model, plan, batches, distil, progress)
+            errors = _output_errors(model, nets, validation if len(validation) else inputs)
     finally:
         inputs.close()
-        judges.close()
-    best, said = _best(errors)
-    if trained is not None:
-        said.append(_told(trained, distil, kept=best == 2))
+        validation.close()
+    best, outcome = _choose_best(errors)
+    if method is None and best == 0:
+        outcome = []  # the note on distillation says it all
+    if distilled is not None:
+        outcome.append(_describe(distilled, distil, kept=best == 2))
     small = nets[best]
     for module, mode in zip(small.modules(), modes, strict=True):
         module.training = mode
     before, after = (None, None) if errors is None else (errors[0], errors[best])
-    told = Recovery(
+    recovery = Recovery(
         method,
         tuple(solved),
         before,
         after,
         inputs.count,
-        judges.count,
-        trained.steps if trained is not None and best == 2 else 0,
-        round(time.perf_counter() - start, 2),
-        (*notes, *said),
+        validation.count,
+        distilled.steps if distilled is not None and best == 2 else 0,
+        round(time.perf_counter() - began, 2),
+        (*notes, *outcome),
     )
-    setattr(small, RECOVERY, told)
+    setattr(small, RECOVERY, recovery)
     return small
 
 
-def _best(errors: Sequence[float] | None) -> tuple[int, list[str]]:
-    """Which of compact, recovered and distilled model is nearest to the original; what to say."""
+def _start(model: nn.Module, plan: Plan, given: nn.Module | None) -> nn.Module:
+    """Return a compact model to work on: new, or a copy of the given one."""
+    new = compact(model, plan)
+    if given is None:
+        return new
+    given = unwrap_model(given)
+    shapes = [{n: t.shape for n, t in net.state_dict().items()} for net in (given, new)]
+    if shapes[0] != shapes[1]:
+        raise RequestError("start is not a compact model of this plan: its tensors differ.")
+    return copy_model(given)
+
+
+def _choose_best(errors: Sequence[float] | None) -> tuple[int, list[str]]:
+    """Choose the model with the smallest error: compact, recovered or distilled; add notes."""
     if errors is None:
-        return 1, ["The outputs have other shapes: they were not compared."]
+        return 1, ["The two models' outputs differ in shape: they were not compared."]
     # Only a smaller error is a reason to change anything.
     best = min(range(len(errors)), key=lambda i: (math.isnan(errors[i]), errors[i]))
     if best > 0:
         return best, []
-    told = f"({errors[0]:.3g}, then {errors[1]:.3g})"
-    return best, [f"The outputs' error would not have fallen {told}: weights were left alone."]
+    change = f"({errors[0]:.3g} before, {errors[1]:.3g} after)"
+    return best, [f"Recovery did not reduce the output error {change}: weights are unchanged."]
 
 
-def _told(trained: Distilled, seconds: float, *, kept: bool) -> str:
-    """What is to be said of a training.
+def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> str:
+    """Say in a sentence what distillation did.
 
-    >>> _told(Distilled(steps=1), 5, kept=False)
-    '1 step of distillation in 5 s; that did not help and was taken back: give it more time.'
+    >>> _describe(DistillationResult(steps=1), 5, kept=False)
+    '1 step of distillation in 5 s; it did not help and was discarded: give it more time.'
     """
-    if trained.why is not None:
-        return f"Nothing was distilled: {trained.why}."
-    said = f"{trained.steps} step{'s' * (trained.steps != 1)} of distillation in {seconds:g} s"
-    if trained.skipped:
-        said += f", {trained.skipped} more left out for numbers that are not finite"
+    if distilled.not_trained is not None:
+        return f"Distillation was skipped: {distilled.not_trained}."
+    steps = distilled.steps
+    text = f"{steps} step{'s' * (steps != 1)} of distillation in {seconds:g} s"
+    if distilled.skipped:
+        text += f", {distilled.skipped} more skipped because of gradients that are not finite"
     if not kept:
-        said += "; that did not help and was taken back"
-        said += ": give it more time" if trained.steps < FEW_STEPS else ""
-    return f"{said}."
+        text += "; it did not help and was discarded"
+        text += ": give it more time" if steps < FEW_STEPS else ""
+    return f"{text}."
 
 
 def memory_at(x: Tensor | None) -> int:
-    """Bytes of memory where a tensor is: free on a GPU, else all this process may have."""
+    """Return bytes of memory where a tensor is: free on a GPU, else all this process may use."""
     if x is not None and x.device.type == "cuda":
         return int(torch.cuda.mem_get_info(x.device)[0])
-    limits = [UNTOLD]
+    limits = [DEFAULT_MEMORY]
     with suppress(AttributeError, OSError, ValueError):
         limits = [max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
-    with suppress(OSError, ValueError):  # a container's own limit; "max" if it has none
+    with suppress(OSError, ValueError):  # limit of a container; "max" if it has none
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return min(limits)
 
 
 def _solve_(
     model: nn.Module, small: nn.Module, plan: Plan, inputs: Inputs, progress: Progress | None
-) -> list[Solved]:
-    """Layer after layer, each with what the ones before it now give."""
-    sites, largest = _sites(model, small, inputs[0])
-    room = MEMORY_SHARE * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
-    waiting = min(MOST_WAITING, int(room / (2 * HELD_PER_LAYER * max(largest, 1))))
-    walks = Walks(model, small, sites, inputs, waiting)
+) -> list[SolvedLayer]:
+    """Solve for all layers in execution order, each with the inputs it gets from solved ones."""
+    layers, largest = _find_layers(model, small, inputs[0])
+    available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
+    fitting = int(available / (2 * PASS_MEMORY_FACTOR * max(largest, 1)))
+    passes = PairedForwards(model, small, layers, inputs, min(MAX_PAUSED_BATCHES, fitting))
     solved = []
     try:
-        for number, site in enumerate(sites):
+        for number, layer in enumerate(layers):
             if progress is not None:
-                progress(site.layer, number, len(sites))
-            solved.append(LayerWork(model, small, plan, walks, number).solve_())
+                progress(layer.path, number, len(layers))
+            solved.append(LayerSolver(model, small, plan, passes, number).solve_())
     finally:
-        walks.close()
+        passes.close()
     return solved
 
 
-def _sites(model: nn.Module, small: nn.Module, example: Example) -> tuple[list[Site], int]:
-    """Layers to solve for; without their sums if the two models do not add alike."""
-    mine, theirs = (find_sites(net, example) for net in (small, model))
-    sites = mine.sites
-    if mine.sums != theirs.sums:
-        sites = [Site(site.layer, site.calls, site.norm) for site in sites]
-    return sites, theirs.largest
+def _find_layers(
+    model: nn.Module, small: nn.Module, example: Example
+) -> tuple[list[SolvableLayer], int]:
+    """Find layers to solve for, and the bytes of the largest.
+
+    If the models' additions differ in number, they cannot be matched: each layer's own output is
+    its target then.
+    """
+    compact_layers, original_layers = (find_solvable_layers(net, example) for net in (small, model))
+    layers = compact_layers.layers
+    if compact_layers.additions != original_layers.additions:
+        layers = [SolvableLayer(layer.path, layer.calls, layer.batch_norm) for layer in layers]
+    return layers, original_layers.largest_bytes
 
 
 def _output_errors(
     model: nn.Module, nets: Sequence[nn.Module], inputs: Inputs
 ) -> list[float] | None:
-    """Squared difference of all outputs, where they are finite, as a share of their squares."""
-    missed, size = [0.0] * len(nets), 0.0
+    """Compute each net's squared output error relative to the original outputs' squares.
+
+    Values that are not finite are left out. None if no output has the original's shape.
+    """
+    errors, size = [0.0] * len(nets), 0.0
     compared = False
     for number in range(len(inputs)):
         example = inputs[number]
-        given = [float_outputs(net, example) for net in nets]
-        for place, wanted in enumerate(float_outputs(model, example)):
-            if any(own[place].shape != wanted.shape for own in given):
+        outputs = [float_outputs(net, example) for net in nets]
+        for place, target in enumerate(float_outputs(model, example)):
+            if any(out[place].shape != target.shape for out in outputs):
                 continue
             compared = True
-            size += squared(torch.zeros_like(wanted), wanted)
-            for i, own in enumerate(given):
-                missed[i] += squared(own[place], wanted)
-    return [m / (size or 1.0) for m in missed] if compared else None
+            size += squared_error(torch.zeros_like(target), target)
+            for i, out in enumerate(outputs):
+                errors[i] += squared_error(out[place], target)
+    return [error / (size or 1.0) for error in errors] if compared else None

@@ -1,7 +1,8 @@
-"""How rectified Gaussians vary together: what can be known of activations without any data.
+"""Mean and covariance of rectified Gaussians: what is known of activations without any data.
 
-A batch norm says how its output is distributed: normal, with its shift as mean and its scale as
-spread. Two units see the same input, so the angle between their filters says how they correlate.
+The output of a batch norm is modelled as normal, with the norm's shift as mean and its scale as
+standard deviation. The angle between two filters gives their correlation. Behind a ReLU, both
+follow from a short Hermite expansion.
 """
 
 from __future__ import annotations
@@ -12,34 +13,39 @@ import torch
 from torch import Tensor
 
 TERMS = 4
-"""Of the Hermite expansion: constant, linear, and the two that bend."""
+"""Terms of the Hermite expansion: constant, linear, quadratic and cubic."""
 
 
-def rectified(mean: Tensor, spread: Tensor) -> Tensor:
-    """Hermite coefficients [TERMS, n] of max(0, mean + spread · u) for normal u.
+def hermite_coefficients(mean: Tensor, std: Tensor) -> Tensor:
+    """Expand max(0, mean + std · u) for normal u into Hermite coefficients [TERMS, n].
 
     The first is its mean; the squares of the others add up to its variance.
 
-    >>> mean, *rest = rectified(torch.tensor([0.0]), torch.tensor([1.0]))[:, 0].tolist()
+    >>> mean, *rest = hermite_coefficients(torch.tensor([0.0]), torch.tensor([1.0]))[:, 0].tolist()
     >>> round(mean, 4), round(sum(c * c for c in rest), 3)  # 1/√2π; (1 − 1/π)/2, 0.341 in full
     (0.3989, 0.33)
     """
-    spread = spread.clamp(min=1e-12)
-    t = mean / spread
+    std = std.clamp(min=1e-12)
+    t = mean / std
     density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
-    share = torch.special.ndtr(t)
+    positive = torch.special.ndtr(t)  # probability that the ReLU passes the value on
     return torch.stack(
         [
-            mean * share + spread * density,
-            spread * share,
-            spread * density / math.sqrt(2),
-            -spread * t * density / math.sqrt(6),
+            mean * positive + std * density,
+            std * positive,
+            std * density / math.sqrt(2),
+            -std * t * density / math.sqrt(6),
         ]
     )
 
 
-def covariance(coefficients: Tensor, correlation: Tensor) -> Tensor:
-    """How units with these expansions vary together, given how their inputs correlate."""
+def rectified_covariance(coefficients: Tensor, correlation: Tensor) -> Tensor:
+    """Compute the covariance of units with these expansions from the correlation of their inputs.
+
+    Args:
+        coefficients: what `hermite_coefficients` returned, [TERMS, n].
+        correlation: of the values before the ReLU, [n, n].
+    """
     total = torch.zeros_like(correlation)
     for order in range(1, TERMS):
         c = coefficients[order]

@@ -1,8 +1,8 @@
-"""Which layers can be solved for, in the order they run, and what becomes of their outputs.
+"""Find the layers whose weights can be solved for, in execution order, and where their outputs go.
 
-A layer's output may go through its batch norm, be placed among a stream's channels, and be added to
-the stream. Where that is all that happens, it is the sum that has to come out right: the layer then
-also makes up for what the stream has lost before.
+A layer's output may pass through a batch norm, be scattered into a residual stream's channels, and
+be added to the stream. Where nothing else uses it, the sum is what has to match the original: the
+layer then also corrects errors that the stream has from earlier layers.
 """
 
 from __future__ import annotations
@@ -23,37 +23,43 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fpgm.tracing.ops.registry import tensors
 from fpgm.tracing.residual import PLAIN as PLAIN_CONVOLUTIONS
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.modules import module_at, modules_by_path
 
-PLAIN = {nn.Linear.forward, *PLAIN_CONVOLUTIONS}
-"""Layers that do what their weights say, and nothing else."""
+PLAIN_FORWARDS = {nn.Linear.forward, *PLAIN_CONVOLUTIONS}
+"""Forwards of layers that multiply by their weights and do nothing else."""
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A sum of two activations: the how-manieth of a pass, which operand, placed where in it."""
+class ResidualAddition:
+    """An addition of two activations that a layer's output goes into."""
 
     number: int
+    """Counted over all additions of a forward pass."""
     operand: int
-    places: tuple[int, ...] | None = None
+    """Which of the two operands the layer's output is."""
+    channels: tuple[int, ...] | None = None
+    """Channels of the sum that the output is scattered to; None: all, in order."""
     dim: int = 1
-    """Along which they are placed."""
+    """Dimension of the channels."""
 
 
 @dataclass(frozen=True)
-class Site:
-    """A layer, how often it runs, the norm that alone reads it, and the sum it goes into."""
+class SolvableLayer:
+    """A layer by path, how often it runs, its batch norm, and the addition its output goes into."""
 
-    layer: str
+    path: str
     calls: int = 1
-    norm: str | None = None
-    sum: Sum | None = None
+    batch_norm: str | None = None
+    """Path of the batch norm that is the only user of the layer's output."""
+    addition: ResidualAddition | None = None
 
 
-def is_sum(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Whether an operator adds two tensors of activations' kind; of one shape is for later.
+def is_addition(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Tell whether an operator adds two tensors that can be activations.
 
-    Sums are known by their number, which must not depend on the size of a batch.
+    Shapes are not compared here: additions are identified by their number in a pass, which must not
+    depend on the batch size.
     """
     return (
         func._schema.name in ("aten::add", "aten::add_")
@@ -67,27 +73,28 @@ def is_sum(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model's layers in the order they can be solved, and what else a pass shows."""
+class SolvableLayers:
+    """A model's solvable layers in the order to solve them, and what else the pass showed."""
 
-    sites: list[Site]
-    sums: int
-    largest: int
-    """Bytes that the largest layer reads and writes."""
-
-
-def find_sites(model: nn.Module, example: Example) -> Found:
-    """Look at one pass of a model."""
-    seen = _Follow(model)
-    seen.run(example)
-    return Found(seen.sites(), seen.sums, seen.largest)
+    layers: list[SolvableLayer]
+    additions: int
+    """How many additions of activations there are."""
+    largest_bytes: int
+    """Input and output of the layer for which they are largest."""
 
 
-def solvable(module: nn.Module) -> bool:
-    """Whether a layer's weights are its own to change, and all that it computes with."""
+def find_solvable_layers(model: nn.Module, example: Example) -> SolvableLayers:
+    """Run the model once and follow the outputs of its layers."""
+    tracer = _OutputTracer(model)
+    tracer.run(example)
+    return SolvableLayers(tracer.layers(), tracer.additions, tracer.largest_bytes)
+
+
+def is_solvable(module: nn.Module) -> bool:
+    """Tell whether a layer computes with its own weights only, and they can be replaced."""
     return (
         isinstance(module, nn.Linear | _ConvNd)
-        and type(module).forward in PLAIN
+        and type(module).forward in PLAIN_FORWARDS
         and "forward" not in vars(module)
         and not is_parametrized(module)
         and isinstance(module._parameters.get("weight"), nn.Parameter)
@@ -95,125 +102,127 @@ def solvable(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Branch:
-    """What a living tensor is: a layer's output, through a norm, in these places."""
+class _LayerOutput:
+    """Where a tensor comes from: a layer's output, behind a batch norm, scattered to channels."""
 
-    layer: str
-    norm: str | None = None
-    places: tuple[int, ...] | None = None
+    path: str
+    batch_norm: str | None = None
+    channels: tuple[int, ...] | None = None
     dim: int = 1
 
 
-class _Follow(TorchDispatchMode):
-    """Follows layers' outputs as far as they go unmixed."""
+class _OutputTracer(TorchDispatchMode):
+    """Follows layers' outputs until they are mixed with something else."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
         self._events: list[str | int] = []
-        """Layers at their last call, and sums by their number, as they came."""
-        self.sums = self.largest = 0
+        """Paths of layers at their last call, and numbers of additions, in order."""
+        self.additions = self.largest_bytes = 0
         self._calls: Counter[str] = Counter()
-        self._branches: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._uses: Counter[_Branch] = Counter()
-        self._norms: dict[str, str] = {}
-        self._normed_by: Counter[str] = Counter()
-        self._into: dict[str, tuple[Sum, _Branch]] = {}
+        self._outputs: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._uses: Counter[_LayerOutput] = Counter()
+        self._batch_norms: dict[str, str] = {}
+        self._layers_before: Counter[str] = Counter()
+        self._added: dict[str, tuple[ResidualAddition, _LayerOutput]] = {}
 
-    def sites(self) -> list[Site]:
-        """The layers, each where all about it has been seen."""
-        found = [self._site(event) for event in self._events if isinstance(event, str)]
-        at_sum: dict[int, list[Site]] = {}
-        for site in found:
-            if site.sum is not None:
-                at_sum.setdefault(site.sum.number, []).append(site)
-        by_layer = {site.layer: site for site in found if site.sum is None}
-        order: list[Site] = []
+    def layers(self) -> list[SolvableLayer]:
+        """Return the layers, each at the point where its target is known: its call or its sum."""
+        layers = [self._describe(event) for event in self._events if isinstance(event, str)]
+        by_addition: dict[int, list[SolvableLayer]] = {}
+        for layer in layers:
+            if layer.addition is not None:
+                by_addition.setdefault(layer.addition.number, []).append(layer)
+        by_path = {layer.path: layer for layer in layers if layer.addition is None}
+        order: list[SolvableLayer] = []
         for event in self._events:
             if isinstance(event, int):
-                order += at_sum.get(event, [])
-            elif event in by_layer:
-                order.append(by_layer[event])
+                order += by_addition.get(event, [])
+            elif event in by_path:
+                order.append(by_path[event])
         return order
 
-    def _site(self, path: str) -> Site:
-        """What was found about a layer."""
-        found = Site(path, self._calls[path])
-        if found.calls > 1 or self._uses[_Branch(path)] != 1:
-            return found
-        norm = self._norms.get(path)
-        if norm is not None and self._normed_by[norm] > 1:
-            return found  # what is done to the norm for one layer would be done to another
-        found = replace(found, norm=norm)
-        if path in self._into:
-            total, branch = self._into[path]
-            way = {_Branch(path, norm), branch}
-            if branch.norm == norm and all(self._uses[step] == 1 for step in way):
-                found = replace(found, sum=total)
-        return found
+    def _describe(self, path: str) -> SolvableLayer:
+        """Collect what the pass showed about a layer."""
+        layer = SolvableLayer(path, self._calls[path])
+        if layer.calls > 1 or self._uses[_LayerOutput(path)] != 1:
+            return layer
+        norm = self._batch_norms.get(path)
+        if norm is not None and self._layers_before[norm] > 1:
+            return layer  # a change of the norm for one layer would change the other's output
+        layer = replace(layer, batch_norm=norm)
+        if path in self._added:
+            addition, output = self._added[path]
+            steps = {_LayerOutput(path, norm), output}
+            if output.batch_norm == norm and all(self._uses[step] == 1 for step in steps):
+                layer = replace(layer, addition=addition)
+        return layer
 
     def run(self, example: Example) -> None:
-        """One pass."""
+        """Run one forward pass."""
         shared = Counter(id(p) for m in self.model.modules() for p in m._parameters.values())
-        handles = []
-        for path, module in modules_by_path(self.model).items():
-            if solvable(module) and shared[id(module.weight)] == 1:
-                handles.append(module.register_forward_hook(self._ran(path), prepend=True))
-            elif isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-                handles.append(module.register_forward_hook(self._normed(path), prepend=True))
-        try:
+        with temporary_hooks() as handles:
+            for path, module in modules_by_path(self.model).items():
+                if is_solvable(module) and shared[id(module.weight)] == 1:
+                    hook = self._layer_hook(path)
+                elif isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
+                    hook = self._norm_hook(path)
+                else:
+                    continue
+                handles.append(module.register_forward_hook(hook, prepend=True))
             with torch.no_grad(), self:
                 example.call(self.model)
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _ran(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _layer_hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            self.largest = max(self.largest, sum(t.nbytes for t in tensors((*args, out))))
+            size = sum(t.nbytes for t in tensors((*args, out)))
+            self.largest_bytes = max(self.largest_bytes, size)
             if self._calls[path]:
                 self._events.remove(path)
             self._events.append(path)
             self._calls[path] += 1
-            self._branches[out] = _Branch(path)
+            self._outputs[out] = _LayerOutput(path)
 
         return hook
 
-    def _normed(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _norm_hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            branch = self._branches.get(args[0]) if args else None
-            tokens = branch is not None and args[0].ndim > 2 and self._linear(branch.layer)
-            if branch is not None and branch == _Branch(branch.layer) and not tokens:
-                self._normed_by[path] += 1
-                self._norms[branch.layer] = path
-                self._branches[out] = replace(branch, norm=path)
+            output = self._outputs.get(args[0]) if args else None
+            tokens = output is not None and args[0].ndim > 2 and self._is_linear(output.path)
+            if output is not None and output == _LayerOutput(output.path) and not tokens:
+                self._layers_before[path] += 1
+                self._batch_norms[output.path] = path
+                self._outputs[out] = replace(output, batch_norm=path)
 
         return hook
 
-    def _linear(self, path: str) -> bool:
-        """Whether a layer's channels are its output's last dim, where no batch norm looks."""
+    def _is_linear(self, path: str) -> bool:
+        """Tell whether channels are the output's last dim, which is not a batch norm's."""
         return isinstance(module_at(self.model, path), nn.Linear)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         inputs = list(tensors((*args, *(kwargs or {}).values())))
-        branches = [self._branches.get(x) for x in inputs]
-        for branch in branches:
-            if branch is not None and not func._schema.name.startswith("aten::new_"):
-                self._uses[branch] += 1
-        is_total = is_sum(func, args, kwargs)
+        outputs = [self._outputs.get(x) for x in inputs]
+        for output in outputs:
+            if output is not None and not func._schema.name.startswith("aten::new_"):
+                self._uses[output] += 1
+        adds = is_addition(func, args, kwargs)
         out = func(*args, **(kwargs or {}))
-        if is_total:
-            for operand, branch in enumerate(branches[:2]):
-                if branch is not None and args[0].shape == args[1].shape:
-                    total = Sum(self.sums, operand, branch.places, branch.dim)
-                    self._into.setdefault(branch.layer, (total, branch))
-            self._events.append(self.sums)
-            self.sums += 1
+        if adds:
+            for operand, output in enumerate(outputs[:2]):
+                if output is not None and args[0].shape == args[1].shape:
+                    addition = ResidualAddition(
+                        self.additions, operand, output.channels, output.dim
+                    )
+                    self._added.setdefault(output.path, (addition, output))
+            self._events.append(self.additions)
+            self.additions += 1
         elif func._schema.name in ("aten::index_copy", "aten::index_copy_"):
-            branch = self._branches.get(args[3])
-            if branch is not None:
-                places = tuple(args[2].tolist())
-                self._branches[out] = replace(branch, places=places, dim=args[1])
+            output = self._outputs.get(args[3])
+            if output is not None:
+                channels = tuple(args[2].tolist())
+                self._outputs[out] = replace(output, channels=channels, dim=args[1])
         return out

@@ -1,7 +1,8 @@
-"""Passes that stop where a layer is to be solved for, and go on with its new weights.
+"""Forward passes that pause at each solvable layer, and continue with its new weights.
 
-A layer is solved with what the layers before it, already solved, feed it. To run the model anew for
-each would take the square of its depth, so a pass waits at its stop, in a thread of its own.
+Each layer is solved for with the inputs it gets from the layers before it, which are solved
+already. Running the model again for every layer would take time quadratic in its depth. So a pass
+runs in its own thread and waits there while the layer is solved.
 """
 
 from __future__ import annotations
@@ -16,212 +17,230 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fpgm.recovery.solvable_layers import Site, is_sum
-from fpgm.recovery.unfold import read
+from fpgm.recovery.solvable_layers import SolvableLayer, is_addition
+from fpgm.recovery.unfold import input_of
 from fpgm.utils.calibration_data import Inputs
-from fpgm.utils.copying import shadow
+from fpgm.utils.copying import copy_sharing_weights
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import module_at
 
 
 @dataclass
-class Seen:
-    """What a layer read and wrote at each call, and the sum behind it, with the other operand."""
+class LayerRecord:
+    """Inputs and outputs of a layer's calls, and the addition its output goes into, if any."""
 
     inputs: list[Tensor] = field(default_factory=list)
-    others: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    """What else the layer was given at each call."""
+    extra_arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Arguments of each call besides the input."""
     outputs: list[Tensor] = field(default_factory=list)
-    total: Tensor | None = None
-    other: Tensor | None = None
+    sum: Tensor | None = None
+    other_operand: Tensor | None = None
+    """What the layer's output is added to."""
 
 
-class _LeftError(BaseException):
-    """Nobody waits for this pass any more. No `Exception`: a model's own code may catch those."""
+class _PassClosedError(BaseException):
+    """Ends a pass nobody waits for. Not an `Exception`, which the model's code might catch."""
 
 
-class Walk:
-    """One pass over one batch, from stop to stop."""
+class StagedForward:
+    """One forward pass over one batch, which pauses at each layer."""
 
     def __init__(
         self,
         model: nn.Module,
-        sites: Sequence[Site],
+        layers: Sequence[SolvableLayer],
         example: Example,
         *,
         first: int = 0,
-        renew: bool = False,
+        recompute: bool = False,
     ) -> None:
-        """Stops at the sites from number `first` on.
+        """Prepare a pass; it starts at the first `advance_to`.
 
-        With `renew` what a layer wrote is written anew when the pass goes on: its weights have
-        changed.
+        Args:
+            model: left as it is: its weights are shared, its attributes are not.
+            layers: all solvable layers.
+            example: the batch.
+            first: number of the first layer to pause at.
+            recompute: compute a layer's output again on continuing, with its new weights.
         """
-        self._model = shadow(model)  # the same weights, but passes do not share attributes
-        self._sites, self._example, self._renew = sites, example, renew
+        self._model = copy_sharing_weights(
+            model
+        )  # the same weights, but passes do not share attributes
+        self._layers, self._example, self._recompute = layers, example, recompute
         self._calls: Counter[str] = Counter()
-        self._seen: dict[int, Seen] = {}
-        self._at: int | None = None
+        self._records: dict[int, LayerRecord] = {}
+        self._paused_at: int | None = None
         self._error: BaseException | None = None
-        self._done = self._left = False
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._done = self._closed = False
+        self._go_on, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._sums: dict[int, list[int]] = {}
-        for number, site in list(enumerate(sites))[first:]:
-            # Before any adapter has placed or picked channels of the output.
-            layer = module_at(self._model, site.layer)
-            layer.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
-            if site.sum is not None:
-                self._sums.setdefault(site.sum.number, []).append(number)
+        self._by_addition: dict[int, list[int]] = {}
+        for number, layer in list(enumerate(layers))[first:]:
+            # First of all hooks: before an adapter gathers or scatters channels of the output.
+            module = module_at(self._model, layer.path)
+            module.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
+            if layer.addition is not None:
+                self._by_addition.setdefault(layer.addition.number, []).append(number)
 
-    def to(self, number: int) -> Seen | None:
-        """Go on to a stop; None if this pass does not come by there."""
-        while not self._done and (self._at is None or self._at < number):
+    def advance_to(self, number: int) -> LayerRecord | None:
+        """Continue to a layer and return its record; None if this pass does not reach it."""
+        while not self._done and (self._paused_at is None or self._paused_at < number):
             self._resume()
         if self._error is not None:
             raise self._error
-        return self._seen[number] if self._at == number else None
+        return self._records[number] if self._paused_at == number else None
 
     def close(self) -> None:
-        """Leave the pass where it is."""
-        self._left = True
+        """End the pass where it is."""
+        self._closed = True
         if self._thread.ident is not None and not self._done:
             self._resume()
-        self._seen.clear()
+        self._records.clear()
 
     def _resume(self) -> None:
-        self._seen.pop(-1 if self._at is None else self._at, None)
-        self._at = None
+        self._records.pop(-1 if self._paused_at is None else self._paused_at, None)
+        self._paused_at = None
         if self._thread.ident is None:
             self._thread.start()
         else:
-            self._go.release()
-        self._stopped.acquire()
+            self._go_on.release()
+        self._paused.acquire()
 
     def _run(self) -> None:
         try:
-            with torch.no_grad(), _Sums(self._sum):
+            with torch.no_grad(), _AdditionCallback(self._on_addition):
                 self._example.call(self._model)
-        except _LeftError:
+        except _PassClosedError:
             pass
-        except BaseException as error:  # for whoever waits
+        except BaseException as error:  # raised again in the thread that waits
             self._error = error
         finally:
             self._done = True
-            self._stopped.release()
+            self._paused.release()
 
-    def _wait(self, number: int) -> None:
-        """Stop here until somebody wants more."""
-        self._at = number
-        self._stopped.release()
-        self._go.acquire()
-        if self._left:
-            raise _LeftError
+    def _pause(self, number: int) -> None:
+        """Wait until `_resume` is called from the other thread."""
+        self._paused_at = number
+        self._paused.release()
+        self._go_on.acquire()
+        if self._closed:
+            raise _PassClosedError
 
     def _hook(self, number: int) -> Callable[..., Tensor | None]:
-        site = self._sites[number]
+        layer = self._layers[number]
 
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
-            seen = self._seen.setdefault(number, Seen())
-            x = read(args, kwargs)
-            seen.others.append((args[1:], {k: v for k, v in kwargs.items() if k != "input"}))
-            self._calls[site.layer] += 1
-            if site.sum is not None or self._calls[site.layer] < site.calls:
-                # The model goes on, and may write into what it passed on here.
-                seen.inputs.append(x.clone())
-                seen.outputs.append(out.clone())
+            record = self._records.setdefault(number, LayerRecord())
+            x = input_of(args, kwargs)
+            extra = (args[1:], {k: v for k, v in kwargs.items() if k != "input"})
+            record.extra_arguments.append(extra)
+            self._calls[layer.path] += 1
+            if layer.addition is not None or self._calls[layer.path] < layer.calls:
+                # The model continues, and may overwrite these tensors in place.
+                record.inputs.append(x.clone())
+                record.outputs.append(out.clone())
                 return None
-            seen.inputs.append(x)
-            seen.outputs.append(out)
-            self._wait(number)
-            renewed: Tensor | None = module.forward(*args, **kwargs) if self._renew else None
-            return renewed
+            record.inputs.append(x)
+            record.outputs.append(out)
+            self._pause(number)
+            output: Tensor | None = module.forward(*args, **kwargs) if self._recompute else None
+            return output
 
         return hook
 
-    def _sum(self, which: int, operands: Sequence[Tensor]) -> None:
-        """Two activations are about to be added."""
-        for number in self._sums.get(which, ()):
-            site, seen = self._sites[number], self._seen.get(number)
-            if seen is None or operands[0].shape != operands[1].shape:
-                continue  # this batch takes another way
-            assert site.sum is not None
-            branch = operands[site.sum.operand]
-            seen.other = operands[1 - site.sum.operand]
-            seen.total = branch + seen.other
-            self._wait(number)
-            if self._renew:
-                branch.copy_(self._branch(site, seen, branch))
+    def _on_addition(self, addition: int, operands: Sequence[Tensor]) -> None:
+        """Pause for the layers whose outputs are about to be added."""
+        for number in self._by_addition.get(addition, ()):
+            layer, record = self._layers[number], self._records.get(number)
+            if record is None or operands[0].shape != operands[1].shape:
+                continue  # the model takes another path for this batch
+            assert layer.addition is not None
+            branch = operands[layer.addition.operand]
+            record.other_operand = operands[1 - layer.addition.operand]
+            record.sum = branch + record.other_operand
+            self._pause(number)
+            if self._recompute:
+                branch.copy_(self._compute_branch(layer, record, branch))
 
-    def _branch(self, site: Site, seen: Seen, before: Tensor) -> Tensor:
-        """What a layer now sends to its sum."""
-        args, kwargs = seen.others[0]
-        out: Tensor = module_at(self._model, site.layer).forward(seen.inputs[0], *args, **kwargs)
-        if site.norm is not None:
-            out = module_at(self._model, site.norm).forward(out)
-        assert site.sum is not None
-        if site.sum.places is None:
+    def _compute_branch(self, layer: SolvableLayer, record: LayerRecord, before: Tensor) -> Tensor:
+        """Compute the operand of an addition again, with the layer's new weights."""
+        args, kwargs = record.extra_arguments[0]
+        module = module_at(self._model, layer.path)
+        out: Tensor = module.forward(record.inputs[0], *args, **kwargs)
+        if layer.batch_norm is not None:
+            out = module_at(self._model, layer.batch_norm).forward(out)
+        assert layer.addition is not None
+        if layer.addition.channels is None:
             return out
-        places = torch.tensor(site.sum.places, device=out.device)
-        return torch.zeros_like(before).index_copy(site.sum.dim, places, out)
+        channels = torch.tensor(layer.addition.channels, device=out.device)
+        return torch.zeros_like(before).index_copy(layer.addition.dim, channels, out)
 
 
-class _Sums(TorchDispatchMode):
-    """Says when two activations are about to be added, and for the how-manieth time."""
+class _AdditionCallback(TorchDispatchMode):
+    """Calls a function before every addition of two activations, with its number in the pass."""
 
-    def __init__(self, tell: Callable[[int, Sequence[Tensor]], None]) -> None:
+    def __init__(self, callback: Callable[[int, Sequence[Tensor]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tell = tell
+        self._callback = callback
         self._number = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if is_sum(func, args, kwargs):
-            self._tell(self._number, args)
+        if is_addition(func, args, kwargs):
+            self._callback(self._number, args)
             self._number += 1
         return func(*args, **(kwargs or {}))
 
 
-class Walks:
-    """Both models' passes over all batches, side by side."""
+class PairedForwards:
+    """Staged passes of the compact and the original model, over all batches."""
 
     def __init__(
         self,
         model: nn.Module,
         small: nn.Module,
-        sites: Sequence[Site],
+        layers: Sequence[SolvableLayer],
         inputs: Inputs,
-        waiting: int,
+        max_paused: int,
     ) -> None:
-        """The first so many batches' passes wait at each stop; the others' are made anew."""
-        self.sites, self.inputs = sites, inputs
-        self._model, self._small, self._waiting = model, small, waiting
-        self._walks: dict[int, tuple[Walk, Walk]] = {}
+        """Prepare the passes.
 
-    def at(self, number: int) -> Iterator[tuple[int, Seen, Seen]]:
-        """Batch by batch: its number, what the compact model's layer saw, and the original's."""
+        Args:
+            model: the original.
+            small: the compact model.
+            layers: layers to pause at.
+            inputs: all batches.
+            max_paused: for so many batches passes stay paused between layers; for the others they
+                run from the start again for every layer, which takes time instead of memory.
+        """
+        self.layers, self.inputs = layers, inputs
+        self._model, self._small, self._max_paused = model, small, max_paused
+        self._passes: dict[int, tuple[StagedForward, StagedForward]] = {}
+
+    def records_at(self, number: int) -> Iterator[tuple[int, LayerRecord, LayerRecord]]:
+        """Yield for each batch its number and the layer's records: compact, then original."""
         for batch in range(len(self.inputs)):
-            pair = self._walks.get(batch) or self._start(batch, number)
-            mine, theirs = (walk.to(number) for walk in pair)
-            if mine is not None and theirs is not None:
-                yield batch, mine, theirs
-            # What lies between two calls of a layer has seen its old weights.
-            if batch >= self._waiting or self.sites[number].calls > 1:
-                for walk in self._walks.pop(batch):
-                    walk.close()
+            pair = self._passes.get(batch) or self._start(batch, number)
+            compact, original = (staged.advance_to(number) for staged in pair)
+            if compact is not None and original is not None:
+                yield batch, compact, original
+            # Between two calls of a layer, activations were computed with its old weights.
+            if batch >= self._max_paused or self.layers[number].calls > 1:
+                for staged in self._passes.pop(batch):
+                    staged.close()
 
     def close(self) -> None:
-        """Leave all passes where they are."""
-        for pair in self._walks.values():
-            for walk in pair:
-                walk.close()
-        self._walks.clear()
+        """End all passes where they are."""
+        for pair in self._passes.values():
+            for staged in pair:
+                staged.close()
+        self._passes.clear()
 
-    def _start(self, batch: int, number: int) -> tuple[Walk, Walk]:
+    def _start(self, batch: int, number: int) -> tuple[StagedForward, StagedForward]:
         example = self.inputs[batch]
-        self._walks[batch] = (
-            Walk(self._small, self.sites, example, first=number, renew=True),
-            Walk(self._model, self.sites, example, first=number),
+        self._passes[batch] = (
+            StagedForward(self._small, self.layers, example, first=number, recompute=True),
+            StagedForward(self._model, self.layers, example, first=number),
         )
-        return self._walks[batch]
+        return self._passes[batch]

@@ -1,7 +1,9 @@
-"""A layer as a matrix and its inputs as rows, so that its output is their product.
+"""Write layers as matrices and their inputs as rows, so that output = rows @ matrix.
 
-Convolutions of any dimension, stride, padding, dilation and groups, transposed ones, and linear
-layers all become one least-squares problem here, one matrix a group.
+Convolutions of any dimension, stride, padding, dilation and groups, transposed convolutions, and
+linear layers all become the same least-squares problem this way, with one matrix for each group.
+Two sizes recur: the fan-in (inputs of one output value: in_channels / groups × kernel size), and
+the number of output channels of a group.
 """
 
 from __future__ import annotations
@@ -14,22 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-Layer = nn.Linear | _ConvNd
+LinearOrConv = nn.Linear | _ConvNd
 
 
-def groups_of(layer: Layer) -> int:
-    """How many groups of channels a layer keeps apart."""
+def groups_of(layer: LinearOrConv) -> int:
+    """Return the number of groups of a layer; 1 for linear layers."""
     return 1 if isinstance(layer, nn.Linear) else layer.groups
 
 
-def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """What a layer reads, given by position or by name."""
+def input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the input among the arguments of a layer's call, given by position or by name."""
     x: Tensor = args[0] if args else kwargs["input"]
     return x
 
 
-def matrix_of(layer: Layer) -> Tensor:
-    """Weights as [groups, reads, writes].
+def matrix_of(layer: LinearOrConv) -> Tensor:
+    """Return the weights as [groups, fan-in, output channels of a group].
 
     >>> matrix_of(nn.Conv2d(4, 6, 3, groups=2)).shape
     torch.Size([2, 18, 3])
@@ -39,59 +41,61 @@ def matrix_of(layer: Layer) -> Tensor:
     weight: Tensor = layer.weight.detach()
     groups = groups_of(layer)
     if isinstance(layer, _ConvTransposeNd):
-        # A convolution of the spread-out input with the kernel reversed.
-        parts: Tensor = weight.flip(_spatial(weight)).unflatten(0, (groups, -1)).flatten(3)
+        # A convolution of the zero-upsampled input with the flipped kernel.
+        parts: Tensor = weight.flip(_spatial_dims(weight)).unflatten(0, (groups, -1)).flatten(3)
         return parts.transpose(2, 3).flatten(1, 2)
     return weight.reshape(groups, weight.shape[0] // groups, -1).transpose(1, 2)
 
 
 @torch.no_grad()
-def set_matrix_(layer: Layer, matrix: Tensor) -> None:
-    """Give a layer the weights of a matrix."""
+def set_matrix_(layer: LinearOrConv, matrix: Tensor) -> None:
+    """Set a layer's weights from a matrix as `matrix_of` returns it."""
     weight, groups = layer.weight, groups_of(layer)
     if isinstance(layer, _ConvTransposeNd):
         parts = matrix.unflatten(1, (weight.shape[0] // groups, -1)).transpose(2, 3)
-        weight.copy_(parts.reshape(weight.shape).flip(_spatial(weight)))
+        weight.copy_(parts.reshape(weight.shape).flip(_spatial_dims(weight)))
     else:
         weight.copy_(matrix.transpose(1, 2).reshape(weight.shape))
 
 
-class Sample:
-    """Some positions of a layer's output: the rows it reads there, and the values it writes."""
+class OutputSample:
+    """A random sample of output positions of a layer, with the input rows behind them."""
 
-    def __init__(self, layer: Layer, x: Tensor, out: Tensor, most: int, seed: int) -> None:
-        """At most so many positions, drawn by seed."""
+    def __init__(
+        self, layer: LinearOrConv, x: Tensor, out: Tensor, max_positions: int, seed: int
+    ) -> None:
+        """Sample at most `max_positions` positions of `out`, the layer's output for `x`."""
         self.layer = layer
         self.windows = _windows(layer, x, out)
         sizes = [out.shape[0], *out.shape[2:]] if isinstance(layer, _ConvNd) else out.shape[:-1]
-        self.index = _positions(sizes, most, seed)
+        self.index = _sample_positions(sizes, max_positions, seed)
 
     @property
-    def pictures(self) -> Tensor:
-        """Which of the batch each position is in."""
+    def images(self) -> Tensor:
+        """Index in the batch of the input that each position belongs to."""
         return self.index[0]
 
     def rows(self) -> Tensor:
-        """What the layer reads: [groups, positions, reads]."""
-        return self._grouped(_picked(self.windows, self.index).flatten(1))
+        """Return the layer's input at these positions: [groups, positions, fan-in]."""
+        return self._split_groups(_take_positions(self.windows, self.index).flatten(1))
 
     def values(self, out: Tensor) -> Tensor:
-        """What stands at these positions: [groups, positions, writes]."""
+        """Return an output at these positions: [groups, positions, output channels]."""
         last = isinstance(self.layer, nn.Linear)
-        return self._grouped(_picked(out.movedim(-1, 1) if last else out, self.index))
+        return self._split_groups(_take_positions(out.movedim(-1, 1) if last else out, self.index))
 
-    def _grouped(self, found: Tensor) -> Tensor:
-        apart: Tensor = found.unflatten(1, (groups_of(self.layer), -1))
-        return apart.transpose(0, 1)
+    def _split_groups(self, values: Tensor) -> Tensor:
+        by_group: Tensor = values.unflatten(1, (groups_of(self.layer), -1))
+        return by_group.transpose(0, 1)
 
 
-def _windows(layer: Layer, x: Tensor, out: Tensor) -> Tensor:
-    """Every window of the input a layer looks at: [pictures, channels, positions…, kernel…]."""
+def _windows(layer: LinearOrConv, x: Tensor, out: Tensor) -> Tensor:
+    """View the input as the windows a layer multiplies: [batch, channels, positions…, kernel…]."""
     if isinstance(layer, nn.Linear):
         return x.movedim(-1, 1)
     stride: Sequence[int] = layer.stride
     if isinstance(layer, _ConvTransposeNd):
-        x, stride = _spread(layer, x, out), [1] * len(layer.stride)
+        x, stride = _upsample_with_zeros(layer, x, out), [1] * len(layer.stride)
     else:
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
@@ -100,13 +104,13 @@ def _windows(layer: Layer, x: Tensor, out: Tensor) -> Tensor:
     return x
 
 
-def _spread(layer: _ConvTransposeNd, x: Tensor, out: Tensor) -> Tensor:
-    """A transposed convolution's input with zeros between and around, as wide as it is read."""
+def _upsample_with_zeros(layer: _ConvTransposeNd, x: Tensor, out: Tensor) -> Tensor:
+    """Put zeros between and around a transposed convolution's inputs, as far as it reads them."""
     sizes = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], layer.stride, strict=True)]
     wide = x.new_zeros([*x.shape[:2], *sizes])
     steps: tuple[Any, ...] = tuple(slice(None, None, s) for s in layer.stride)
-    everywhere: tuple[Any, ...] = (slice(None), slice(None), *steps)
-    wide[everywhere] = x
+    index: tuple[Any, ...] = (slice(None), slice(None), *steps)
+    wide[index] = x
     pads = []
     for i, size in enumerate(sizes):
         reach = layer.dilation[i] * (layer.kernel_size[i] - 1)
@@ -115,21 +119,22 @@ def _spread(layer: _ConvTransposeNd, x: Tensor, out: Tensor) -> Tensor:
     return F.pad(wide, [pad for ends in reversed(pads) for pad in ends])
 
 
-def _positions(sizes: Sequence[int], most: int, seed: int) -> tuple[Tensor, ...]:
-    """Places in an array of these sizes, all of them or a random choice."""
+def _sample_positions(sizes: Sequence[int], max_positions: int, seed: int) -> tuple[Tensor, ...]:
+    """Choose positions in an array of these sizes, all of them or a random subset."""
     count = torch.Size(sizes).numel()
     chosen = torch.arange(count)
-    if count > most:
-        chosen = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]
+    if count > max_positions:
+        random = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(count, generator=random)[:max_positions]
     return torch.unravel_index(chosen, tuple(sizes))
 
 
-def _picked(x: Tensor, index: tuple[Tensor, ...]) -> Tensor:
-    """[pictures, channels, positions…, rest…] at some positions: [positions, channels, rest…]."""
+def _take_positions(x: Tensor, index: tuple[Tensor, ...]) -> Tensor:
+    """Index [batch, channels, positions…, rest…] to [sampled positions, channels, rest…]."""
     first, *others = (i.to(x.device) for i in index)
     places: tuple[Any, ...] = (first, slice(None), *others)
     return x[places]
 
 
-def _spatial(weight: Tensor) -> tuple[int, ...]:
+def _spatial_dims(weight: Tensor) -> tuple[int, ...]:
     return tuple(range(2, weight.ndim))

@@ -1,1 +1,1 @@
-"""Pages, charts and analyses of models and runs."""
+"""HTML reports about runs, charts, and the analysis of a model's weights."""

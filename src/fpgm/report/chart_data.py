@@ -1,4 +1,4 @@
-"""The charts of a report, as data for Vega-Lite: drawn by the functions that draw figures."""
+"""The charts of a run's report as Vega-Lite specifications, built with `fpgm.report.charts`."""
 
 from __future__ import annotations
 
@@ -6,68 +6,78 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fpgm.report import charts as figures
-from fpgm.report.charts.style import KEPT, SERIES, altair, data, names_axis
-from fpgm.report.layers import LayerRow, clip
+from fpgm.report import charts
+from fpgm.report.charts.style import KEPT, SERIES, inline_data, load_altair, name_axis
+from fpgm.report.layers import LayerRow, truncate_middle
 from fpgm.report.run import Run
 
-MOST_GROUPS = 100
-"""In one chart; of more, none could be told from its neighbours."""
-MOST_POINTS = 65
-"""Of one curve."""
-_LONGEST = 80
-"""Letters of a name in a chart."""
-_SLOWEST = 0.01
-"""Times as fast as the original; what is slower would leave no room for the rest."""
+MAX_GROUPS = 100
+"""Groups in one chart; more would be illegible."""
+MAX_POINTS = 65
+"""Points of one curve."""
+_MAX_NAME_LENGTH = 80
+"""Characters shown of a name."""
+_MIN_SPEEDUP = 0.01
+"""Slower models are left out, as they would stretch the axis."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its heading and a sentence that says what is to be seen."""
+    """A Vega-Lite specification with its heading and caption."""
 
     title: str
     caption: str
     spec: dict[str, Any]
 
 
-def charts(run: Run, rows: Sequence[LayerRow]) -> list[Chart]:
-    """All that the folder has data for."""
-    return [*_training(run), *_accuracy(run), *_widths(run), *_recovery(rows), *_times(run),
-            *_sensitivity(run)]  # fmt: skip
+def run_charts(run: Run, rows: Sequence[LayerRow]) -> list[Chart]:
+    """List the charts that the run has data for."""
+    return [
+        *_training_chart(run),
+        *_accuracy_chart(run),
+        *_width_chart(run),
+        *_recovery_chart(rows),
+        *_speedup_chart(run),
+        *_sensitivity_chart(run),
+    ]
 
 
-def spec_of(figure: Any) -> dict[str, Any]:
-    """A figure as it is drawn on a page: as wide as there is room, letters left to the page."""
-    spec: dict[str, Any] = figure.to_dict(validate=False)  # a second for thousands of rows
+def page_spec(figure: Any) -> dict[str, Any]:
+    """Convert an Altair chart for the page, which sets its width, fonts and colors."""
+    spec: dict[str, Any] = figure.to_dict(validate=False)  # validation takes a second
     spec.pop("config", None)
     spec["width"] = "container"
     return spec
 
 
-_RECOVERED = {
-    "solve": "after its layers were solved anew",
-    "norms": "after its batch norms were measured anew",
-    "weights": "after what is left was made up for without data",
+_RECOVERY_STEPS = {
+    "solve": "after least squares",
+    "norms": "after batch-norm re-estimation",
+    "weights": "after data-free compensation",
 }
 
 
-def _accuracy(run: Run) -> Iterator[Chart]:
-    told = run.results.accuracy
-    if not isinstance(told, dict):
+def _accuracy_chart(run: Run) -> Iterator[Chart]:
+    accuracy = run.results.accuracy
+    if not isinstance(accuracy, dict):
         return
-    shares = {clip(name, _LONGEST): share for name, share in told.items() if share is not None}
-    if len(shares) < 2:
+    values = {
+        truncate_middle(name, _MAX_NAME_LENGTH): value
+        for name, value in accuracy.items()
+        if value is not None
+    }
+    if len(values) < 2:
         return
-    alt = altair()
+    alt = load_altair()
     bars = alt.Chart(
-        data(
+        inline_data(
             [
-                {"model": name, "accuracy": share, "shown": f"{share:.2%}"}
-                for name, share in shares.items()
+                {"model": name, "accuracy": value, "shown": f"{value:.2%}"}
+                for name, value in values.items()
             ]
         )
     ).encode(
-        y=alt.Y("model:N", sort=list(shares), title=None),
+        y=alt.Y("model:N", sort=list(values), title=None),
         x=alt.X(
             "accuracy:Q",
             axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
@@ -75,70 +85,74 @@ def _accuracy(run: Run) -> Iterator[Chart]:
         ),
         tooltip=["model:N", alt.Tooltip("shown:N", title="accuracy")],
     )
-    drawn = bars.mark_bar(color=KEPT, height=20) + bars.mark_text(
+    chart = bars.mark_bar(color=KEPT, height=20) + bars.mark_text(
         align="left", dx=4, fontSize=11
     ).encode(text="shown:N")
     count = run.results.test_images
     yield Chart(
         "Accuracy",
-        _accuracy_caption(run) + ("" if count is None else f" Test pictures: {count:.0f}."),
-        spec_of(drawn.properties(height=30 * len(shares))),
+        _accuracy_caption(run) + ("" if count is None else f" Test images: {count:.0f}."),
+        page_spec(chart.properties(height=30 * len(values))),
     )
 
 
 def _accuracy_caption(run: Run) -> str:
     recovery = run.results.recovery
     if recovery is None:
-        return "Of the original, and of what is left of it (compact)."
-    how = _RECOVERED.get(recovery.method, "after recovery")
+        return "Original model and pruned model (compact)."
+    how = _RECOVERY_STEPS.get(recovery.method, "after recovery")
     if recovery.steps:
-        how += " and it was trained towards the original's answers"
-    return f"Of the original, of what is left of it (compact), and {how} (recovered)."
+        how += " and distillation"
+    return f"Original model, pruned model (compact), and pruned model {how} (recovered)."
 
 
-def _widths(run: Run) -> Iterator[Chart]:
+def _width_chart(run: Run) -> Iterator[Chart]:
     groups = () if run.plan is None else run.plan.groups
     if not groups:
         return
-    dearest = sorted(range(len(groups)), key=lambda n: groups[n].kept - groups[n].units)
-    shown = sorted(dearest[:MOST_GROUPS])
-    only = (
-        f" The {MOST_GROUPS} of {len(groups)} groups that lose most."
+    most_removed = sorted(range(len(groups)), key=lambda n: groups[n].kept - groups[n].units)
+    shown = sorted(most_removed[:MAX_GROUPS])
+    note = (
+        f" Shown are the {MAX_GROUPS} of {len(groups)} groups that lose the most units."
         if len(shown) < len(groups)
         else ""
     )
     yield Chart(
-        "Units of every group",
-        "A unit is a filter of one layer, or what several layers must keep or lose together; the "
-        f"units of the same layers are a group.{only}",
-        spec_of(figures.widths([groups[n] for n in shown], numbers=shown, axis_on_top=True)),
+        "Units in each group",
+        "A unit is a filter of one layer, or filters of several layers that can only be removed "
+        f"together. Units of the same layers form a group.{note}",
+        page_spec(charts.group_widths([groups[n] for n in shown], numbers=shown, axis_on_top=True)),
     )
 
 
-def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
+def _recovery_chart(rows: Sequence[LayerRow]) -> Iterator[Chart]:
     all_solved = [
         (row.name, *row.error) for row in rows if row.error is not None and any(row.error)
     ]
-    solved = sorted(all_solved, key=lambda own: -(own[2] or 0))[:MOST_GROUPS]
+    solved = sorted(all_solved, key=lambda item: -(item[2] or 0))[:MAX_GROUPS]
     if not solved:
         return
-    solved = [own for own in all_solved if own in solved]
-    alt = altair()
-    told = [
-        {"layer": f"{number + 1}. {clip(name, _LONGEST)}", "when": when, "error": value}
+    solved = [item for item in all_solved if item in solved]
+    alt = load_altair()
+    points = [
+        {
+            "layer": f"{number + 1}. {truncate_middle(name, _MAX_NAME_LENGTH)}",
+            "when": stage,
+            "error": value,
+        }
         for number, (name, before, after) in enumerate(solved)
-        for when, value in (("before", before), ("after", after))
+        for stage, value in (("before", before), ("after", after))
         if value is not None
     ]
-    order = list(dict.fromkeys(row["layer"] for row in told))
+    order = list(dict.fromkeys(row["layer"] for row in points))
     kinds = ["before", "after"]
-    drawn = (
-        alt.Chart(data(told))
+    chart = (
+        alt.Chart(inline_data(points))
         .mark_point(filled=True, size=50)
         .encode(
             x=alt.X(
                 "layer:N", sort=order, title=None,
-                axis=names_axis(),
+                axis=name_axis(),
             ),
             y=alt.Y("error:Q", title="squared error", scale=alt.Scale(type="symlog")),
             color=alt.Color(
@@ -151,25 +165,32 @@ def _recovery(rows: Sequence[LayerRow]) -> Iterator[Chart]:
         )
         .properties(height=200)
     )  # fmt: skip
-    only = f" The {MOST_GROUPS} with the largest error." if len(solved) < len(all_solved) else ""
+    note = (
+        f" Shown are the {MAX_GROUPS} layers with the largest error."
+        if len(solved) < len(all_solved)
+        else ""
+    )
     yield Chart(
-        "Error of every solved layer",
-        "Squared error of what a layer gives out, as a share of its variance, before and after its "
-        f"weights were solved for.{only}",
-        spec_of(drawn),
+        "Output error of each solved layer",
+        "Squared error of a layer's output relative to its variance, before and after its weights "
+        f"were solved by least squares.{note}",
+        page_spec(chart),
     )
 
 
-def _times(run: Run) -> Iterator[Chart]:
+def _speedup_chart(run: Run) -> Iterator[Chart]:
     rows = []
-    doubt = ""
-    for row in run.bench.rows[:MOST_GROUPS] if run.bench else ():
-        theory, faster = row.promised, row.figures[-1].faster if len(row.figures) > 1 else None
-        if theory is not None and faster is not None and min(theory, faster) > _SLOWEST:
-            doubt = doubt or row.crowd or ""
+    warning = ""
+    for row in run.bench.rows[:MAX_GROUPS] if run.bench else ():
+        theory, faster = (
+            row.theoretical_speedup,
+            row.figures[-1].faster if len(row.figures) > 1 else None,
+        )
+        if theory is not None and faster is not None and min(theory, faster) > _MIN_SPEEDUP:
+            warning = warning or row.crowd or ""
             rows.append(
                 {
-                    "runtime": clip(row.backend, _LONGEST),
+                    "runtime": truncate_middle(row.backend, _MAX_NAME_LENGTH),
                     "model": f"batch {row.batch}, threads {row.threads}",
                     "theory": 1 - 1 / theory,
                     "realised": 1 - 1 / faster,
@@ -177,54 +198,58 @@ def _times(run: Run) -> Iterator[Chart]:
             )
     if rows:
         yield Chart(
-            "Time against theory",
-            "What share of the time goes, by runtime; on the dashed line it is the share of MACs."
-            + (f" Not all of it is to be relied on: {doubt}." if doubt else ""),
-            spec_of(figures.savings(rows)),
+            "Measured and theoretical time saving",
+            "Fraction of the time saved in each runtime. On the dashed line it equals the fraction "
+            "of MACs removed." + (f" Some times are unreliable: {warning}." if warning else ""),
+            page_spec(charts.time_savings(rows)),
         )
 
 
-def _sensitivity(run: Run) -> Iterator[Chart]:
-    known = [
+def _sensitivity_chart(run: Run) -> Iterator[Chart]:
+    curves = [
         (number, group.name, [h for h in group.harm if h is not None])
         for number, group in enumerate(run.sensitivity.groups if run.sensitivity else ())
         if len(group.harm) > 1 and None not in group.harm
     ]
-    if not known:
+    if not curves:
         return
-    shown = sorted(sorted(known, key=lambda own: -own[2][-1])[:MOST_GROUPS])
-    only = (
-        f" The {MOST_GROUPS} of {len(known)} groups that can spare least."
-        if len(shown) < len(known)
+    shown = sorted(sorted(curves, key=lambda item: -item[2][-1])[:MAX_GROUPS])
+    note = (
+        f" Shown are the {MAX_GROUPS} of {len(curves)} most sensitive groups."
+        if len(shown) < len(curves)
         else ""
     )
-    harms = {f"{n + 1}. {clip(name, _LONGEST)}": thinned(harm) for n, name, harm in shown}
-    dearest = ", ".join(sorted(harms, key=lambda name: -harms[name][-1])[:3])
+    errors = {
+        f"{n + 1}. {truncate_middle(name, _MAX_NAME_LENGTH)}": downsample(harm)
+        for n, name, harm in shown
+    }
+    most_sensitive = ", ".join(sorted(errors, key=lambda name: -errors[name][-1])[:3])
     yield Chart(
-        "What every group can spare",
-        "Squared error of the outputs by the share of a group that goes, the others whole; colours "
-        f"run from dark, the first group, to light, the last. Dearest: {dearest}.{only}",
-        spec_of(figures.sensitivity_curves(harms)),
+        "Sensitivity of each group",
+        "Squared error of the model's output by the fraction of one group that is removed. Colors "
+        "run from dark (first group) to light (last group). Most sensitive: "
+        f"{most_sensitive}.{note}",
+        page_spec(charts.sensitivity_curves(errors)),
     )
 
 
-def thinned(values: Sequence[float], most: int = MOST_POINTS) -> list[float]:
-    """A curve at no more than so many places, evenly spaced and on straight lines between.
+def downsample(values: Sequence[float], max_points: int = MAX_POINTS) -> list[float]:
+    """Interpolate a curve linearly at evenly spaced points, at most `max_points`.
 
-    >>> thinned([0.0, 1.0, 2.0, 3.0], 3)
+    >>> downsample([0.0, 1.0, 2.0, 3.0], 3)
     [0.0, 1.5, 3.0]
     """
-    if len(values) <= most:
+    if len(values) <= max_points:
         return list(values)
-    found = []
-    for number in range(most):
-        place = number * (len(values) - 1) / (most - 1)
-        low = min(int(place), len(values) - 2)
-        found.append(values[low] + (place - low) * (values[low + 1] - values[low]))
-    return found
+    points = []
+    for number in range(max_points):
+        position = number * (len(values) - 1) / (max_points - 1)
+        low = min(int(position), len(values) - 2)
+        points.append(values[low] + (position - low) * (values[low + 1] - values[low]))
+    return points
 
 
-def _training(run: Run) -> Iterator[Chart]:
+def _training_chart(run: Run) -> Iterator[Chart]:
     names = {
         "train_accuracy": "training",
         "test_accuracy": "test",
@@ -245,6 +270,6 @@ def _training(run: Run) -> Iterator[Chart]:
         pruned = run.plan is not None or any(name.startswith("prune.") for name in run.recipe)
         yield Chart(
             "Accuracy by epoch",
-            f"While the network was trained{' and pruned' if pruned else ''}.",
-            spec_of(figures.accuracy_by_epoch(lines)),
+            f"During training{' and pruning' if pruned else ''}.",
+            page_spec(charts.accuracy_by_epoch(lines)),
         )

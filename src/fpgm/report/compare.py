@@ -1,136 +1,141 @@
-"""Several runs side by side: what was asked of each, what came out, and how they differ."""
+"""Data for the page that compares several runs: their cards, their settings and two charts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fpgm.report import charts as figures
-from fpgm.report.chart_data import MOST_GROUPS, Chart, spec_of
-from fpgm.report.headline import cards, last_accuracy
-from fpgm.report.layers import clip, numbered
+from fpgm.report import charts
+from fpgm.report.chart_data import MAX_GROUPS, Chart, page_spec
+from fpgm.report.headline import cards, final_accuracy
+from fpgm.report.layers import group_label, truncate_middle
 from fpgm.report.run import Run
 
-_BUDGET = ("rate", "macs", "params", "latency", "rates")
-_ASKED = ("model", *_BUDGET, "criterion", "distance", "residual", "allocate", "recover", "distil",
-          "align", "data", "train.epochs", "train.lr")  # fmt: skip
-_MOST_ROWS = 40
-"""Of what was asked."""
+_BUDGET_SETTINGS = ("rate", "macs", "params", "latency", "rates")
+_COMMON_SETTINGS = ("model", *_BUDGET_SETTINGS, "criterion", "distance", "residual", "allocate",
+                    "recover", "distil", "align", "data", "train.epochs",
+                    "train.lr")  # fmt: skip
+_MAX_SETTINGS = 40
+"""Rows of settings in the table."""
 
 
-def comparison(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the page of a comparison is filled with."""
-    names = _distinct([clip(run.name, 60) for run in runs])
-    figures_of = [{card.name: card for card in cards(run)} for run in runs]
-    heads = list(dict.fromkeys(name for own in figures_of for name in own))
-    asked = [_asked(run) for run in runs]
-    kept = _rows(asked)
+def comparison_values(runs: Sequence[Run]) -> dict[str, Any]:
+    """Collect the values that the template of the comparison page needs."""
+    names = _make_unique([truncate_middle(run.name, 60) for run in runs])
+    cards_by_run = [{card.name: card for card in cards(run)} for run in runs]
+    card_names = list(dict.fromkeys(name for entry in cards_by_run for name in entry))
+    settings = [_settings(run) for run in runs]
+    names_shown = _setting_names(settings)
     return {
         "names": names,
-        "heads": heads,
-        "figures": figures_of,
-        "asked_keys": kept,
-        "asked": [{key: clip(own.get(key, "")) for key in kept} for own in asked],
-        "charts": [*_curve(names, runs), *_kept(names, runs)],
+        "card_names": card_names,
+        "cards_by_run": cards_by_run,
+        "setting_names": names_shown,
+        "settings": [
+            {key: truncate_middle(entry.get(key, "")) for key in names_shown} for entry in settings
+        ],
+        "charts": [*_accuracy_chart(names, runs), *_kept_charts(names, runs)],
     }
 
 
-def _rows(asked: Sequence[Mapping[str, str]]) -> list[str]:
-    """Settings worth a row: those everybody asks about, and others in which runs differ."""
-    given: dict[str, list[str]] = {key: [] for key in _ASKED}
-    for own in asked:
-        for key, value in own.items():
-            given.setdefault(key, []).append(value)
+def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Choose the settings to show: the common ones, and others in which the runs differ."""
+    values_by_name: dict[str, list[str]] = {key: [] for key in _COMMON_SETTINGS}
+    for entry in settings:
+        for key, value in entry.items():
+            values_by_name.setdefault(key, []).append(value)
     return [
-        key for key, values in given.items() if values and (key in _ASKED or len(set(values)) > 1)
-    ][:_MOST_ROWS]
+        key
+        for key, values in values_by_name.items()
+        if values and (key in _COMMON_SETTINGS or len(set(values)) > 1)
+    ][:_MAX_SETTINGS]
 
 
-def _asked(run: Run) -> dict[str, str]:
-    """Settings by the names that `fpgm prune` has for them, whichever command it was."""
-    found = {"model": run.model} if run.model else {}
-    for key, value in run.asked.items():
+def _settings(run: Run) -> dict[str, str]:
+    """Return a run's settings under the names of `fpgm prune`'s options, whatever the command."""
+    settings = {"model": run.model} if run.model else {}
+    for key, value in run.settings.items():
         name = "data" if key == "data.name" else key.removeprefix("prune.")
         if name != "model.name":
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
-def _setting(run: Run) -> str:
-    """All that was asked but how much was to go: runs that share it may stand on one line."""
-    kept = {
+def _settings_without_budget(run: Run) -> str:
+    """Describe all settings but the budget: a chart's line joins runs in which they are equal."""
+    other = {
         key: value
-        for key, value in _asked(run).items()
-        if key not in _BUDGET and not key.startswith("rates.")
+        for key, value in _settings(run).items()
+        if key not in _BUDGET_SETTINGS and not key.startswith("rates.")
     }
-    return clip(", ".join(f"{key} {value}" for key, value in kept.items()), 400)
+    return truncate_middle(", ".join(f"{key} {value}" for key, value in other.items()), 400)
 
 
-def _curve(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
-    """Accuracy against MACs removed."""
+def _accuracy_chart(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
+    """Plot accuracy against MACs removed, if two runs or more have both."""
     rows = []
     for name, run in zip(names, runs, strict=True):
-        share = last_accuracy(run)
-        if run.plan is not None and share is not None:
+        accuracy = final_accuracy(run)
+        if run.plan is not None and accuracy is not None:
             rows.append(
                 {
                     "run": name,
-                    "setting": _setting(run),
+                    "setting": _settings_without_budget(run),
                     "macs": run.plan.macs_removed,
-                    "accuracy": share,
+                    "accuracy": accuracy,
                 }
             )
     if len(rows) > 1:
-        tested = {_asked(run).get("data") for run in runs if last_accuracy(run) is not None}
-        apart = " They were not all tested on the same data." if len(tested) > 1 else ""
+        datasets = {_settings(run).get("data") for run in runs if final_accuracy(run) is not None}
+        warning = " The runs were not all tested on the same data." if len(datasets) > 1 else ""
         yield Chart(
             "Accuracy by MACs removed",
-            "A point is a run. A line joins runs whose settings are the same but for how much was "
-            f"to go.{apart}",
-            spec_of(figures.runs_by_macs(rows)),
+            "Each point is a run. Lines join runs that differ only in their pruning budget."
+            f"{warning}",
+            page_spec(charts.runs_by_macs(rows)),
         )
 
 
-def _kept(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
-    """Which share of every group each run keeps; runs whose groups differ are drawn apart."""
-    alike: dict[tuple[Any, ...], dict[str, Run]] = {}
+def _kept_charts(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
+    """Plot the fraction of each group that runs keep; one chart per set of equal groups."""
+    runs_by_structure: dict[tuple[Any, ...], dict[str, Run]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.plan is not None and run.plan.groups:
             key = tuple((group.name, group.units, group.layers) for group in run.plan.groups)
-            alike.setdefault(key, {})[name] = run
-    for own in alike.values():
-        yield _kept_by(own, ", ".join(own) if len(alike) > 1 else "")
+            runs_by_structure.setdefault(key, {})[name] = run
+    for same in runs_by_structure.values():
+        yield _kept_chart(same, ", ".join(same) if len(runs_by_structure) > 1 else "")
 
 
-def _kept_by(runs: Mapping[str, Run], which: str) -> Chart:
-    shares: dict[str, list[float]] = {}
+def _kept_chart(runs: Mapping[str, Run], names: str) -> Chart:
+    fractions: dict[str, list[float]] = {}
     labels: list[str] = []
     total = 0
     for name, run in runs.items():
         assert run.plan is not None
         groups = run.plan.groups
         total = len(groups)
-        labels = [numbered(n, group) for n, group in enumerate(groups[:MOST_GROUPS])]
-        shares[name] = [group.kept / group.units for group in groups[:MOST_GROUPS]]
-    only = f" The first {MOST_GROUPS} of {total} groups." if total > MOST_GROUPS else ""
+        labels = [group_label(n, group) for n, group in enumerate(groups[:MAX_GROUPS])]
+        fractions[name] = [group.kept / group.units for group in groups[:MAX_GROUPS]]
+    note = f" The first {MAX_GROUPS} of {total} groups." if total > MAX_GROUPS else ""
     return Chart(
-        "What stays of every group" + (f": {which}" if which else ""),
-        f"The share of its units that each run keeps.{only}",
-        spec_of(figures.kept_by_group(labels, shares)),
+        "Units kept in each group" + (f": {names}" if names else ""),
+        f"Fraction of each group's units that a run keeps.{note}",
+        page_spec(charts.kept_by_group(labels, fractions)),
     )
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names that differ: folders of the same name get a number.
+def _make_unique(names: Sequence[str]) -> list[str]:
+    """Make all names differ by numbering folders of the same name.
 
-    >>> _distinct(["a", "b", "a", "a (2)"])
+    >>> _make_unique(["a", "b", "a", "a (2)"])
     ['a', 'b', 'a (2)', 'a (2) (2)']
     """
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
-        own, count = name, 1
-        while own in found:
+        candidate, count = name, 1
+        while candidate in unique:
             count += 1
-            own = f"{name} ({count})"
-        found.append(own)
-    return found
+            candidate = f"{name} ({count})"
+        unique.append(candidate)
+    return unique

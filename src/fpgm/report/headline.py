@@ -1,4 +1,4 @@
-"""What a reader wants to know first: how much smaller, how fast, how good, and is it proven."""
+"""The cards at the top of a report: MACs, parameters, latency, accuracy and certificate."""
 
 from __future__ import annotations
 
@@ -6,147 +6,150 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fpgm.report.run import Run
-from fpgm.utils.text import figure
+from fpgm.utils.text import format_number
 
 
 @dataclass(frozen=True)
 class Card:
-    """A figure with its name and what it was before."""
+    """One metric: its name, its value, and a line with the details."""
 
     name: str
     value: str
     detail: str
     tone: str = "plain"
-    """plain, good or bad."""
+    """CSS class of the card: plain, good or bad."""
 
 
 def cards(run: Run) -> list[Card]:
-    """The figures at the top of the page, as far as there are any."""
-    return [*_costs(run), *_time(run), *_accuracy(run), *_certificate(run)]
+    """List the cards that the run has data for."""
+    return [*_cost_cards(run), *_latency_card(run), *_accuracy_card(run), *_certificate_card(run)]
 
 
-def last_accuracy(run: Run) -> float | None:
-    """Of the model that was written, as far as that was counted."""
-    told = run.results.accuracy
-    if isinstance(told, dict):
-        return told.get("recovered", told.get("compact"))
-    return told
+def final_accuracy(run: Run) -> float | None:
+    """Return the accuracy of the model that the run saved, or None if it was not measured."""
+    accuracy = run.results.accuracy
+    if isinstance(accuracy, dict):
+        return accuracy.get("recovered", accuracy.get("compact"))
+    return accuracy
 
 
-def _costs(run: Run) -> Iterator[Card]:
+def _cost_cards(run: Run) -> Iterator[Card]:
     plan = run.plan
     if plan is None or not plan.macs_before:
         return
     yield Card(
         "MACs",
-        _less(plan.macs_removed),
-        f"{_count(plan.macs_before)} → {_count(plan.macs_after)} multiply-adds",
+        _format_reduction(plan.macs_removed),
+        f"{_format_count(plan.macs_before)} → {_format_count(plan.macs_after)} multiply-adds",
     )
     yield Card(
         "Parameters",
-        _less(plan.params_removed),
-        f"{_count(plan.params_before)} → {_count(plan.params_after)}",
+        _format_reduction(plan.params_removed),
+        f"{_format_count(plan.params_before)} → {_format_count(plan.params_after)}",
     )
 
 
-def _time(run: Run) -> Iterator[Card]:
+def _latency_card(run: Run) -> Iterator[Card]:
     rows = [
         (row.figures[-1].faster, row)
         for row in (run.bench.rows if run.bench else ())
         if len(row.figures) > 1 and (row.figures[-1].faster or 0) > 0
     ]
-    rows = [own for own in rows if not own[1].crowd] or rows
+    rows = [pair for pair in rows if not pair[1].crowd] or rows
     if rows:
-        faster, best = max(rows, key=lambda own: own[0] or 0)
+        faster, best = max(rows, key=lambda pair: pair[0] or 0)
         assert faster is not None
-        of = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
-        theory = "" if best.promised is None else f"; MACs promise {best.promised:.2f}×"
-        doubt = f". NOT to be relied on: {best.crowd}" if best.crowd else ""
-        word = "as" if _pace(faster) == "as fast" else "than"
-        sure = word == "than" and not doubt
+        context = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
+        theory = best.theoretical_speedup
+        expected = "" if theory is None else f"; by MACs: {theory:.2f}×"
+        warning = f". UNRELIABLE: {best.crowd}" if best.crowd else ""
+        word = "as" if _format_speedup(faster) == "as fast" else "than"
+        reliable = word == "than" and not warning
         yield Card(
             "Latency",
-            _pace(faster),
-            f"{word} {best.figures[0].model}; {of}{best.backend}, batch {best.batch}, threads "
-            f"{best.threads}{theory}{doubt}",
-            "plain" if not sure else "good" if faster > 1 else "bad",
+            _format_speedup(faster),
+            f"{word} {best.figures[0].model}; {context}{best.backend}, batch {best.batch}, threads "
+            f"{best.threads}{expected}{warning}",
+            "plain" if not reliable else "good" if faster > 1 else "bad",
         )
     elif run.plan is not None and run.plan.latency is not None:
-        told = run.plan.latency
+        latency = run.plan.latency
         yield Card(
             "Latency",
-            _less(told.measured),
-            f"{figure(1000 * told.seconds_before)} → {figure(1000 * told.seconds_after)} ms in "
-            f"{told.backend}; asked {_less(told.asked)}",
-            "plain" if told.measured >= 0 else "bad",
+            _format_reduction(latency.measured),
+            f"{format_number(1000 * latency.seconds_before)} → "
+            f"{format_number(1000 * latency.seconds_after)} ms "
+            f"in {latency.backend}; requested {_format_reduction(latency.asked)}",
+            "plain" if latency.measured >= 0 else "bad",
         )
 
 
-def _pace(faster: float) -> str:
-    """How many times as fast.
+def _format_speedup(faster: float) -> str:
+    """Format a speedup factor.
 
-    >>> _pace(1.5), _pace(0.5), _pace(0.998)
+    >>> _format_speedup(1.5), _format_speedup(0.5), _format_speedup(0.998)
     ('1.50× faster', '2.00× slower', 'as fast')
     """
     times = f"{max(faster, 1 / faster):.2f}"
     return "as fast" if times == "1.00" else f"{times}× {'faster' if faster > 1 else 'slower'}"
 
 
-def _accuracy(run: Run) -> Iterator[Card]:
-    told, last = run.results.accuracy, last_accuracy(run)
+def _accuracy_card(run: Run) -> Iterator[Card]:
+    accuracy, final = run.results.accuracy, final_accuracy(run)
     count = run.results.test_images
-    pictures = "test data" if count is None else f"{count:.0f} test pictures"
-    if isinstance(told, dict):
-        known = {name: share for name, share in told.items() if share is not None}
-        steps = ", ".join(f"{name} {share:.2%}" for name, share in known.items())
+    test_set = "test data" if count is None else f"{count:.0f} test images"
+    if isinstance(accuracy, dict):
+        known = {name: value for name, value in accuracy.items() if value is not None}
+        steps = ", ".join(f"{name} {value:.2%}" for name, value in known.items())
         if known:
-            value = "unknown" if last is None else f"{last:.2%}"
-            yield Card("Accuracy", value, f"{steps}; {pictures}")
-    elif told is not None:
+            headline = "unknown" if final is None else f"{final:.2%}"
+            yield Card("Accuracy", headline, f"{steps}; {test_set}")
+    elif accuracy is not None:
         kind = "trained" if run.plan is None else "compact"
-        yield Card("Accuracy", f"{told:.2%}", f"of the {kind} model, on {pictures}")
+        yield Card("Accuracy", f"{accuracy:.2%}", f"of the {kind} model, on {test_set}")
     elif run.metrics and run.metrics[-1].test_accuracy is not None:
         newest = run.metrics[-1]
         yield Card("Accuracy", f"{newest.test_accuracy:.2%}", f"after epoch {newest.epoch}")
 
 
-def _certificate(run: Run) -> Iterator[Card]:
-    told = run.results.certificate
-    if told is not None:
-        of = "of the pruning, before recovery: " if run.results.recovery is not None else ""
-        differ = "" if told.max_error is None else f" differ by {told.max_error:.1e}"
-        most = "" if told.tolerance is None else f"; up to {told.tolerance:.0e} is rounding"
+def _certificate_card(run: Run) -> Iterator[Card]:
+    certificate = run.results.certificate
+    if certificate is not None:
+        context = "before recovery: " if run.results.recovery is not None else ""
+        error, tolerance = certificate.max_error, certificate.tolerance
+        difference = "" if error is None else f"; largest difference {error:.1e}"
+        limit = "" if tolerance is None else f", tolerance {tolerance:.0e}"
         yield Card(
             "Certificate",
-            "certified" if told.ok else "NOT certified",
-            f"{of}the compact model and the original with the same units masked{differ}{most}",
-            "good" if told.ok else "bad",
+            "certified" if certificate.ok else "NOT certified",
+            f"{context}compact model compared with the masked original{difference}{limit}",
+            "good" if certificate.ok else "bad",
         )
     elif run.plan is not None and run.results.max_error is not None:
-        # Training ends with an error, and without results, where the two are not the same.
+        # Training raises an error and writes no results if the check fails.
         yield Card(
             "Certificate",
             "certified",
-            "the compact model and the trained one with the same units masked differ by "
+            "compact model compared with the masked trained model; largest difference "
             f"{run.results.max_error:.1e}",
             "good",
         )
 
 
-def _less(share: float) -> str:
-    """What goes, with its sign.
+def _format_reduction(fraction: float) -> str:
+    """Format a removed fraction as a signed change.
 
-    >>> _less(0.5), _less(-0.034), _less(0.0)
+    >>> _format_reduction(0.5), _format_reduction(-0.034), _format_reduction(0.0)
     ('−50.0%', '+3.4%', '0.0%')
     """
-    text = f"{abs(share):.1%}"
-    return text if text == "0.0%" else ("−" if share > 0 else "+") + text
+    text = f"{abs(fraction):.1%}"
+    return text if text == "0.0%" else ("−" if fraction > 0 else "+") + text
 
 
-def _count(number: float) -> str:
-    """A count with three digits.
+def _format_count(number: float) -> str:
+    """Format a count with three digits and a unit prefix.
 
-    >>> _count(125_485_706), _count(999_950), _count(950)
+    >>> _format_count(125_485_706), _format_count(999_950), _format_count(950)
     ('125 M', '1.00 M', '950')
     """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,36 +1,36 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  const { layers = [], streams = [], phrases = [], specs } = JSON.parse(document.getElementById("data").textContent);
-  const make = (tag, text, name) => {
+  const { layers = [], streams = [], strings = [], specs } = JSON.parse(document.getElementById("data").textContent);
+  const makeElement = (tag, text, name) => {
     const node = document.createElement(tag);
     if (text !== undefined) node.textContent = text;
     if (name) node.className = name;
     return node;
   };
-  const drawn = (tag, values) => {
+  const makeSvg = (tag, values) => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
     Object.entries(values).forEach(([key, value]) => node.setAttribute(key, value));
     return node;
   };
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const phrase = (number) => (number === undefined ? "" : phrases[number]);
+  const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const lookup = (index) => (index === undefined ? "" : strings[index]);
 
-  // What was chosen outlives a reload; where the browser keeps nothing, it does not.
-  const remember = (name, value) => { try { sessionStorage.setItem(storeKey + name, value); } catch { /* then not */ } };
+  // Selections survive a reload, unless the browser blocks session storage.
+  const storeState = (name, value) => { try { sessionStorage.setItem(storeKey + name, value); } catch { /* blocked */ } };
 
-  // Charts take their letters and lines from the page; their colours have a partner for the dark.
+  // Charts use the page's fonts and lines; each color has a counterpart for the dark theme.
   const DARK = { "#0072b2": "#56b4e9", "#d55e00": "#ee8a45", "#009e73": "#3fc79a", "#cc79a7": "#e7a3cb", "#e69f00": "#f2c14e",
     "#56b4e9": "#9ad4f5", "#000000": "#e8ecf0", "#9a9a9a": "#a5b0bb", white: "#14181d" };
   const isDark = () => root.dataset.theme === "dark" && !window.matchMedia("print").matches;
-  const themed = (spec) => !isDark() ? spec : JSON.parse(JSON.stringify(spec), (name, value) =>
+  const applyTheme = (spec) => !isDark() ? spec : JSON.parse(JSON.stringify(spec), (name, value) =>
     typeof value === "string" && Object.hasOwn(DARK, value) ? DARK[value]
       : name === "scheme" && value.name === "viridis" ? { name: "viridis", extent: [0.3, 1] } : value);
   const config = () => {
-    const ink = colour("--ink"), line = colour("--line");
+    const ink = color("--text"), line = color("--line");
     const font = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif";
     return {
-      background: null, font, view: { stroke: null }, padding: { left: 2, right: 14, top: 5, bottom: 2 }, // the last label sticks out
+      background: null, font, view: { stroke: null }, padding: { left: 2, right: 14, top: 5, bottom: 2 }, // room for the last label
       axis: { labelColor: ink, titleColor: ink, domainColor: line, tickColor: line, grid: true,
         gridColor: line, gridOpacity: 0.5, labelFontSize: 11, labelSeparation: 4, labelFlush: false, titleFontSize: 12, titleFontWeight: "normal" },
       axisBand: { grid: false }, axisPoint: { grid: false },
@@ -39,14 +39,14 @@
     };
   };
   const draw = (place, spec) =>
-    vegaEmbed(place, themed(spec), { renderer: "svg", actions: false, config: config() }).then(() => {
-      if (place.scrollHeight > place.clientHeight + 1) place.tabIndex = 0; // else the keyboard could not scroll it
+    vegaEmbed(place, applyTheme(spec), { renderer: "svg", actions: false, config: config() }).then(() => {
+      if (place.scrollHeight > place.clientHeight + 1) place.tabIndex = 0; // makes it scrollable by keyboard
     }).catch((error) => {
       place.textContent = "This chart cannot be drawn: " + error.message;
     });
   const drawAll = () => {
     document.querySelectorAll("[data-chart]").forEach((place) => draw(place, specs[Number(place.dataset.chart)]));
-    if (chosen !== null) choose(chosen);
+    if (selected !== null) showLayer(selected);
   };
   const setTheme = (name) => {
     root.dataset.theme = name;
@@ -54,54 +54,54 @@
     drawAll();
   };
 
-  // The network: a button a layer, with the streams beside it.
-  const gone = (layer) => layer.filters === undefined ? 0 : layer.filters - layer.kept;
+  // The network diagram: one button per layer, with the streams beside it.
+  const removedCount = (layer) => layer.filters === undefined ? 0 : layer.filters - layer.kept;
   const diagram = document.getElementById("diagram");
   if (diagram) {
-    const beside = layers.map(() => []);
+    const lanesByRow = layers.map(() => []);
     streams.forEach((stream, which) => {
-      const writes = new Set(stream.writes), reads = new Set(stream.reads);
+      const producers = new Set(stream.producers), consumers = new Set(stream.consumers);
       for (let row = stream.first; row <= stream.last; row++)
-        beside[row].push({ stream, colour: which % 6, top: row > stream.first, bottom: row < stream.last, writes: writes.has(row), reads: reads.has(row) });
+        lanesByRow[row].push({ stream, color: which % 6, top: row > stream.first, bottom: row < stream.last, produces: producers.has(row), consumes: consumers.has(row) });
     });
     const columns = 1 + streams.reduce((most, stream) => Math.max(most, stream.column), -1);
     const step = Math.max(6, Math.min(14, 0.25 * diagram.clientWidth / columns)), radius = Math.min(5, step / 2 - 0.5);
     const widest = layers.reduce((most, layer) => Math.max(most, layer.filters || 0), 1);
-    const length = (layer) => 100 * Math.sqrt((layer.filters || 0) / widest); // or 1000 classes would leave 64 filters no room
+    const length = (layer) => 100 * Math.sqrt((layer.filters || 0) / widest); // else a layer of 1000 classes would dwarf one of 64 filters
     diagram.append(...layers.map((layer, number) => {
-      const button = make("button", undefined, "layer");
+      const button = makeElement("button", undefined, "layer");
       button.type = "button";
       button.dataset.layer = number;
       button.title = layer.name;
       button.setAttribute("aria-pressed", "false");
-      const lanes = drawn("svg", { width: columns ? step * columns + 4 : 0, height: 26, "aria-hidden": "true", focusable: "false" });
-      const told = [layer.name + ": " + (layer.filters === undefined ? "all filters stay" : layer.kept + " of " + layer.filters + " filters stay")];
-      beside[number].forEach((lane) => {
-        const x = step * (lane.stream.column + 0.5) + 2, name = "c" + lane.colour;
-        if (lane.top) lanes.append(drawn("line", { class: "lane " + name, x1: x, y1: 0, x2: x, y2: 13 }));
-        if (lane.bottom) lanes.append(drawn("line", { class: "lane " + name, x1: x, y1: 13, x2: x, y2: 26 }));
-        if (lane.writes) lanes.append(drawn("circle", { class: "dot full " + name, cx: x, cy: 13, r: radius }));
-        else if (lane.reads) lanes.append(drawn("circle", { class: "dot " + name, cx: x, cy: 13, r: radius - 1 }));
-        if (lane.writes || lane.reads) told.push((lane.writes ? "writes" : "reads") + " stream " + lane.stream.name);
+      const lanes = makeSvg("svg", { width: columns ? step * columns + 4 : 0, height: 26, "aria-hidden": "true", focusable: "false" });
+      const labelParts = [layer.name + ": " + (layer.filters === undefined ? "all filters kept" : layer.kept + " of " + layer.filters + " filters kept")];
+      lanesByRow[number].forEach((lane) => {
+        const x = step * (lane.stream.column + 0.5) + 2, name = "c" + lane.color;
+        if (lane.top) lanes.append(makeSvg("line", { class: "lane " + name, x1: x, y1: 0, x2: x, y2: 13 }));
+        if (lane.bottom) lanes.append(makeSvg("line", { class: "lane " + name, x1: x, y1: 13, x2: x, y2: 26 }));
+        if (lane.produces) lanes.append(makeSvg("circle", { class: "dot full " + name, cx: x, cy: 13, r: radius }));
+        else if (lane.consumes) lanes.append(makeSvg("circle", { class: "dot " + name, cx: x, cy: 13, r: radius - 1 }));
+        if (lane.produces || lane.consumes) labelParts.push((lane.produces ? "produces" : "consumes") + " stream " + lane.stream.name);
       });
-      button.setAttribute("aria-label", told.join("; "));
-      const bar = make("span", undefined, "bar"), kept = make("span", undefined, "kept"), lost = make("span", undefined, "gone");
+      button.setAttribute("aria-label", labelParts.join("; "));
+      const bar = makeElement("span", undefined, "bar"), kept = makeElement("span", undefined, "kept"), lost = makeElement("span", undefined, "removed");
       bar.setAttribute("aria-hidden", "true");
       if (layer.filters) {
         kept.style.width = length(layer) * layer.kept / layer.filters + "%";
-        lost.style.width = length(layer) * gone(layer) / layer.filters + "%";
+        lost.style.width = length(layer) * removedCount(layer) / layer.filters + "%";
       }
-      bar.append(kept, ...(gone(layer) ? [lost] : []));
-      const name = make("span", undefined, "name"), count = make("span", layer.filters === undefined ? "all" : String(layer.kept), "count");
-      name.append(make("bdi", layer.name));
-      if (layer.filters !== undefined) count.append(make("small", "/" + layer.filters));
+      bar.append(kept, ...(removedCount(layer) ? [lost] : []));
+      const name = makeElement("span", undefined, "name"), count = makeElement("span", layer.filters === undefined ? "all" : String(layer.kept), "count");
+      name.append(makeElement("bdi", layer.name));
+      if (layer.filters !== undefined) count.append(makeElement("small", "/" + layer.filters));
       button.append(lanes, name, bar, count);
       return button;
     }));
     diagram.addEventListener("click", (event) => {
       const button = event.target.closest(".layer");
       if (!button) return;
-      pick(Number(button.dataset.layer));
+      selectLayer(Number(button.dataset.layer));
       showDetails();
     });
     diagram.addEventListener("keydown", (event) => {
@@ -114,14 +114,14 @@
     });
   }
 
-  // One layer.
-  let chosen = null;
-  const percent = (share) => share === 0 ? "0%" : share < 0.0005 ? "<0.1%" : (100 * share).toFixed(1) + "%";
+  // Details of the selected layer.
+  let selected = null;
+  const percent = (fraction) => fraction === 0 ? "0%" : fraction < 0.0005 ? "<0.1%" : (100 * fraction).toFixed(1) + "%";
   const filters = (count) => count + (count === 1 ? " filter" : " filters");
   const sentence = (layer) => {
-    if (layer.filters === undefined) return "All of its filters stay.";
-    if (!gone(layer)) return filters(layer.filters) + ", all of which stay.";
-    return filters(layer.filters) + ", of which " + gone(layer) + " (" + percent(gone(layer) / layer.filters) + ") go.";
+    if (layer.filters === undefined) return "All filters are kept.";
+    if (!removedCount(layer)) return filters(layer.filters) + ", all kept.";
+    return filters(layer.filters) + ", " + removedCount(layer) + " removed (" + percent(removedCount(layer) / layer.filters) + ").";
   };
   const points = (layer) => {
     const removed = new Set(layer.removed);
@@ -130,11 +130,11 @@
       x: layer.places && layer.places[n][0], y: layer.places && layer.places[n][1], distance: layer.to_median && layer.to_median[n],
     })).filter((point) => point.norm !== null);
   };
-  const kinds = (middle) => ({
-    domain: ["kept", "removed"].concat(middle ? ["median"] : []),
-    range: [colour("--kept"), colour("--gone")].concat(middle ? [colour("--ink")] : []),
+  const kinds = (withMedian) => ({
+    domain: ["kept", "removed"].concat(withMedian ? ["median"] : []),
+    range: [color("--kept"), color("--removed")].concat(withMedian ? [color("--text")] : []),
   });
-  const around = (layer) => { // a little more than there is, so that the curve ends where nothing is
+  const normRange = (layer) => { // with a margin, so that the density curve can fall to zero
     const norms = layer.norms.filter((norm) => norm !== null);
     const low = norms.reduce((a, b) => Math.min(a, b), Infinity), high = norms.reduce((a, b) => Math.max(a, b), -Infinity);
     const margin = 0.15 * (high - low) || 0.1;
@@ -143,8 +143,8 @@
   const normSpec = (layer) => ({
     width: "container", height: 170, data: { values: points(layer) },
     layer: [
-      { transform: [{ density: "norm", as: ["norm", "density"], extent: around(layer) }], mark: { type: "area", opacity: 0.25, color: colour("--kept"), line: { color: colour("--kept") } },
-        encoding: { x: { field: "norm", type: "quantitative", title: "norm", scale: { domain: around(layer), nice: false } }, y: { field: "density", type: "quantitative", title: "density" } } },
+      { transform: [{ density: "norm", as: ["norm", "density"], extent: normRange(layer) }], mark: { type: "area", opacity: 0.25, color: color("--kept"), line: { color: color("--kept") } },
+        encoding: { x: { field: "norm", type: "quantitative", title: "norm", scale: { domain: normRange(layer), nice: false } }, y: { field: "density", type: "quantitative", title: "density" } } },
       { mark: { type: "tick", thickness: 1.5, size: 14, yOffset: 0 },
         encoding: { x: { field: "norm", type: "quantitative" }, y: { value: 163 }, color: { field: "kind", type: "nominal", scale: kinds(false) },
           tooltip: [{ field: "filter" }, { field: "norm", format: ".3g" }, { field: "kind" }] } },
@@ -162,93 +162,93 @@
   });
   const strip = (layer) => {
     const removed = new Set(layer.removed), order = layer.to_median || layer.norms;
-    const cells = make("div", undefined, "strip");
+    const cells = makeElement("div", undefined, "strip");
     cells.setAttribute("role", "img");
     cells.setAttribute("aria-label", removed.size ? "Removed: " + layer.removed.join(", ") : "No filter is removed");
     layer.norms.map((norm, n) => n).sort((a, b) => order[a] - order[b]).forEach((n) => {
-      const cell = make("span", undefined, removed.has(n) ? "gone" : "");
-      cell.title = "filter " + n + ", norm " + layer.norms[n] + (layer.to_median ? ", " + layer.to_median[n] + " from the median" : "");
+      const cell = makeElement("span", undefined, removed.has(n) ? "removed" : "");
+      cell.title = "filter " + n + ", norm " + layer.norms[n] + (layer.to_median ? ", " + layer.to_median[n] + " to the median" : "");
       cells.append(cell);
     });
     return cells;
   };
-  const choose = (number) => {
-    chosen = number;
+  const showLayer = (number) => {
+    selected = number;
     const layer = layers[number];
     document.querySelectorAll(".layer[aria-pressed='true']").forEach((button) => button.setAttribute("aria-pressed", "false"));
     diagram.children[number].setAttribute("aria-pressed", "true");
     const place = document.getElementById("details");
-    place.replaceChildren(make("h3", layer.name), make("p", sentence(layer)));
-    const say = (text, name) => place.append(make("p", text, name));
-    if (layer.groups) say((layer.groups.length > 1 ? "Groups: " : "Group: ") + layer.groups.map(phrase).join("; ") + ".");
-    if (layer.why !== undefined) say((gone(layer) ? "Part of it stays: " : "Left whole: ") + phrase(layer.why) + ".");
-    if (layer.verdict !== undefined) say("Norms: " + phrase(layer.verdict) + ".");
-    if (layer.error && layer.error[0] !== 0) say("Error of its output, solved for: " + layer.error.map((v) => v === null ? "?" : v.toPrecision(2)).join(" → ") + ".");
+    place.replaceChildren(makeElement("h3", layer.name), makeElement("p", sentence(layer)));
+    const addParagraph = (text, name) => place.append(makeElement("p", text, name));
+    if (layer.groups) addParagraph((layer.groups.length > 1 ? "Groups: " : "Group: ") + layer.groups.map(lookup).join("; ") + ".");
+    if (layer.reason !== undefined) addParagraph((removedCount(layer) ? "Partly frozen: " : "Frozen: ") + lookup(layer.reason) + ".");
+    if (layer.verdict !== undefined) addParagraph("Norms: " + lookup(layer.verdict) + ".");
+    if (layer.error && layer.error[0] !== 0) addParagraph("Output error before → after least squares: " + layer.error.map((v) => v === null ? "?" : v.toPrecision(2)).join(" → ") + ".");
     if (!layer.norms) return;
-    say("Filters from " + (layer.to_median ? "the nearest to the geometric median to the farthest" : "the smallest norm to the largest") + "; framed ones go:", "caption");
-    const left = make("div", undefined, "chart"), right = make("div", undefined, "chart"), pair = make("div", undefined, "pair");
+    addParagraph("Filters sorted by " + (layer.to_median ? "distance to the geometric median" : "norm") + "; framed ones are removed:", "caption");
+    const left = makeElement("div", undefined, "chart"), right = makeElement("div", undefined, "chart"), pair = makeElement("div", undefined, "pair");
     left.id = "norms"; right.id = "map";
     pair.append(left, ...(layer.places ? [right] : []));
     place.append(strip(layer), pair);
-    say(layer.places ? "Their norms; and the plane in which they spread most around their geometric median." : "Their norms.", "caption");
+    addParagraph(layer.places ? "Left: filter norms. Right: filters in the two directions of largest variance, around their geometric median." : "Filter norms.", "caption");
     draw(left, normSpec(layer));
     if (layer.places) draw(right, mapSpec(layer));
   };
-  const pick = (number) => {
-    choose(number);
-    remember("layer", layers[number].name);
-    document.getElementById("said").textContent = layers[number].name + ": " + sentence(layers[number]);
+  const selectLayer = (number) => {
+    showLayer(number);
+    storeState("layer", layers[number].name);
+    document.getElementById("announcement").textContent = layers[number].name + ": " + sentence(layers[number]);
   };
-  const showDetails = () => { // on a phone they are below the network, perhaps out of sight
+  const showDetails = () => { // on a narrow screen they are below the diagram and may be out of view
     const place = document.getElementById("details"), top = place.getBoundingClientRect().top;
     const below = top >= diagram.getBoundingClientRect().bottom;
     if (below && (top < 0 || top > 0.6 * window.innerHeight)) place.scrollIntoView();
     return below;
   };
 
-  // The table: columns of which anything is known.
+  // The layer table: columns with at least one value.
   const table = document.getElementById("table");
   if (table) {
     const all = [
       ["layer", (layer) => layer.name, String],
       ["filters", (layer) => layer.filters, String],
       ["kept", (layer) => layer.kept, String],
-      ["removed", (layer) => layer.filters ? gone(layer) / layer.filters : undefined, percent],
+      ["removed", (layer) => layer.filters ? removedCount(layer) / layer.filters : undefined, percent],
       ["MACs", (layer) => layer.macs_share, percent],
       ["deviation", (layer) => layer.deviation, (value) => value.toFixed(2)],
-      ["least", (layer) => layer.least, (value) => value.toFixed(3)],
+      ["min norm", (layer) => layer.least, (value) => value.toFixed(3)],
       ["rank", (layer) => layer.effective_rank, (value) => value.toFixed(1)],
-      ["group", (layer) => layer.groups && layer.groups.map(phrase).join("; "), String],
-      ["why it stays", (layer) => phrase(layer.why) || undefined, String],
+      ["group", (layer) => layer.groups && layer.groups.map(lookup).join("; "), String],
+      ["frozen because", (layer) => lookup(layer.reason) || undefined, String],
     ];
     const columns = all.filter(([, value]) => layers.some((layer) => value(layer) !== undefined));
-    const worded = (name) => name === "layer" || name === "group" || name.startsWith("why");
+    const isText = (name) => name === "layer" || name === "group" || name === "frozen because";
     const head = table.tHead.rows[0], body = table.tBodies[0];
     const rows = layers.map((layer, number) => {
-      const row = make("tr");
+      const row = makeElement("tr");
       columns.forEach(([name, value, show]) => {
         const own = value(layer), text = own === undefined ? "" : show(own);
         if (name === "layer") {
-          const cell = make("th"), link = make("button", undefined, "link");
+          const cell = makeElement("th"), link = makeElement("button", undefined, "link");
           cell.scope = "row"; link.type = "button"; link.dataset.layer = number; link.title = layer.name;
-          link.append(make("bdi", text));
+          link.append(makeElement("bdi", text));
           cell.append(link);
           row.append(cell);
         } else if (name === "group") {
-          const cell = make("td", undefined, "text groups"), groups = (layer.groups || []).map(phrase);
+          const cell = makeElement("td", undefined, "text groups"), groups = (layer.groups || []).map(lookup);
           const shown = groups.length > 3 ? groups.slice(0, 2) : groups;
-          cell.append(...shown.map((group) => make("div", group)));
-          if (shown.length < groups.length) cell.append(make("div", "and " + (groups.length - shown.length) + " more"));
+          cell.append(...shown.map((group) => makeElement("div", group)));
+          if (shown.length < groups.length) cell.append(makeElement("div", "and " + (groups.length - shown.length) + " more"));
           cell.title = text;
           row.append(cell);
-        } else row.append(make("td", text, worded(name) ? "text" : ""));
+        } else row.append(makeElement("td", text, isText(name) ? "text" : ""));
       });
-      const words = columns.filter(([name]) => worded(name)).map(([, value]) => value(layer) || "");
+      const words = columns.filter(([name]) => isText(name)).map(([, value]) => value(layer) || "");
       return { row, layer, text: words.join(" ").toLowerCase() };
     });
     body.append(...rows.map((own) => own.row));
     columns.forEach(([name, value]) => {
-      const cell = make("th", undefined, worded(name) ? "text" : ""), button = make("button", name);
+      const cell = makeElement("th", undefined, isText(name) ? "text" : ""), button = makeElement("button", name);
       cell.scope = "col"; button.type = "button";
       cell.setAttribute("aria-sort", "none");
       cell.append(button);
@@ -259,7 +259,7 @@
         cell.setAttribute("aria-sort", up ? "ascending" : "descending");
         const sorted = rows.slice().sort((a, b) => {
           const x = value(a.layer), y = value(b.layer);
-          if (x === undefined || y === undefined) return (x === undefined) - (y === undefined); // what is not known comes last
+          if (x === undefined || y === undefined) return (x === undefined) - (y === undefined); // unknown values come last
           const order = typeof x === "number" ? x - y : x.localeCompare(y, undefined, { numeric: true });
           return up ? order : -order;
         });
@@ -269,19 +269,19 @@
     body.addEventListener("click", (event) => {
       const link = event.target.closest(".link");
       if (!link) return;
-      pick(Number(link.dataset.layer));
+      selectLayer(Number(link.dataset.layer));
       diagram.children[Number(link.dataset.layer)].scrollIntoView({ block: "nearest" });
       if (!showDetails()) document.getElementById("h-network").scrollIntoView();
       document.getElementById("details").focus({ preventScroll: true });
     });
     const search = document.getElementById("search");
     const find = () => {
-      const wanted = search.value.trim().toLowerCase();
-      rows.forEach((own) => { own.row.hidden = wanted !== "" && !own.text.includes(wanted); });
-      document.getElementById("found").textContent = wanted ? rows.filter((own) => !own.row.hidden).length + " of " + rows.length : "";
-      remember("search", search.value);
+      const query = search.value.trim().toLowerCase();
+      rows.forEach((own) => { own.row.hidden = query !== "" && !own.text.includes(query); });
+      document.getElementById("match-count").textContent = query ? rows.filter((own) => !own.row.hidden).length + " of " + rows.length : "";
+      storeState("search", search.value);
     };
-    search.value = remembered("search") || "";
+    search.value = storedState("search") || "";
     search.addEventListener("input", find);
     if (search.value) find();
   }
@@ -292,7 +292,7 @@
     try {
       await navigator.clipboard.writeText(command.textContent);
       copy.textContent = "Copied";
-    } catch { // not every browser lets a page: then it is selected, to be copied by hand
+    } catch { // clipboard access denied: select the text instead
       getSelection().selectAllChildren(command);
       copy.textContent = "Selected";
     }
@@ -300,26 +300,26 @@
   });
 
   if (layers.length) {
-    const before = layers.findIndex((layer) => layer.name === remembered("layer"));
-    chosen = before >= 0 ? before : Math.max(0, layers.findIndex((layer) => gone(layer) > 0));
+    const before = layers.findIndex((layer) => layer.name === storedState("layer"));
+    selected = before >= 0 ? before : Math.max(0, layers.findIndex((layer) => removedCount(layer) > 0));
   }
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   document.getElementById("theme").addEventListener("click", () => {
     const name = root.dataset.theme === "dark" ? "light" : "dark";
-    remember("theme", name);
+    storeState("theme", name);
     setTheme(name);
   });
   setTheme(root.dataset.theme);
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
   window.matchMedia("print").addEventListener("change", () => { if (root.dataset.theme === "dark") drawAll(); });
 
-  // A page that is served asks whether its folder is still the one it was made from.
+  // A served page polls for changes of its run folder.
   if (document.body.dataset.live) {
     setInterval(async () => {
       try {
-        const answer = await fetch("version");
-        if (answer.ok && await answer.text() !== document.body.dataset.live) location.reload();
-      } catch { /* the server is gone; the page stays */ }
+        const response = await fetch("version");
+        if (response.ok && await response.text() !== document.body.dataset.live) location.reload();
+      } catch { /* the server has stopped; keep the page */ }
     }, 2000);
   }
 })();

@@ -1,7 +1,7 @@
-"""`report`: one page about a run that opens anywhere, made from the JSON in its folder.
+"""Render a run folder, or several, as one self-contained HTML page.
 
-Everything is inside the file: nothing is fetched when it is opened. No model is built and no code
-of a model is run, and every text that comes from a file is escaped.
+All data, styles and scripts are inside the page, so it opens without a network. Rendering reads
+JSON only: no model is built, no model code runs, and text from files is escaped.
 """
 
 from __future__ import annotations
@@ -16,120 +16,142 @@ from typing import Any
 
 from fpgm._version import __version__
 from fpgm.errors import RequestError
-from fpgm.report.chart_data import Chart, charts
-from fpgm.report.compare import comparison
+from fpgm.report.chart_data import Chart, run_charts
+from fpgm.report.compare import comparison_values
 from fpgm.report.headline import cards
-from fpgm.report.layers import LayerRow, Phrases, Stream, clip, embedded_row, layer_rows, streams
-from fpgm.report.records import Texts
+from fpgm.report.layers import (
+    LayerRow,
+    Stream,
+    StringTable,
+    layer_rows,
+    layout_streams,
+    row_data,
+    truncate_middle,
+)
+from fpgm.report.records import StringMap
 from fpgm.report.run import Run, read_run
-from fpgm.utils.atomic_io import write_text, writing
-from fpgm.utils.plain_json import finite
+from fpgm.utils.atomic_io import explain_write_errors, write_text
+from fpgm.utils.plain_json import replace_non_finite
+from fpgm.utils.run_folder import REPORT
 
-LARGEST = 3_000_000
-"""Bytes of a page: of a larger network less is shown, and the page says what."""
-_LONGEST = 1000
-"""Letters of a setting."""
-_MOST_SETTINGS = 200
+MAX_PAGE_BYTES = 3_000_000
+"""Maximum size of a page. For larger networks details are omitted, and the page lists them."""
+_MAX_SETTING_LENGTH = 1000
+"""Characters shown of a setting's value."""
+_MAX_SETTINGS = 200
 
 
 def report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page about one run; by default into its folder. Returns where it is."""
-    place = Path(folder)
-    target = Path(out) if out is not None else place / "report.html"
-    _write(target, page(read_run(place)))
+    """Write the page about one run and return its path.
+
+    Args:
+        folder: a run folder of `fpgm prune` or `fpgm train`.
+        out: the file to write; `report.html` in the folder by default.
+    """
+    run_folder = Path(folder)
+    target = Path(out) if out is not None else run_folder / REPORT
+    _write(target, render_page(read_run(run_folder)))
     return target
 
 
 def compare(folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write a page that sets several runs side by side."""
+    """Write a page that compares several runs side by side, and return its path."""
     if len(folders) < 2:
-        raise RequestError("There is nothing to compare: give two folders or more.")
+        raise RequestError("There is nothing to compare: give at least two folders.")
     target = Path(out)
-    _write(target, compare_page([read_run(Path(folder)) for folder in folders]))
+    _write(target, render_comparison([read_run(Path(folder)) for folder in folders]))
     return target
 
 
-def page(run: Run, *, live: str | None = None) -> str:
-    """The page about one run; a live one loads itself again when its folder's version changes."""
+def render_page(run: Run, *, live: str | None = None) -> str:
+    """Render the page about one run.
+
+    Args:
+        run: what was read from the run folder.
+        live: the folder's version, if the page is served: it reloads when the version changes.
+    """
     rows = layer_rows(run)
-    lanes = streams(run, rows)
-    drawn = charts(run, rows)
+    lanes = layout_streams(run, rows)
+    charts = run_charts(run, rows)
     values: dict[str, Any] = {
-        "title": clip(run.model or run.name),
-        "name": clip(run.name),
+        "title": truncate_middle(run.model or run.name),
+        "name": truncate_middle(run.name),
         "cards": cards(run),
-        "notes": [] if run.plan is None else [clip(n, _LONGEST) for n in run.plan.notes[:20]],
-        "ordered": run.analysis is not None,
-        "command": clip(_command(run), 4 * _LONGEST),
-        "asked": _pairs(run.asked),
-        "environment": _pairs(run.results.versions or run.environment.others),
-        "seconds": _pairs(run.results.seconds),
+        "notes": []
+        if run.plan is None
+        else [truncate_middle(n, _MAX_SETTING_LENGTH) for n in run.plan.notes[:20]],
+        "in_run_order": run.analysis is not None,
+        "command": truncate_middle(_command_line(run), 4 * _MAX_SETTING_LENGTH),
+        "settings": _setting_pairs(run.settings),
+        "environment": _setting_pairs(run.results.versions or run.environment.others),
+        "seconds": _setting_pairs(run.results.seconds),
     }
     text = ""
-    for left_out, data, shown in _smaller_and_smaller(rows, lanes, drawn):
+    for omitted, data, visible_charts in _reduced_contents(rows, lanes, charts):
         values |= {
-            "left_out": left_out,
+            "omitted": omitted,
             "layers": len(data["layers"]),
             "lanes": len(data["streams"]),
-            "charts": shown,
+            "charts": visible_charts,
         }
         text = _render("run.html", values, data, live)
-        if len(text.encode()) <= LARGEST:
+        if len(text.encode()) <= MAX_PAGE_BYTES:
             break
     return text
 
 
-def compare_page(runs: Sequence[Run]) -> str:
-    """The page about several."""
-    values = comparison(runs)
-    values["title"] = clip(" · ".join(values["names"]))
-    text = _render("compare.html", {**values, "left_out": []}, {})
-    if len(text.encode()) > LARGEST:
-        text = _render("compare.html", {**values, "left_out": ["charts"], "charts": []}, {})
+def render_comparison(runs: Sequence[Run]) -> str:
+    """Render the page that compares several runs."""
+    values = comparison_values(runs)
+    values["title"] = truncate_middle(" · ".join(values["names"]))
+    text = _render("compare.html", {**values, "omitted": []}, {})
+    if len(text.encode()) > MAX_PAGE_BYTES:
+        text = _render("compare.html", {**values, "omitted": ["charts"], "charts": []}, {})
     return text
 
 
-Smaller = tuple[list[str], dict[str, Any], list[Chart]]
+PageContents = tuple[list[str], dict[str, Any], list[Chart]]
 
 
-def _smaller_and_smaller(
-    rows: Sequence[LayerRow], lanes: Sequence[Stream], drawn: list[Chart]
-) -> Iterator[Smaller]:
-    """What a page may hold, each time with less, and what was left out, in words."""
+def _reduced_contents(
+    rows: Sequence[LayerRow], lanes: Sequence[Stream], charts: list[Chart]
+) -> Iterator[PageContents]:
+    """Yield the contents of a page with ever fewer details, and a list of what is omitted."""
     hidden = sum(stream.column < 0 for stream in lanes)
-    told = f"{hidden} of {len(lanes)} streams, for which there is no room beside the network"
-    crowded = [told] if hidden else []
-    for detail, words in ((2, []), (1, ["the maps of filters"]), (0, ["all single filters"])):
-        yield [*crowded, *words], _data(rows, lanes, detail), drawn
+    message = f"{hidden} of {len(lanes)} streams, which do not fit beside the network"
+    no_room = [message] if hidden else []
+    for detail, omitted in ((2, []), (1, ["filter maps"]), (0, ["individual filters"])):
+        yield [*no_room, *omitted], _page_data(rows, lanes, detail), charts
     count = len(rows)
     while count > 100:
         count //= 2
         layers = f"all but the first {count} of {len(rows)} layers"
-        yield ["all single filters", "streams", layers], _data(rows[:count], [], 0), drawn
-    yield ["charts", "layers"], _data([], [], 0), []
+        yield ["individual filters", "streams", layers], _page_data(rows[:count], [], 0), charts
+    yield ["charts", "layers"], _page_data([], [], 0), []
 
 
-def _data(rows: Sequence[LayerRow], lanes: Sequence[Stream], detail: int) -> dict[str, Any]:
-    """What the page's own code makes its rows of."""
-    phrases = Phrases()
-    layers = [embedded_row(row, phrases, detail) for row in rows]
-    placed = [
+def _page_data(rows: Sequence[LayerRow], lanes: Sequence[Stream], detail: int) -> dict[str, Any]:
+    """Collect the data that the page's JavaScript builds the diagram and the table from."""
+    strings = StringTable()
+    layers = [row_data(row, strings, detail) for row in rows]
+    visible = [
         {
-            "name": clip(own.name),
-            "column": own.column,
-            "first": own.first,
-            "last": own.last,
-            "writes": own.writes,
-            "reads": own.reads,
+            "name": truncate_middle(stream.name),
+            "column": stream.column,
+            "first": stream.first,
+            "last": stream.last,
+            "producers": stream.producers,
+            "consumers": stream.consumers,
         }
-        for own in lanes
-        if own.column >= 0
+        for stream in lanes
+        if stream.column >= 0
     ]
-    return {"layers": layers, "streams": placed, "phrases": [clip(t, 2000) for t in phrases.all]}
+    texts = [truncate_middle(text, 2000) for text in strings.strings]
+    return {"layers": layers, "streams": visible, "strings": texts}
 
 
-def _command(run: Run) -> str:
-    """The command to be run again; a training has it as a list of words."""
+def _command_line(run: Run) -> str:
+    """Return the command line of the run, ready to paste into a shell."""
     if run.results.command or not run.environment.command:
         return run.results.command
     program, *words = run.environment.command
@@ -138,9 +160,12 @@ def _command(run: Run) -> str:
     return shlex.join([*start, *words])
 
 
-def _pairs(value: Texts) -> list[tuple[str, str]]:
-    pairs = [(clip(key), clip(own, _LONGEST)) for key, own in value.items()]
-    return pairs[:_MOST_SETTINGS]
+def _setting_pairs(value: StringMap) -> list[tuple[str, str]]:
+    pairs = [
+        (truncate_middle(key), truncate_middle(text, _MAX_SETTING_LENGTH))
+        for key, text in value.items()
+    ]
+    return pairs[:_MAX_SETTINGS]
 
 
 def _render(
@@ -153,16 +178,16 @@ def _render(
             **values,
             version=__version__,
             live=live,
-            data=_embedded({**data, "specs": [chart.spec for chart in values["charts"]]}),
-            style=_asset("page.css"),
-            script=_asset("page.js"),
-            vega=_vega(),
+            data=_escape_json({**data, "specs": [chart.spec for chart in values["charts"]]}),
+            style=_read_asset("page.css"),
+            script=_read_asset("page.js"),
+            vega=_vega_bundle(),
         )
     )
-    return text.encode("utf-8", "replace").decode()  # JSON may hold halves of letters
+    return text.encode("utf-8", "replace").decode()  # JSON may hold unpaired surrogates
 
 
-_NEEDED = 'A report needs more packages: pip install "fpgm[report]"'
+_MISSING_PACKAGES = 'A report needs additional packages: pip install "fpgm[report]"'
 
 
 @cache
@@ -170,36 +195,36 @@ def _templates() -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise RequestError(_NEEDED) from error
+        raise RequestError(_MISSING_PACKAGES) from error
     return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_read_asset), autoescape=True,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
 
 
 @cache
-def _vega() -> str:
-    """The library that draws in the browser: a second and a half to make."""
+def _vega_bundle() -> str:
+    """Return the JavaScript of Vega-Lite; building the bundle takes 1.5 seconds."""
     try:
         import vl_convert
     except ImportError as error:
-        raise RequestError(_NEEDED) from error
+        raise RequestError(_MISSING_PACKAGES) from error
     bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub has no default
     return bundle.replace("</script", "<\\/script")
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (resources.files("fpgm.report") / name).read_text(encoding="utf-8")
 
 
-def _embedded(value: Any) -> str:
-    """JSON that may stand in a page: nothing in it ends a script or begins one."""
-    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+def _escape_json(value: Any) -> str:
+    """Serialize to JSON that is safe inside a script element."""
+    text = json.dumps(replace_non_finite(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def _write(target: Path, text: str) -> None:
-    with writing(target):
+    with explain_write_errors(target):
         write_text(target, text)

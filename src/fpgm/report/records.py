@@ -1,7 +1,8 @@
-"""What a report takes from each file of a folder, as typed values; all else in them is passed over.
+"""Typed records of the JSON files in a run folder, as far as a report uses them.
 
-Files come from anywhere and from any version: a number that is none becomes None, and anything of
-the wrong kind is refused where it is read, so that no page has to doubt what it is made of.
+The files may come from any version of fpgm, or from elsewhere. Unknown fields are ignored, NaN and
+infinite numbers become None, and a value of the wrong type raises a `FieldTypeError`.
+The code that renders pages can therefore rely on the types.
 """
 
 from __future__ import annotations
@@ -9,29 +10,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
 
 from fpgm.utils.text import shorten
+from fpgm.utils.typed_json import Decoder, FieldTypeError
 
 Number = float | None
-Texts = Mapping[str, str]
+StringMap = Mapping[str, str]
 
-_DEEPEST = 20
-"""Lists within lists, in what is shown as it is."""
-_LARGEST = 2.0**63
-"""Whole numbers that are counts of anything are smaller."""
-
-
-class UnfitError(ValueError):
-    """A value of another kind than its place is for."""
+_MAX_DEPTH = 20
+"""Maximum nesting of settings and of lists within them."""
+_MAX_INTEGER = 2.0**63
+"""Larger integers are rejected: no count in a run is this large."""
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """Of `fpgm prune`."""
+class CertificateRecord:
+    """The numerical check of a pruned model, as `fpgm prune` writes it."""
 
     ok: bool
     max_error: Number = None
@@ -39,8 +35,8 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Solved:
-    """A layer that was solved for."""
+class SolvedLayerRecord:
+    """A layer whose weights were solved by least squares, with its output error."""
 
     layer: str
     before: Number = None
@@ -48,34 +44,34 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Recovery:
-    """How accuracy was won back."""
+class RecoveryRecord:
+    """The method that recovered accuracy, and its outcome."""
 
     method: str = ""
-    layers: tuple[Solved, ...] = ()
+    layers: tuple[SolvedLayerRecord, ...] = ()
     steps: Number = 0
-    """Of distillation, as far as it was kept."""
+    """Steps of distillation that were kept."""
 
 
 @dataclass(frozen=True)
-class Results:
-    """Of `results.json`, by `fpgm prune` or `fpgm train`."""
+class ResultsRecord:
+    """`results.json`, written by `fpgm prune` or `fpgm train`."""
 
     model: str = ""
     command: str = ""
     accuracy: dict[str, Number] | Number = None
     test_images: Number = None
-    certificate: Certificate | None = None
+    certificate: CertificateRecord | None = None
     max_error: Number = None
-    recovery: Recovery | None = None
-    asked: Texts = field(default_factory=dict)
-    versions: Texts = field(default_factory=dict)
-    seconds: Texts = field(default_factory=dict)
+    recovery: RecoveryRecord | None = None
+    asked: StringMap = field(default_factory=dict)
+    versions: StringMap = field(default_factory=dict)
+    seconds: StringMap = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class LayerTold:
-    """One layer of `analysis.json`."""
+class LayerRecord:
+    """One layer in `analysis.json`."""
 
     layer: str
     norms: tuple[Number, ...]
@@ -91,35 +87,35 @@ class LayerTold:
     def __post_init__(self) -> None:
         sizes = {len(self.to_median) or len(self.norms), len(self.places) or len(self.norms)}
         if sizes != {len(self.norms)} or any(len(place) != 2 for place in self.places):
-            raise UnfitError("layers: as many distances and places as norms are needed")
+            raise FieldTypeError("layers: norms, distances and places must have the same length")
 
 
 @dataclass(frozen=True)
-class AnalysisTold:
-    """Of `analysis.json`."""
+class AnalysisRecord:
+    """`analysis.json`, written by `fpgm prune` and `fpgm analyze`."""
 
-    layers: tuple[LayerTold, ...]
+    layers: tuple[LayerRecord, ...]
     groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class GroupTold:
-    """One group of `sensitivity.json`."""
+class SensitivityGroupRecord:
+    """One channel group in `sensitivity.json`; `harm` is the output error per removed unit."""
 
     name: str
     harm: tuple[Number, ...]
 
 
 @dataclass(frozen=True)
-class SensitivityTold:
-    """Of `sensitivity.json`."""
+class SensitivityRecord:
+    """`sensitivity.json`, written by `fpgm sensitivity`."""
 
-    groups: tuple[GroupTold, ...]
+    groups: tuple[SensitivityGroupRecord, ...]
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One model in one runtime."""
+class TimingRecord:
+    """One model in one runtime: measured and theoretical speedup over the first model."""
 
     model: str
     faster: Number = None
@@ -127,34 +123,34 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class TimedRow:
+class BenchRowRecord:
     """All models in one runtime."""
 
     backend: str
     batch: int
     threads: int
-    figures: tuple[Timed, ...]
+    figures: tuple[TimingRecord, ...]
     theory: Number = None
-    """In files of earlier versions: that of the last model."""
+    """Theoretical speedup of the last model, in files of earlier versions."""
     crowd: str | None = None
-    """Why its times are not to be relied on, if they are not."""
+    """Why these times are unreliable, or None."""
 
     @property
-    def promised(self) -> Number:
-        """How many times fewer MACs the last model takes."""
-        own = self.figures[-1].theory if self.figures else None
-        return self.theory if own is None else own
+    def theoretical_speedup(self) -> Number:
+        """MACs of the first model divided by those of the last."""
+        last_theory = self.figures[-1].theory if self.figures else None
+        return self.theory if last_theory is None else last_theory
 
 
 @dataclass(frozen=True)
-class BenchTold:
-    """Of `bench.json`."""
+class BenchRecord:
+    """`bench.json`, written by `fpgm bench`."""
 
-    rows: tuple[TimedRow, ...]
+    rows: tuple[BenchRowRecord, ...]
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochRecord:
     """One line of `metrics.jsonl`."""
 
     epoch: int
@@ -165,56 +161,55 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Environment:
-    """Of `environment.json`: the command as its words, and the rest as it is."""
+class EnvironmentRecord:
+    """`environment.json`: the command line as a list of words, and all other entries as text."""
 
     command: tuple[str, ...] = ()
-    others: Texts = field(default_factory=dict)
+    others: StringMap = field(default_factory=dict)
 
 
-Record = TypeVar("Record")
+RecordT = TypeVar("RecordT")
 
 
-def decode(kind: type[Record], value: Any) -> Record:
-    """A record from what JSON holds; what does not fit is an `UnfitError` that says where.
+def decode(kind: type[RecordT], value: Any) -> RecordT:
+    """Convert parsed JSON to a record, or raise a `FieldTypeError` that names the field.
 
-    >>> decode(Timed, {"model": "small", "faster": float("nan"), "more": 1})
-    Timed(model='small', faster=None, theory=None)
-    >>> decode(Timed, {"model": 3})
+    >>> decode(TimingRecord, {"model": "small", "faster": float("nan"), "more": 1})
+    TimingRecord(model='small', faster=None, theory=None)
+    >>> decode(TimingRecord, {"model": 3})
     Traceback (most recent call last):
         ...
-    fpgm.report.records.UnfitError: model is of another kind
+    fpgm.utils.typed_json.FieldTypeError: model has the wrong type
     """
-    found: Record = _as(kind, value, "it")
-    return found
+    return _RecordDecoder().record(kind, value)
 
 
-def texts(value: Any, apart: tuple[str, ...] = ()) -> dict[str, str]:
-    """Settings as they are shown: nested ones by dotted names, nothing that is not set.
+def flatten_settings(value: Any, exclude: tuple[str, ...] = ()) -> dict[str, str]:
+    """Flatten nested settings to dotted names and text values; leave out what is not set.
 
-    >>> texts({"train": {"lr": 0.1, "ema": None}, "seed": 0})
+    >>> flatten_settings({"train": {"lr": 0.1, "ema": None}, "seed": 0})
     {'train.lr': '0.1', 'seed': '0'}
     """
     if not isinstance(value, dict):
-        raise UnfitError("it is of another kind")
-    return {name: told for name, told in _flat(value, "", 0) if name not in apart}
+        raise FieldTypeError("it has the wrong type")
+    return {name: text for name, text in _iter_settings(value, "", 0) if name not in exclude}
 
 
-def _flat(value: dict[str, Any], above: str, depth: int) -> Iterator[tuple[str, str]]:
-    if depth > _DEEPEST:
-        raise UnfitError(f"{above} goes too deep")
-    for key, own in value.items():
-        if isinstance(own, dict):
-            yield from _flat(own, f"{above}{key}.", depth + 1)
-        elif own is not None and own != []:
-            yield above + key, _shown(own, depth)
+def _iter_settings(value: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:
+    if depth > _MAX_DEPTH:
+        raise FieldTypeError(f"{prefix} is nested too deeply")
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _iter_settings(item, f"{prefix}{key}.", depth + 1)
+        elif item is not None and item != []:
+            yield prefix + key, _format_value(item, depth)
 
 
-def _shown(value: Any, depth: int) -> str:
-    if depth > _DEEPEST:
-        raise UnfitError("a list goes too deep")
+def _format_value(value: Any, depth: int) -> str:
+    if depth > _MAX_DEPTH:
+        raise FieldTypeError("a list is nested too deeply")
     if isinstance(value, list):
-        return ", ".join(_shown(item, depth + 1) for item in value)
+        return ", ".join(_format_value(item, depth + 1) for item in value)
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -222,68 +217,43 @@ def _shown(value: Any, depth: int) -> str:
     return json.dumps(value)
 
 
-def _as(hint: Any, value: Any, where: str) -> Any:
-    """A value of an annotated kind, for the kinds that records are made of."""
-    inside = get_args(hint)
-    origin = get_origin(hint)
-    if hint == Number:
-        return _number(value, where)
-    if hint == Texts:
-        return texts({} if value is None else value)
-    if origin in (Union, UnionType):
-        return _any_of(inside, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_as(inside[0], item, where) for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _as(inside[1], item, where) for key, item in value.items()}
-    if hint is int:
-        whole = _number(value, where)
-        if whole is not None and whole == int(whole):
-            return int(whole)
-    elif is_dataclass(hint) and isinstance(value, dict):
-        return _record(hint, value)
-    elif hint in (str, bool) and isinstance(value, hint):
-        return value
-    raise UnfitError(f"{where} is of another kind")
+class _RecordDecoder(Decoder):
+    """Accepts files of any version: NaN becomes None, and None the default of a field."""
 
+    def record(self, kind: type[RecordT], item: Any, name: str = "") -> RecordT:
+        if isinstance(item, dict):
+            defaults = {info.name: info.default for info in fields(kind)}  # type: ignore[arg-type]
+            item = {
+                key: value
+                for key, value in item.items()
+                if value is not None or defaults.get(key) in (None, MISSING)
+            }
+        return super().record(kind, item, name)
 
-def _any_of(hints: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in hints:
-        return None
-    numbers = [Number] if float in hints else []
-    for hint in [*numbers, *(h for h in hints if h not in (float, type(None)))]:
-        if hint == Number and isinstance(value, dict):
-            continue
-        return _as(hint, value, where)
-    raise UnfitError(f"{where} is of another kind")
+    def value(self, hint: Any, value: Any, name: str) -> Any:
+        if hint == StringMap:
+            return flatten_settings({} if value is None else value)
+        if hint == Number or hint is float:
+            return self._number(value, name)
+        if hint is int:
+            number = self._number(value, name)
+            if number is None or number != int(number):
+                raise self.wrong_type(hint, value, name)
+            return int(number)
+        return super().value(hint, value, name)
 
+    def _number(self, value: Any, name: str) -> Number:
+        """Convert a JSON number to a finite float; None, NaN and infinity become None."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong_type(float, value, name)
+        if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+            raise FieldTypeError(f"{name} is too large")
+        return float(value) if math.isfinite(value) else None
 
-def _number(value: Any, where: str) -> float | None:
-    """A finite number, or None for what is no number by its own account."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnfitError(f"{where} is of another kind")
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        raise UnfitError(f"{where} is too large")
-    return float(value) if math.isfinite(value) else None
+    def missing(self, keys: list[str], name: str) -> Exception:
+        return FieldTypeError(f"{shorten(keys)} is missing")
 
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _record(kind: Any, value: dict[str, Any]) -> Any:
-    found = {}
-    missing = []
-    for own in fields(kind):
-        if own.name in value:
-            given = value[own.name]
-            blank = given is None and own.default is not MISSING and own.default is not None
-            found[own.name] = own.default if blank else _as(_hints(kind)[own.name], given, own.name)
-        elif own.default is MISSING and own.default_factory is MISSING:
-            missing.append(own.name)
-    if missing:
-        raise UnfitError(f"{shorten(missing)} is missing")
-    return kind(**found)
+    def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
+        return FieldTypeError(f"{name.rpartition('.')[2] or 'it'} has the wrong type")

@@ -1,4 +1,7 @@
-"""What a folder of results holds, read as JSON and nothing else: no model is built for a report."""
+"""Read a run folder of `fpgm prune` or `fpgm train` for a report.
+
+Only JSON is read: no model is built and no checkpoint is opened.
+"""
 
 from __future__ import annotations
 
@@ -14,144 +17,159 @@ from typing import Any, TypeVar
 from fpgm.errors import FileError, PlanError
 from fpgm.pruning.plan import Plan
 from fpgm.report.records import (
-    AnalysisTold,
-    BenchTold,
-    Environment,
-    Epoch,
-    Results,
-    SensitivityTold,
-    Texts,
-    UnfitError,
+    AnalysisRecord,
+    BenchRecord,
+    EnvironmentRecord,
+    EpochRecord,
+    ResultsRecord,
+    SensitivityRecord,
+    StringMap,
     decode,
-    texts,
+    flatten_settings,
 )
-from fpgm.utils.safe_read import parsed, text_of
+from fpgm.utils.run_folder import (
+    ANALYSIS,
+    BENCH,
+    ENVIRONMENT,
+    METRICS,
+    PLAN,
+    RECIPE,
+    RESULTS,
+    SENSITIVITY,
+)
+from fpgm.utils.safe_read import parse_json, read_text
 from fpgm.utils.text import reason
+from fpgm.utils.typed_json import FieldTypeError
 
-LARGEST = 64 * 2**20
-"""Bytes of a file that are still read."""
-COUNTED = 2**63
-"""MACs, parameters and units are fewer."""
+MAX_FILE_BYTES = 64 * 2**20
+"""Larger files are refused."""
+MAX_COUNT = 2**63
+"""A plan with larger counts of MACs, parameters or units is refused."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of `fpgm prune` or `fpgm train`: what is not there is None or empty."""
+    """One run of `fpgm prune` or `fpgm train`; the values of missing files are None or empty."""
 
     name: str
-    results: Results = field(default_factory=Results)
+    results: ResultsRecord = field(default_factory=ResultsRecord)
     plan: Plan | None = None
-    analysis: AnalysisTold | None = None
-    sensitivity: SensitivityTold | None = None
-    bench: BenchTold | None = None
-    metrics: tuple[Epoch, ...] = ()
-    recipe: Texts = field(default_factory=dict)
-    """Of a training, by dotted names."""
-    environment: Environment = field(default_factory=Environment)
+    analysis: AnalysisRecord | None = None
+    sensitivity: SensitivityRecord | None = None
+    bench: BenchRecord | None = None
+    metrics: tuple[EpochRecord, ...] = ()
+    recipe: StringMap = field(default_factory=dict)
+    """Settings of a training run, by dotted names."""
+    environment: EnvironmentRecord = field(default_factory=EnvironmentRecord)
 
     @property
     def model(self) -> str:
-        """What the network is called."""
+        """The model's name."""
         return self.results.model or self.recipe.get("model.name", "")
 
     @property
-    def asked(self) -> Texts:
-        """What the run was to do."""
+    def settings(self) -> StringMap:
+        """The options that the run was started with."""
         return self.results.asked or self.recipe
 
 
 def read_run(folder: Path) -> Run:
-    """Everything in a folder that a report is made of; a `FileError` if any of it is wrong."""
+    """Read all files of a run folder that a report uses; raise `FileError` if one is invalid."""
     if not folder.is_dir():
-        raise FileError(f"{folder} is no folder of fpgm prune or fpgm train.")
-    results = _read(folder / "results.json", lambda value: decode(Results, value))
-    recipe = _read(folder / "recipe.json", lambda value: texts(value, apart=("digest",)))
+        raise FileError(f"{folder} is not a run folder of fpgm prune or fpgm train.")
+    results = _read_json(folder / RESULTS, lambda value: decode(ResultsRecord, value))
+    recipe = _read_json(folder / RECIPE, lambda value: flatten_settings(value, exclude=("digest",)))
     if results is None and recipe is None:
-        raise FileError(f"{folder} holds no results of fpgm prune or fpgm train.")
+        raise FileError(
+            f"{folder} has neither results.json nor recipe.json: give a folder that fpgm prune or "
+            "fpgm train has written."
+        )
     return Run(
         Path(os.path.realpath(folder)).name,
-        results or Results(),
-        _plan(folder / "plan.json"),
-        _read(folder / "analysis.json", lambda value: decode(AnalysisTold, value)),
-        _read(folder / "sensitivity.json", lambda value: decode(SensitivityTold, value)),
-        _read(folder / "bench.json", lambda value: decode(BenchTold, value)),
-        tuple(_epochs(folder / "metrics.jsonl")),
+        results or ResultsRecord(),
+        _read_plan(folder / PLAN),
+        _read_json(folder / ANALYSIS, lambda value: decode(AnalysisRecord, value)),
+        _read_json(folder / SENSITIVITY, lambda value: decode(SensitivityRecord, value)),
+        _read_json(folder / BENCH, lambda value: decode(BenchRecord, value)),
+        tuple(_read_epochs(folder / METRICS)),
         recipe or {},
-        _read(folder / "environment.json", _environment) or Environment(),
+        _read_json(folder / ENVIRONMENT, _decode_environment) or EnvironmentRecord(),
     )
 
 
-def _text(file: Path) -> str | None:
-    """What is in a file, None if there is none."""
+def _read_text(file: Path) -> str | None:
+    """Read a file; return None if it does not exist."""
     try:
-        return text_of(file, LARGEST)
+        return read_text(file, MAX_FILE_BYTES)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeError) as error:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            raise FileError(f"{file} is too large for a report.") from error
+            raise FileError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes.") from error
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
 
 
-Made = TypeVar("Made")
+ValueT = TypeVar("ValueT")
 
 
-def _read(file: Path, make: Callable[[Any], Made]) -> Made | None:
-    """What `make` makes of the JSON in a file."""
-    text = _text(file)
+def _read_json(file: Path, convert: Callable[[Any], ValueT]) -> ValueT | None:
+    """Read JSON and pass it to `convert`; return None if the file does not exist."""
+    text = _read_text(file)
     if text is None:
         return None
     try:
-        value = parsed(text)
+        value = parse_json(text)
     except ValueError as error:
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
-    return _fit(file, make, value)
+    return _convert(file, convert, value)
 
 
-def _fit(file: Path, make: Callable[[Any], Made], value: Any) -> Made:
+def _convert(file: Path, convert: Callable[[Any], ValueT], value: Any) -> ValueT:
     try:
-        return make(value)
-    except UnfitError as error:
-        raise FileError(f"{file} was not written by fpgm: {error}.") from error
+        return convert(value)
+    except FieldTypeError as error:
+        raise FileError(f"{file} is not a valid fpgm file: {error}.") from error
 
 
-def _plan(file: Path) -> Plan | None:
-    text = _text(file)
+def _read_plan(file: Path) -> Plan | None:
+    text = _read_text(file)
     try:
         plan = None if text is None else Plan.from_json(text)
     except PlanError as error:
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
-    if plan is not None and not _can_be_shown(plan):
-        raise FileError(f"{file} cannot be read: some of its numbers cannot be meant.")
+    if plan is not None and not _is_plausible(plan):
+        raise FileError(f"{file} is not a valid plan: some of its numbers are out of range.")
     return plan
 
 
-def _can_be_shown(plan: Plan) -> bool:
-    """Whether its numbers are counts and shares that can be reckoned with."""
+def _is_plausible(plan: Plan) -> bool:
+    """Check that all counts of a plan are in a range that can be displayed."""
     costs = (plan.macs_before, plan.macs_after, plan.params_before, plan.params_after)
-    timed = () if plan.latency is None else astuple(plan.latency)[1:]
+    latency_values = () if plan.latency is None else astuple(plan.latency)[1:]
     return (
-        all(0 <= cost < COUNTED for cost in costs)
-        and all(0 <= group.kept <= group.units < COUNTED and group.units for group in plan.groups)
-        and all(abs(own) < COUNTED and math.isfinite(own) for own in timed)
-        and all(cut.size * cut.blocks < COUNTED for cut in plan.cuts)
+        all(0 <= value < MAX_COUNT for value in costs)
+        and all(0 <= group.kept <= group.units < MAX_COUNT and group.units for group in plan.groups)
+        and all(abs(value) < MAX_COUNT and math.isfinite(value) for value in latency_values)
+        and all(cut.size * cut.blocks < MAX_COUNT for cut in plan.cuts)
         and all(isinstance(note, str) for note in plan.notes)
     )
 
 
-def _environment(value: Any) -> Environment:
-    """The command apart from the rest."""
-    others = texts(value, apart=("command",))
-    return Environment(decode(Environment, {"command": value.get("command") or []}).command, others)
+def _decode_environment(value: Any) -> EnvironmentRecord:
+    """Separate the command line from the other entries of `environment.json`."""
+    others = flatten_settings(value, exclude=("command",))
+    return EnvironmentRecord(
+        decode(EnvironmentRecord, {"command": value.get("command") or []}).command, others
+    )
 
 
-def _epochs(file: Path) -> Iterator[Epoch]:
-    """One object a line; one may be half-written, where training goes on or was killed."""
-    for line in (_text(file) or "").splitlines():
+def _read_epochs(file: Path) -> Iterator[EpochRecord]:
+    """Read one JSON object per line; skip a line that a running or killed training left partial."""
+    for line in (_read_text(file) or "").splitlines():
         try:
             value = json.loads(line)
         except ValueError:
             continue
         except RecursionError as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
-        yield _fit(file, lambda told: decode(Epoch, told), value)
+        yield _convert(file, lambda item: decode(EpochRecord, item), value)

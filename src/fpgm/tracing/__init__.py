@@ -1,1 +1,1 @@
-"""Run a model once, follow every channel, and group the channels that can only go together."""
+"""Trace a model once, follow every channel, and group channels that are removed together."""

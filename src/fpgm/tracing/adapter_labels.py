@@ -1,8 +1,8 @@
-"""Labels at the adapters of an earlier plan, carried by what an adapter does.
+"""Carry labels through the adapters of an earlier plan.
 
-A scatter places channels among zeros: those channels may go, and the width that comes out stays. A
-gather picks: what it picks goes with what it picks from, or, where that was placed by a scatter,
-with the channels that were placed. The tracer says what becomes of what is found.
+A scatter places channels among zeros: those channels may be removed, the width of its output stays.
+The channels a gather picks are removed with those it picks from, or, where a scatter placed those,
+with the placed channels. The tracer decides what to do with these relations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedLabels:
     """What a scatter placed among zeros, and the labels of those channels."""
 
     adapter: Adapter
@@ -39,19 +39,19 @@ class Placed:
 
 
 @dataclass
-class Memory:
-    """Which living tensors, and inputs of which modules, hold placed channels and else zeros."""
+class PlacedTensors:
+    """Live tensors and module inputs that hold placed channels and zeros elsewhere."""
 
-    tensors: MutableMapping[Tensor, Placed] = field(default_factory=WeakIdKeyDictionary)
-    inputs: dict[str, Placed] = field(default_factory=dict)
+    tensors: MutableMapping[Tensor, PlacedLabels] = field(default_factory=WeakIdKeyDictionary)
+    inputs: dict[str, PlacedLabels] = field(default_factory=dict)
 
     def pass_on(self, x: Tensor, out: Tensor) -> None:
-        """Note that `out` holds in the same places what `x` does."""
+        """Note that `out` holds the same channels at the same positions as `x`."""
         if self.tensors and out is not x and x in self.tensors:
             self.tensors[out] = self.tensors[x]
 
     def forget(self, x: Tensor) -> None:
-        """Note that something else was written into `x`."""
+        """Note that `x` was overwritten."""
         self.tensors.pop(x, None)
 
 
@@ -65,26 +65,26 @@ def carry(tracer: Tracer, adapter: Adapter, x: Tensor, out: Tensor) -> None:
         tracer.freeze(rows, "an adapter moves channels that lie along several axes")
     if adapter.kind == "scatter":
         labels, new = tracer.place(adapter, row, tracer.is_zero(x))
-        tracer.placed.tensors[out] = placed = Placed(adapter, labels)
+        tracer.placed.tensors[out] = placed = PlacedLabels(adapter, labels)
         if adapter.side == "input":
             tracer.placed.inputs[adapter.module] = placed
     else:
-        new = _pick(tracer, adapter, x, row)
+        new = _pick_labels(tracer, adapter, x, row)
     rest = [f for f in fields if f.shape[dim] == 1]
     tracer.set(out, [*rest, lb.along(new, out.ndim, dim)] if len(new) else rest)
     tracer.mark_zero(out, tracer.is_zero(x))
 
 
-def _pick(tracer: Tracer, adapter: Adapter, x: Tensor, row: Tensor | None) -> Tensor:
+def _pick_labels(tracer: Tracer, adapter: Adapter, x: Tensor, row: Tensor | None) -> Tensor:
     """Return the labels of what a gather picks."""
     placed = _placed_in(tracer, adapter, x)
-    found = None if placed is None else placed.at(adapter.index)
-    if found is None and row is not None:
+    labels = None if placed is None else placed.at(adapter.index)
+    if labels is None and row is not None:
         return tracer.pick(adapter, row[torch.tensor(adapter.index)], row)
-    return tracer.pick(adapter, found, None)
+    return tracer.pick(adapter, labels, None)
 
 
-def _placed_in(tracer: Tracer, adapter: Adapter, x: Tensor) -> Placed | None:
+def _placed_in(tracer: Tracer, adapter: Adapter, x: Tensor) -> PlacedLabels | None:
     """Return what was placed among the zeros that a gather picks from.
 
     A convolution along the channels (ECA) keeps each where it was: what was placed before it is

@@ -1,4 +1,4 @@
-"""Which public torch function the user's code is in, for the questions operators cannot answer.
+"""Track which public torch function the user's code is in, which operators do not show.
 
 `x.flatten(1)` and `x.view(-1, 9216)` end in the same operator, but only the second fixes a size.
 `x.numpy()` is no operator at all, yet what the code does with the values depends on every channel.
@@ -13,28 +13,31 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
-class Calls(TorchFunctionMode):
-    """Knows which public torch function the user's code is in, which operators no longer tell."""
+class CallContext(TorchFunctionMode):
+    """Tracks which public torch function the user's code is in."""
 
     def __init__(
         self,
-        leaves: Callable[[Tensor, str], None],
+        on_values_leave: Callable[[Tensor, str], None],
         replacements: Mapping[Any, Callable[..., Any]],
     ) -> None:
         super().__init__()
         self.stack: list[str] = []
-        self._leaves = leaves
+        self._args: tuple[Any, ...] = ()
+        """Arguments of the function that was called last."""
+        self._on_values_leave = on_values_leave
         """Called with every tensor whose values leave torch, and the method."""
         self._replacements = replacements
-        """Called instead of functions whose operators no longer show what they are."""
+        """Called instead of functions that cannot be recognized by their operators."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _LEAVES and args and isinstance(args[0], Tensor):
-            self._leaves(args[0], name)
+        if name in _VALUE_READERS and args and isinstance(args[0], Tensor):
+            self._on_values_leave(args[0], name)
         self.stack.append(name)
+        self._args = args
         try:
             return self._replacements.get(func, func)(*args, **(kwargs or {}))
         finally:
@@ -42,16 +45,26 @@ class Calls(TorchFunctionMode):
 
     @property
     def derives_sizes(self) -> bool:
-        """Whether the running function takes its sizes from its input, so nothing is fixed."""
-        return bool(self.stack) and not _SAFE.isdisjoint(self.stack)
+        """Tell whether the running function takes its sizes from its input, so nothing is fixed."""
+        return bool(self.stack) and not _DERIVE_SIZES.isdisjoint(self.stack)
+
+    def infers_size_along(self, dim: int) -> bool:
+        """Tell whether the running function is a view whose size along a dim is -1."""
+        if not self.stack or self.stack[-1] not in _VIEWS:
+            return False
+        sizes: Any = self._args[1:]
+        sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
+        return dim < len(sizes) and type(sizes[dim]) is int and sizes[dim] == -1
 
 
-_LEAVES = frozenset((
+_VIEWS = frozenset(("view", "reshape"))
+
+_VALUE_READERS = frozenset((
     "numpy", "__array__", "tolist", "item", "__float__", "__int__", "__bool__", "__complex__",
     "__index__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "__deepcopy__",
 ))  # fmt: skip
 
-_SAFE = {"flatten", "chunk", "adaptive_avg_pool2d", "linear", "adaptive_avg_pool1d",
+_DERIVE_SIZES = {"flatten", "chunk", "adaptive_avg_pool2d", "linear", "adaptive_avg_pool1d",
          "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",
          "instance_norm", "interpolate", "zeros_like", "ones_like", "full_like", "matmul",
          "__matmul__", "max_pool1d", "avg_pool1d", "dropout",

@@ -1,4 +1,4 @@
-"""Which names the code behind a model's forward may read, found without running it.
+"""Find the names that a model's forward code may read, without running it.
 
 An attribute whose name appears nowhere in that code cannot change what a forward pass computes.
 All functions and classes that forward code names are followed, except torch's own, and so are
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fpgm.utils.modules import TABLES, modules_by_path
+from fpgm.utils.modules import MODULE_ATTRIBUTES, modules_by_path
 from fpgm.utils.size_names import LAYER_SIZES
 
 
@@ -39,30 +39,30 @@ class CodeNames:
         self.complete = True
         """Whether all code could be read."""
         self._computes_with_sizes = False
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._waiting: list[FunctionType] = []
         """Functions that are named and not yet read."""
         self._kinds: set[type] = set()
         self._read: dict[int, Any] = {}
-        """Objects looked at, kept so that no other gets their ids."""
+        """Objects already read, kept alive so that their ids stay unique."""
         modules = modules_by_path(model).values()
         for module in modules:
             self._read_module(module)
         known = -1
-        while known < len(self._seen):  # a method may name further ones
-            known = len(self._seen)
+        while known < len(self._visited):  # a method may name further ones
+            known = len(self._visited)
             self._read_waiting()
             self._follow_methods()
             self._read_waiting()
         self.changes_mode = any(_has_own_train(type(module)) for module in modules)
 
     def may_read(self, name: str) -> bool:
-        """Whether forward code may read an attribute of this name."""
+        """Tell whether forward code may read an attribute of this name."""
         return not self.complete or name in self.names
 
     @property
     def may_compute_with_sizes(self) -> bool:
-        """Whether code may use a width as a number: labels do not show that.
+        """Tell whether code may use a width as a number: labels do not show that.
 
         `y / y.shape[1]` does, and so does `if y.shape[1] == 64`.
         """
@@ -70,7 +70,7 @@ class CodeNames:
 
     @property
     def may_depend_on_mode(self) -> bool:
-        """Whether train mode may do anything else than dropout and batch norm do in it."""
+        """Tell whether train mode may change more than dropout and batch norm."""
         return self.changes_mode or self.may_read("training")
 
     def _read_module(self, module: nn.Module) -> None:
@@ -82,10 +82,16 @@ class CodeNames:
             return
         if kind not in self._kinds and not _is_torchs(kind):
             self._read_module_class(kind)
-        held = (v for n, v in module.__dict__.items() if n not in TABLES and type(v) not in _PLAIN)
+        held = (
+            v
+            for n, v in module.__dict__.items()
+            if n not in MODULE_ATTRIBUTES and type(v) not in _PLAIN
+        )
         self._read_values(held)
         hooks = (module._forward_hooks, module._forward_pre_hooks)
-        self._read_values(f for table in hooks for f in table.values())
+        added = (function for table in hooks for function in table.values())
+        # Hooks of ours are another thread's that traces the same model just now.
+        self._read_values(f for f in added if not _is_ours(f))
 
     def _read_module_class(self, kind: type[nn.Module]) -> None:
         self._kinds.add(kind)
@@ -99,7 +105,7 @@ class CodeNames:
             value = waiting.pop()
             if type(value) in _PLAIN or id(value) in self._read:
                 continue
-            if len(self._read) > _MOST_OBJECTS:
+            if len(self._read) > _MAX_OBJECTS:
                 self.complete = False
                 return
             self._read[id(value)] = value
@@ -138,7 +144,7 @@ class CodeNames:
         return list(getattr(value, "__dict__", {}).values())
 
     def _read_class(self, kind: type) -> None:
-        """Read a class that code names: it may make objects of it."""
+        """Read a class that code names: it may create objects of it."""
         if _is_known(kind):
             return
         if issubclass(kind, nn.Module):
@@ -171,9 +177,13 @@ class CodeNames:
 
     def _read_function(self, function: FunctionType) -> None:
         home = function.__module__ or ""
-        if id(function) in self._seen or home.partition(".")[0] in ("torch", "math", "functools"):
+        if id(function) in self._visited or home.partition(".")[0] in (
+            "torch",
+            "math",
+            "functools",
+        ):
             return
-        self._seen.add(id(function))
+        self._visited.add(id(function))
         self._waiting.append(function)
 
     def _read_waiting(self) -> None:
@@ -228,8 +238,8 @@ _DROP = frozenset(("torchvision.ops.stochastic_depth", "timm.layers.drop"))
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Parameter, torch.Size,
                     torch.dtype, torch.device))  # fmt: skip
 _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
-_MOST_OBJECTS = 2000
-"""So many objects are looked at; a model that refers to more may do anything with them."""
+_MAX_OBJECTS = 2000
+"""Most objects that are read; a model that refers to more may do anything with them."""
 _SIZE_NAMES = LAYER_SIZES | {"shape", "size", "numel", "nelement"}
 _ON_NUMBERS = frozenset(
     code
@@ -243,6 +253,19 @@ _RUN_TIME_NAMES = frozenset(
      "globals", "locals", "import_module", "__import__")
 )  # fmt: skip
 """Through these, code may read attributes whose names it does not hold."""
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Tell whether all that a module does in train mode is to drop at random."""
+    kind = type(module)
+    return kind.__module__ in _DROP or kind.forward in _DROPOUTS
+
+
+_DROPOUTS = frozenset(
+    kind.forward
+    for kind in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+                 nn.FeatureAlphaDropout)
+)  # fmt: skip
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -262,7 +285,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names_at_run_time(code: CodeType) -> bool:
-    """Whether code may read an attribute by a name that it computes.
+    """Tell whether code may read an attribute by a name that it computes.
 
     >>> _names_at_run_time((lambda m: getattr(m, "width", 1)).__code__)
     False
@@ -283,7 +306,7 @@ def _names_at_run_time(code: CodeType) -> bool:
 
 
 def _is_called_with_constant(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether the function that the first instruction loads is called with a text as second."""
+    """Tell whether the loaded function is called with a constant text as second argument."""
     pushed: list[str] = []
     for step in steps[1:]:
         count = step.arg or 0
@@ -314,6 +337,10 @@ def _imports_in(function: FunctionType) -> Iterator[ModuleType | None]:
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 
 
+def _is_ours(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "fpgm"
+
+
 def _own_bases(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if not _is_known(base)]
 
@@ -323,7 +350,7 @@ def _has_own_train(kind: type[nn.Module]) -> bool:
 
 
 def _is_known(thing: Any) -> bool:
-    """Whether a class or module is torch's, Python's own or NumPy's, which read no sizes."""
+    """Tell whether a class or module is torch's, Python's own or NumPy's, which read no sizes."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
     return _is_known_package(str(name))
 

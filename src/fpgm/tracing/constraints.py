@@ -1,4 +1,4 @@
-"""What watching a model finds, as values: what tensors carry, what must stay, what must match."""
+"""What a trace records, as values: labels of tensors, freeze constraints, equal splits, costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Join = tuple[Place, str, int]
 
 
 @dataclass
-class Slot:
+class ParameterInfo:
     """What is known of one parameter or buffer: its fields and what each of them means."""
 
     name: str
@@ -28,9 +28,9 @@ class Slot:
     trainable: bool
     fields: list[Tensor] = field(default_factory=list)
     roles: list[Role] = field(default_factory=list)
-    seen: bool = False
+    has_labels: bool = False
     open: bool = False
-    """Its labels are its own and its roles not yet known: uses of what is computed from it tell."""
+    """Its roles are not known yet: they follow from the uses of what is computed from it."""
     gain: bool = False
     """It is the g of a weight norm."""
     norm_axis: int | None = None
@@ -38,7 +38,7 @@ class Slot:
 
     def name_axes(self, named: Sequence[tuple[Tensor, Role]]) -> None:
         """Label the axes, each with its role."""
-        self.seen = True
+        self.has_labels = True
         for labels, role in named:
             if labels.numel() > 1:
                 self.fields.append(labels)
@@ -47,14 +47,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class RoleMark:
-    """What an operator does with labels of a computed weight, and the slots it is made of.
+    """What an operator does with labels of a computed weight, and its parameters.
 
-    Of a weight that activations helped to make (dynamic convolutions) no slots are known.
+    The parameters of a weight that depends on activations (dynamic convolutions) are not known.
     """
 
     labels: Tensor
     role: Role
-    slots: frozenset[int]
+    parameter_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Work:
+class OpCost:
     """Multiply-accumulates of one operator: a constant times what remains of its factors."""
 
     times: int
@@ -74,7 +74,7 @@ class Work:
 
 
 def _row(field: Tensor, dim: int) -> Tensor:
-    """The labels along one dim, at the first place of every other."""
+    """Return the labels along one dim, at the first position of every other."""
     for other in lb.axes(field):
         if other != dim:
             field = field.narrow(other, 0, 1)
@@ -82,8 +82,8 @@ def _row(field: Tensor, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Risk:
-    """What an operator with possibly fixed sizes made, and of what."""
+class FixedSizeOp:
+    """An operator whose sizes may be fixed in user code: its output and its input."""
 
     out: Factor
     source: Factor | None
@@ -92,7 +92,7 @@ class Risk:
     line: str = ""
 
     def rows(self) -> list[Tensor]:
-        """Every row of labels whose length a number in the code could stand for."""
+        """List every row of labels whose length may be a number in the code."""
         factors = [factor for factor in (self.out, self.source) if factor is not None]
         whole = [_row(f, d) for factor in factors for f in factor.fields for d in lb.axes(f)]
         return [*self.pieces, *whole]
@@ -100,15 +100,15 @@ class Risk:
 
 @dataclass(frozen=True)
 class Balance:
-    """Blocks of labels, one row each, that must keep equally many, or go whole if they may."""
+    """Blocks of labels, one row each, that must keep equally many; some may be removed whole."""
 
     blocks: Tensor
     whole: bool
 
 
 @dataclass(frozen=True)
-class Site:
-    """Labels at a module's border: scattered into a stream, picked from it, or slid along (ECA)."""
+class InsertionPoint:
+    """Where a plan may insert an adapter: labels at a module's input or output."""
 
     module: str
     dim: int
@@ -121,33 +121,33 @@ class Move:
 
     adapter: Adapter
     labels: Tensor
-    """Of the channels picked or placed, in the adapter's order; none if nothing is known."""
+    """Labels of the channels picked or placed, in the adapter's order; empty if not known."""
     wide: Tensor | None = None
-    """Of all channels that are picked from, where they can become fewer."""
+    """Labels of all channels that are picked from, if they can be removed."""
     stream: Tensor | None = None
-    """Of all channels among which they are placed."""
+    """Labels of all channels among which they are placed."""
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """A grouped operator: which module remembers the number of groups, and each group's labels."""
+class GroupedOp:
+    """A grouped operator: the module that stores the number of groups, and each group's labels."""
 
     module: str
     blocks: Tensor
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Labels of a sum of parameters, those of one of its terms, and the slots all are made of."""
+class ParameterSum:
+    """Labels of a sum of parameters, those of one of its terms, and the ids of the parameters."""
 
     out: Tensor
     part: Tensor
-    slots: frozenset[int]
+    parameter_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Labels that must stay, and why."""
+class FreezeConstraint:
+    """Labels that must stay, and the reason."""
 
     labels: Tensor
     reason: str

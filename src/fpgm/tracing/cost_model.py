@@ -1,7 +1,7 @@
-"""What a model costs as a formula of how much of every pool stays, fast enough to search with.
+"""A model's cost as a formula of the kept fraction of every group, fast enough to search with.
 
-For MACs and parameters it is exact where every unit of a pool has as many channels as the others
-in each tensor it runs through; what is chosen by it is counted exactly afterwards.
+For MACs and parameters it is exact where all units of a group have equally many channels in each
+tensor; the selected plan is counted exactly afterwards.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ Floats = npt.NDArray[np.float64]
 
 
 class Cost(Protocol):
-    """Something of which a share is to go."""
+    """A cost that a budget limits."""
 
     def at(self, kept: Floats) -> Floats:
-        """Costs where these shares of each pool stay: [pools] or [many, pools]."""
+        """Return costs for the kept fraction of each group: [groups] or [many, groups]."""
 
     def without(self, removed: Tensor) -> float:
-        """The cost once these classes are gone, counted as exactly as it can be."""
+        """Return the cost without these classes, counted as exactly as possible."""
 
 
-class Shares:
-    """How much stays of some channels, as a mean of how much stays of every pool."""
+class KeptFractions:
+    """The kept fraction of some channels, as a mean of the kept fractions of the groups."""
 
     def __init__(self, structure: Structure) -> None:
-        count = len(structure.pools)
-        self._pool_of = torch.full((int(structure.classes.max()) + 1,), count)
-        for number, pool in enumerate(structure.pools):
-            self._pool_of[pool.units] = number
-        self._structure, self._pools = structure, count
+        count = len(structure.groups)
+        self._group_of = torch.full((int(structure.classes.max()) + 1,), count)
+        for number, group in enumerate(structure.groups):
+            self._group_of[group.units] = number
+        self._structure, self._groups = structure, count
         self._known: dict[tuple[int, ...], int] = {}
         self._rows: list[Floats] = [np.eye(count + 1)[count]]  # number 0: all of it stays
 
     def number(self, field: Tensor) -> int:
-        """Which of the shares a field of labels stands for."""
+        """Return the number of a field's kept fraction."""
         key = (field.data_ptr(), field.numel(), *field.stride())
         if key not in self._known:
-            pools = self._pool_of[self._structure.of(field.reshape(-1))].numpy()
+            groups = self._group_of[self._structure.classes_of(field.reshape(-1))].numpy()
             self._known[key] = len(self._rows)
-            self._rows.append(np.bincount(pools, minlength=self._pools + 1) / field.numel())
+            self._rows.append(np.bincount(groups, minlength=self._groups + 1) / field.numel())
         return self._known[key]
 
-    def of(self, kept: Floats) -> Floats:
-        """All shares by number, where so much of each pool stays: [pools] or [many, pools]."""
+    def fractions(self, kept: Floats) -> Floats:
+        """Return all kept fractions by number, given each group's: [groups] or [many, groups]."""
         whole = np.concatenate([kept, np.ones((*kept.shape[:-1], 1))], axis=-1)
         return np.asarray(whole @ np.stack(self._rows).T)
 
 
 class Costs:
-    """A sum of products; every factor is the share of some channels that stay."""
+    """A sum of products; every factor is the kept fraction of some channels."""
 
     def __init__(self, structure: Structure, measure: Literal["macs", "params"]) -> None:
-        self._structure, self._shares = structure, Shares(structure)
+        self._structure, self._kept_fractions = structure, KeptFractions(structure)
         self._exact = structure.macs if measure == "macs" else structure.params
         terms = self._macs() if measure == "macs" else self._params()
         longest = max((len(factors) for _, factors in terms), default=0)
@@ -71,19 +71,19 @@ class Costs:
         self._factors = np.array(padded, dtype=np.int64).reshape(len(terms), longest)
 
     def at(self, kept: Floats) -> Floats:
-        """Costs where these shares of each pool stay: [pools] or [many, pools]."""
-        shares = self._shares.of(kept)
-        return np.asarray(shares[..., self._factors].prod(axis=-1) @ self._amounts)
+        """Return costs for the kept fraction of each group: [groups] or [many, groups]."""
+        fractions = self._kept_fractions.fractions(kept)
+        return np.asarray(fractions[..., self._factors].prod(axis=-1) @ self._amounts)
 
     def without(self, removed: Tensor) -> float:
-        """The cost once these classes are gone, label by label."""
+        """Return the cost without these classes, counted label by label."""
         return self._exact(self._structure.kept_labels(removed))
 
     def _macs(self) -> list[tuple[int, list[int]]]:
         terms = []
-        for work in self._structure.seen.works:
-            amount, factors = work.times, []
-            for factor in work.factors:
+        for op_cost in self._structure.trace.op_costs:
+            amount, factors = op_cost.times, []
+            for factor in op_cost.factors:
                 amount *= math.prod(factor.shape)
                 factors += self._numbers(factor.fields)
             terms.append((amount, factors))
@@ -91,10 +91,10 @@ class Costs:
 
     def _params(self) -> list[tuple[int, list[int]]]:
         return [
-            (math.prod(slot.shape), self._numbers(slot.fields))
-            for slot in self._structure.seen.slots.values()
-            if slot.trainable
+            (math.prod(info.shape), self._numbers(info.fields))
+            for info in self._structure.trace.parameter_infos.values()
+            if info.trainable
         ]
 
     def _numbers(self, fields: Fields | Sequence[Tensor]) -> list[int]:
-        return [self._shares.number(field) for field in fields]
+        return [self._kept_fractions.number(field) for field in fields]

@@ -1,7 +1,7 @@
-"""From what was watched to what can be decided: units, pools of units, and what is frozen.
+"""Group the channels of a trace: units, groups of units, and what is frozen.
 
-Labels that met are one class. A class with a filter somewhere and no reason to stay is a unit;
-units written by the same layers form a pool, from which a share is removed. Nothing is chosen here.
+Labels that met are one class. A class with a filter and no freeze constraint is a unit. Units that
+the same layers produce form a group, of which a fraction is removed. Nothing is selected here.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.axis_roles import settle_roles
-from fpgm.tracing.constraints import Slot
-from fpgm.tracing.recorder import Watch
+from fpgm.tracing.axis_roles import resolve_roles
+from fpgm.tracing.constraints import ParameterInfo
+from fpgm.tracing.recorder import TraceRecorder
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.parameter_info import WRITES, layer_of
+from fpgm.utils.parameter_info import PRODUCER_ROLES, layer_of
 
 
 @dataclass(frozen=True)
-class Writer:
+class Producer:
     """A layer's filters: the tensor, the field along them, and the class of each of them."""
 
-    slot: Slot
+    info: ParameterInfo
     field: Tensor
     classes: Tensor
 
     @property
     def carries(self) -> bool:
-        """Whether it only hands units on, one by one (a depthwise convolution)."""
-        return self.slot.roles == ["depthwise"]
+        """Tell whether it only passes units on, one by one (a depthwise convolution)."""
+        return self.info.roles == ["depthwise"]
 
     def filters(self, weight: Tensor) -> Tensor:
-        """The weight as [n, d]: one row a filter."""
+        """Return the weight as [n, d]: one row a filter."""
         used = lb.axes(self.field)
         if len(used) == 1:
             return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
@@ -45,149 +45,149 @@ class Writer:
 
     @property
     def layer(self) -> str:
-        """Path of the module that owns the filters."""
-        return layer_of(self.slot.name)
+        """Return the path of the module that owns the filters."""
+        return layer_of(self.info.name)
 
 
 @dataclass
-class Pool:
-    """Units that the same layers write, in channel order."""
+class ChannelGroup:
+    """Units that the same layers produce, in channel order."""
 
     name: str
     units: Tensor
-    writers: tuple[Writer, ...]
+    producers: tuple[Producer, ...]
     exact: bool = True
     channels_per_unit: int = 1
     """How many rows of its first layer one unit holds."""
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Paths of the layers that write them."""
-        return tuple(dict.fromkeys(w.layer for w in self.writers))
+        """Return the paths of the layers that produce them."""
+        return tuple(dict.fromkeys(w.layer for w in self.producers))
 
 
 @dataclass
 class Structure:
     """Everything selection needs to know about a model."""
 
-    seen: Watch
+    trace: TraceRecorder
     classes: Tensor
-    writers: tuple[Writer, ...]
+    producers: tuple[Producer, ...]
     reasons: dict[int, str]
     approximate: frozenset[int]
     balances: list[Tensor]
-    pools: list[Pool] = field(default_factory=list)
+    groups: list[ChannelGroup] = field(default_factory=list)
 
-    def of(self, labels: Tensor) -> Tensor:
-        """Class of every label."""
+    def classes_of(self, labels: Tensor) -> Tensor:
+        """Return the class of every label."""
         return self.classes[labels]
 
     def kept_labels(self, removed: Tensor) -> Tensor:
-        """Boolean over labels from the classes that go."""
-        gone = torch.zeros(int(self.classes.max()) + 1, dtype=torch.bool)
-        gone[removed] = True
-        return ~gone[self.classes]
+        """Return a boolean over labels: False where the class is removed."""
+        removed_classes = torch.zeros(int(self.classes.max()) + 1, dtype=torch.bool)
+        removed_classes[removed] = True
+        return ~removed_classes[self.classes]
 
     def macs(self, kept: Tensor | None = None) -> int:
-        """Multiply-accumulates of the first example when only these labels stay (None: all)."""
+        """Count multiply-accumulates of the first example if these labels stay (None: all)."""
         total = 0
-        for work in self.seen.works:
-            amount = work.times
-            for factor in work.factors:
+        for op_cost in self.trace.op_costs:
+            amount = op_cost.times
+            for factor in op_cost.factors:
                 amount *= lb.kept_numel(factor.fields, factor.shape, kept)
             total += amount
         return total
 
     def params(self, kept: Tensor | None = None) -> int:
-        """Parameters when only these labels stay (None: all)."""
+        """Count parameters if only these labels stay (None: all)."""
         return sum(
-            lb.kept_numel(tuple(slot.fields), slot.shape, kept)
-            for slot in self.seen.slots.values()
-            if slot.trainable
+            lb.kept_numel(tuple(info.fields), info.shape, kept)
+            for info in self.trace.parameter_infos.values()
+            if info.trainable
         )
 
     def places(self, units: Tensor, labels: Tensor) -> Tensor:
-        """Which of these units each label belongs to, or −1."""
+        """Return which of these units each label belongs to, or −1."""
         place = torch.full((int(self.classes.max()) + 1,), -1)
         place[units] = torch.arange(len(units))
-        return place[self.of(labels)]
+        return place[self.classes_of(labels)]
 
-    def readers(self, units: Tensor) -> list[tuple[str, Tensor]]:
-        """Layers that read these units, and which of them each channel they read is, or −1."""
-        found = []
-        for slot in self.seen.slots.values():
-            layer, _, kind = slot.name.rpartition(".")
-            for f, role in zip(slot.fields, slot.roles, strict=True):
+    def consumers(self, units: Tensor) -> list[tuple[str, Tensor]]:
+        """List the layers that read these units, and the unit of each input channel, or −1."""
+        consumers = []
+        for info in self.trace.parameter_infos.values():
+            layer, _, kind = info.name.rpartition(".")
+            for f, role in zip(info.fields, info.roles, strict=True):
                 if role == "reads" and kind == "weight":
                     places = self.places(units, rows_of(f))
                     if bool((places >= 0).any()):
-                        found.append((layer, places))
-        return found
+                        consumers.append((layer, places))
+        return consumers
 
     def freeze(self, classes: Tensor, reason: str) -> None:
-        """Leave these classes alone from now on."""
+        """Freeze these classes from now on."""
         self.note(classes, reason)
-        self.pools = _pools(self)
+        self.groups = _channel_groups(self)
 
     def note(self, classes: Tensor, reason: str) -> None:
-        """Why these classes stay; the first reason given holds."""
+        """Record why these classes stay; the first reason holds."""
         for c in classes.unique().tolist():
             self.reasons.setdefault(c, reason)
 
 
-def couple(seen: Watch, approximate: bool = False) -> Structure:
-    """Resolve labels into classes, classes into units, units into pools."""
-    classes = _tie_whole_groups(seen, _components(seen))
-    settle_roles(seen)
+def group_channels(trace: TraceRecorder, approximate: bool = False) -> Structure:
+    """Resolve labels into classes, classes into units, units into groups."""
+    classes = _tie_whole_groups(trace, _components(trace))
+    resolve_roles(trace)
     structure = Structure(
-        seen,
+        trace,
         classes,
-        _writers(seen, classes),
+        _producers(trace, classes),
         {},
         frozenset(),
-        _balances(seen, classes),
+        _balances(trace, classes),
     )
     _collect_reasons(structure, approximate)
-    structure.pools = _pools(structure)
+    structure.groups = _channel_groups(structure)
     return structure
 
 
-def _tie_whole_groups(seen: Watch, classes: Tensor) -> Tensor:
-    """A group of a convolution that is one unit on one side (a norm spans it) goes on both."""
-    waiting = list(seen.pairings)
+def _tie_whole_groups(trace: TraceRecorder, classes: Tensor) -> Tensor:
+    """Tie a convolution's groups that are one unit on one side (a norm spans them) on both."""
+    pending = list(trace.pairings)
     while True:
         whole = [
             i
-            for i, pair in enumerate(waiting)
+            for i, pair in enumerate(pending)
             if any(_one_class_each(classes[side]) for side in pair)
         ]
         if not whole:
             return classes
         for i in reversed(whole):
-            ins, outs = waiting.pop(i)
-            seen.tie(ins, [1])
-            seen.relate(outs, ins[:, :1])
-        classes = _components(seen)
+            ins, outs = pending.pop(i)
+            trace.tie(ins, [1])
+            trace.relate(outs, ins[:, :1])
+        classes = _components(trace)
 
 
-def _balances(seen: Watch, classes: Tensor) -> list[Tensor]:
-    """Rows of classes that must keep equally many; what is one unit each goes whole, if it may."""
-    rows = [(classes[balance.blocks], balance.whole) for balance in seen.balances]
+def _balances(trace: TraceRecorder, classes: Tensor) -> list[Tensor]:
+    """Return rows of classes that must keep equally many, unless each row is one unit."""
+    rows = [(classes[balance.blocks], balance.whole) for balance in trace.balances]
     return [blocks for blocks, whole in rows if not (whole and _one_class_each(blocks))]
 
 
 def _one_class_each(blocks: Tensor) -> bool:
-    """Blocks of which each is one unit (a norm over each) go whole: there is nothing to balance."""
+    """Tell whether each block is one unit (a norm over each): then none can be split."""
     return bool((blocks == blocks[:, :1]).all())
 
 
-def _components(seen: Watch) -> Tensor:
-    """Connected components of all labels that met: hook the larger root to the smaller, repeat."""
-    parent = torch.arange(seen.count)
-    if not seen.pairs:
+def _components(trace: TraceRecorder) -> Tensor:
+    """Find connected components of labels that met: hook larger roots to smaller, repeat."""
+    parent = torch.arange(trace.count)
+    if not trace.pairs:
         return parent
-    a = torch.cat([pair[0] for pair in seen.pairs])
-    b = torch.cat([pair[1] for pair in seen.pairs])
+    a = torch.cat([pair[0] for pair in trace.pairs])
+    b = torch.cat([pair[1] for pair in trace.pairs])
     while True:
         low, high = torch.minimum(parent[a], parent[b]), torch.maximum(parent[a], parent[b])
         open_ = low != high
@@ -199,17 +199,17 @@ def _components(seen: Watch) -> Tensor:
             parent = parent[parent]
 
 
-def _writers(seen: Watch, classes: Tensor) -> tuple[Writer, ...]:
-    found = []
-    for slot in seen.slots.values():
-        for f, role in zip(slot.fields, slot.roles, strict=True):
-            if role in WRITES:
-                found.append(Writer(slot, f, classes[rows_of(f)]))
-    return tuple(found)
+def _producers(trace: TraceRecorder, classes: Tensor) -> tuple[Producer, ...]:
+    producers = []
+    for info in trace.parameter_infos.values():
+        for f, role in zip(info.fields, info.roles, strict=True):
+            if role in PRODUCER_ROLES:
+                producers.append(Producer(info, f, classes[rows_of(f)]))
+    return tuple(producers)
 
 
 def rows_of(f: Tensor) -> Tensor:
-    """Labels of a layer's filters in channel order, grouped transposed weights included."""
+    """Return labels of a layer's filters in channel order, also of grouped transposed weights."""
     if len(lb.axes(f)) == 1:
         return f.reshape(-1)
     starts = block_starts(f)
@@ -217,14 +217,14 @@ def rows_of(f: Tensor) -> Tensor:
 
 
 def block_starts(f: Tensor) -> list[int]:
-    """First row of each block of equal rows in a grouped weight's per-block field."""
+    """Return the first row of each block of equal rows in a grouped weight's field."""
     rows = f.reshape(f.shape[0], -1)
     changes = (rows[1:] != rows[:-1]).any(1)
     return [0, *(torch.nonzero(changes).reshape(-1) + 1).tolist()]
 
 
 def sliceable(f: Tensor) -> bool:
-    """Whether a field lies along one axis, or is one row per block of a grouped weight."""
+    """Tell whether a field lies along one axis, or is one row per block of a grouped weight."""
     used = lb.axes(f)
     if len(used) == 1:
         return True
@@ -236,30 +236,32 @@ def sliceable(f: Tensor) -> bool:
 
 
 def _collect_reasons(structure: Structure, approximate: bool) -> None:
-    seen = structure.seen
+    trace = structure.trace
     soft: set[int] = set()
-    for stop in seen.stops:
-        classes = structure.of(stop.labels)
-        if stop.soft and approximate:
+    for constraint in trace.freeze_constraints:
+        classes = structure.classes_of(constraint.labels)
+        if constraint.soft and approximate:
             soft.update(classes.tolist())
         else:
-            structure.note(classes, stop.reason)
+            structure.note(classes, constraint.reason)
     scripted = [
         f"{path}."
-        for path, module in modules_by_path(seen.model).items()
+        for path, module in modules_by_path(trace.model).items()
         if isinstance(module, torch.jit.ScriptModule)
     ]
-    for slot in seen.slots.values():
-        for f in slot.fields:
-            if slot.name.startswith(tuple(scripted)):
-                structure.note(structure.of(f), "a scripted module cannot be resized")
+    for info in trace.parameter_infos.values():
+        for f in info.fields:
+            if info.name.startswith(tuple(scripted)):
+                structure.note(structure.classes_of(f), "a scripted module cannot be resized")
             if not sliceable(f):
-                structure.note(structure.of(f), f"'{slot.name}' does not hold them along one axis")
+                structure.note(
+                    structure.classes_of(f), f"'{info.name}' does not hold them along one axis"
+                )
     structure.approximate = frozenset(soft)
 
 
 def _freeze_unbalanced(structure: Structure) -> None:
-    """A block that cannot shrink keeps its partners from shrinking."""
+    """Freeze blocks whose partners cannot shrink."""
     changed = True
     while changed:
         changed = False
@@ -273,31 +275,34 @@ def _freeze_unbalanced(structure: Structure) -> None:
             changed = True
 
 
-def _pools(structure: Structure) -> list[Pool]:
-    """Units grouped by the set of layers that write them."""
+def _channel_groups(structure: Structure) -> list[ChannelGroup]:
+    """Group units by the set of layers that produce them."""
     _freeze_unbalanced(structure)
     count = int(structure.classes.max()) + 1
     generator = torch.Generator().manual_seed(0)
     signature = torch.zeros(count, dtype=torch.int64)
-    for writer in structure.writers:
+    for producer in structure.producers:
         key = torch.randint(1 << 61, (1,), generator=generator)
-        signature[writer.classes.unique()] += key
+        signature[producer.classes.unique()] += key
     signature[list(structure.reasons)] = 0
     units: dict[int, Tensor] = {}
     rows: dict[int, int] = {}
-    writers: dict[int, list[Writer]] = {}
-    for writer in structure.writers:
-        mine = signature[writer.classes]
-        for key in dict.fromkeys(mine.tolist()):
+    producers: dict[int, list[Producer]] = {}
+    for producer in structure.producers:
+        keys = signature[producer.classes]
+        for key in dict.fromkeys(keys.tolist()):
             if key and key not in units:
-                own = writer.classes[mine == key].tolist()
-                units[key], rows[key] = torch.tensor(list(dict.fromkeys(own))), len(own)
-            writers.setdefault(key, []).append(writer)
+                classes_of_key = producer.classes[keys == key].tolist()
+                units[key], rows[key] = (
+                    torch.tensor(list(dict.fromkeys(classes_of_key))),
+                    len(classes_of_key),
+                )
+            producers.setdefault(key, []).append(producer)
     return [
-        Pool(
-            writers[key][0].layer,
+        ChannelGroup(
+            producers[key][0].layer,
             classes,
-            tuple(writers[key]),
+            tuple(producers[key]),
             exact=not structure.approximate.intersection(classes.tolist()),
             channels_per_unit=max(1, rows[key] // len(classes)),
         )
@@ -306,21 +311,21 @@ def _pools(structure: Structure) -> list[Pool]:
 
 
 def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
-    """Layers, channels and reason of everything with filters that stays, for people."""
+    """List layers, channels and reason of all frozen filters, for display."""
     stays = torch.zeros(len(structure.classes), dtype=torch.bool)
     stays[list(structure.reasons)] = True
     rows: dict[str, tuple[list[str], int]] = {}
-    for writer in structure.writers:
+    for producer in structure.producers:
         counts = Counter(
-            structure.reasons[c] for c in writer.classes[stays[writer.classes]].tolist()
+            structure.reasons[c] for c in producer.classes[stays[producer.classes]].tolist()
         )
         for reason, count in counts.items():
             layers, total = rows.get(reason, ([], 0))
-            rows[reason] = ([*layers, writer.layer], total + count)
+            rows[reason] = ([*layers, producer.layer], total + count)
     return [(tuple(dict.fromkeys(layers)), n, reason) for reason, (layers, n) in rows.items()]
 
 
 def unreached_rows(names: Sequence[str]) -> list[tuple[tuple[str, ...], int, str]]:
-    """Parameters no forward pass has used."""
+    """List parameters that no forward pass has used, for display."""
     layers = tuple(dict.fromkeys(layer_of(name) for name in names))
     return [(layers, 0, "no forward pass with the example inputs uses them")] if layers else []

@@ -21,7 +21,7 @@ ANY = 0
 
 
 def axes(field: Tensor) -> list[int]:
-    """Dims along which the labels change.
+    """Return the dims along which the labels change.
 
     >>> import torch
     >>> axes(torch.tensor([[1], [2]]))
@@ -31,12 +31,12 @@ def axes(field: Tensor) -> list[int]:
 
 
 def varies(field: Tensor, dims: Iterable[int]) -> bool:
-    """Whether the labels change along any of these dims."""
+    """Tell whether the labels change along any of these dims."""
     return any(field.shape[dim] > 1 for dim in dims)
 
 
 def along(labels: Tensor, ndim: int, dim: int) -> Tensor:
-    """A 1-d row of labels, laid along one dim of an `ndim`-dimensional field."""
+    """Lay a 1-d row of labels along one dim of an `ndim`-dimensional field."""
     shape = [1] * ndim
     shape[dim] = labels.numel()
     return labels.reshape(shape)
@@ -63,7 +63,7 @@ def shrink(field: Tensor) -> Tensor:
 
 
 def fits(field: Tensor, shape: Sequence[int]) -> bool:
-    """Whether a field can describe a tensor of this shape.
+    """Tell whether a field can describe a tensor of this shape.
 
     >>> import torch
     >>> fits(torch.tensor([[1], [2]]), (2, 5)), fits(torch.tensor([[1], [2]]), (3, 5))
@@ -86,7 +86,7 @@ def spread(field: Tensor, shape: Sequence[int], dims: Iterable[int]) -> Tensor:
 
 
 def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """What `view(after)` of a tensor of shape `before` does to its field.
+    """Reshape a field as `view(after)` does a tensor of shape `before`.
 
     Only dims that really split or merge are spread out, so a field stays small in batch and space.
 
@@ -108,7 +108,7 @@ def reshape(field: Tensor, before: Sequence[int], after: Sequence[int]) -> Tenso
 
 
 def dim_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Smallest runs of dims whose products agree: each run reshapes on its own."""
+    """Find the smallest runs of dims whose products agree: each reshapes on its own."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(before) or j < len(after):
@@ -134,16 +134,16 @@ def dim_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[i
 
 
 def varying_dim(field: Tensor, dims: Sequence[int]) -> int:
-    """Of several dims that one channel axis was split into, the one taken to follow its size.
+    """Pick, of the dims that one channel axis was split into, the one that changes size.
 
     Code such as `view(b, groups, c // groups, h, w)` fixes the small number and derives the large
-    one. This is a guess, and replaying the compact model checks it.
+    one. This is a guess, and a dry run of the compact model checks it.
     """
     return max(dims, key=lambda d: (field.shape[d], d))
 
 
 def remaining_sizes(stays: Tensor) -> list[tuple[int, ...]]:
-    """Sizes of the varying dims once what does not stay is gone: by each dim that may give way.
+    """List possible sizes of the varying dims after removal, by the dim that shrinks.
 
     Along that dim all blocks keep equally many, though not the same ones; others go whole.
 
@@ -152,7 +152,7 @@ def remaining_sizes(stays: Tensor) -> list[tuple[int, ...]]:
     [(2, 2)]
     """
     used = axes(stays)
-    found = []
+    options = []
     for main in used:
         counts = stays.sum(main)
         alive = counts[counts > 0]
@@ -165,12 +165,12 @@ def remaining_sizes(stays: Tensor) -> list[tuple[int, ...]]:
             for d in used
         ]
         if math.prod(sizes) == int(stays.sum()):
-            found.append(tuple(sizes))
-    return found
+            options.append(tuple(sizes))
+    return options
 
 
 def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int:
-    """How many elements of a tensor remain when only labels with `kept[label]` stay (None: all).
+    """Count the elements of a tensor that remain if `kept[label]` stays (None: all).
 
     >>> import torch
     >>> kept_numel((torch.tensor([[1], [2]]),), (2, 5), torch.tensor([True, True, False]))
@@ -185,7 +185,7 @@ def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int
 
 
 def independent(fields: Fields, kept: Tensor) -> list[Tensor]:
-    """Masks along disjoint axes; fields that share an axis (a grouped weight's) become one."""
+    """Return masks along disjoint axes; fields that share an axis are combined into one."""
     masks: list[Tensor] = []
     for field in fields:
         mask = kept[field]

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.utils.example_inputs import Example
-from fpgm.utils.locking import TURN, in_turn
+from fpgm.utils.hooks import temporary_hooks
+from fpgm.utils.locking import GLOBAL_LOCK, with_global_lock
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.preserve_state import preserve_state
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSpec:
     """A convolution, transposed convolution or linear layer, and the input it gets."""
 
     kind: str
@@ -37,22 +38,22 @@ class Layer:
     groups: int = 1
     bias: bool = True
     border: str = "zeros"
-    """How a convolution goes on beyond the edges."""
+    """Padding mode."""
     dtype: torch.dtype = torch.float32
 
     @property
     def depthwise(self) -> bool:
-        """Whether every channel is filtered by itself."""
+        """Tell whether every channel is filtered by itself."""
         return self.groups > 1 and self.groups == self.reads == self.writes
 
-    def sized(self, reads: int, writes: int) -> Layer:
-        """The same with other widths; a depthwise one has as many groups as channels."""
+    def with_widths(self, reads: int, writes: int) -> LayerSpec:
+        """Return the layer with other widths; a depthwise one has as many groups as channels."""
         groups = writes if self.depthwise else self.groups
         return replace(self, reads=reads, writes=writes, groups=groups)
 
     def module(self) -> nn.Module:
         """As torch has it, with random weights; the caller's random numbers stay as they are."""
-        with TURN, torch.random.fork_rng(devices=[]):
+        with GLOBAL_LOCK, torch.random.fork_rng(devices=[]):
             return self._module().to(self.dtype).eval()
 
     def _module(self) -> nn.Module:
@@ -69,18 +70,18 @@ class Layer:
         if self.kind == "transposed":
             options["output_padding"] = self.output_padding
         table: tuple[Any, ...] = _TRANSPOSED if self.kind == "transposed" else _CONVS
-        made: nn.Module = table[len(self.space) - 1](
+        module: nn.Module = table[len(self.space) - 1](
             self.reads, self.writes, self.kernel, **options
         )
-        return made
+        return module
 
     def input(self) -> Tensor:
-        """Noise of the right shape."""
+        """Return noise in the shape of the input."""
         shape = (self.batch, self.reads, *self.space)
         return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.dtype)
 
     def key(self) -> str:
-        """A name under which its time can be kept."""
+        """Return the key under which its time is stored."""
         values = (
             self.kind, self.batch, self.space, self.reads, self.writes, self.kernel, self.stride,
             self.padding, self.dilation, self.output_padding, self.groups, int(self.bias),
@@ -90,62 +91,58 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Called:
-    """A layer of a model, by its path, and how much it gave out."""
+class LayerCall:
+    """A call of a layer, by its path, and the size of its output."""
 
     path: str
-    layer: Layer
+    layer: LayerSpec
     given: int
-    """Numbers in its output."""
+    """Number of elements of its output."""
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of the call."""
+        """Count the multiply-accumulates of the call."""
         layer = self.layer
-        if layer.kind == "transposed":  # every number it reads goes into some it gives out
+        if layer.kind == "transposed":  # every input element contributes to several outputs
             times, across = layer.batch * layer.reads * math.prod(layer.space), layer.writes
         else:
             times, across = self.given, layer.reads
         return times * (across // layer.groups) * math.prod(layer.kernel)
 
 
-@in_turn
+@with_global_lock
 @torch.no_grad()
-def called_layers(model: nn.Module, example: Example) -> list[Called]:
-    """Every call of a convolution or linear layer while the model runs once, in order."""
-    found: list[Called] = []
-    handles = []
+def called_layers(model: nn.Module, example: Example) -> list[LayerCall]:
+    """List every call of a convolution or linear layer in one run of the model, in order."""
+    calls: list[LayerCall] = []
 
     def hook_of(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             if args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-                found.extend(_called(path, module, args[0], out))
+                calls.extend(_layer_call(path, module, args[0], out))
 
         return hook
 
-    for path, module in modules_by_path(model).items():
-        if isinstance(module, (*_CONVS, *_TRANSPOSED, nn.Linear)):
-            handles.append(module.register_forward_hook(hook_of(path)))
-    try:
-        with undisturbed(model):
+    with temporary_hooks() as handles:
+        for path, module in modules_by_path(model).items():
+            if isinstance(module, (*_CONVS, *_TRANSPOSED, nn.Linear)):
+                handles.append(module.register_forward_hook(hook_of(path)))
+        with preserve_state(model):
             model.eval()
             example.call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    return calls
 
 
-def _called(path: str, module: nn.Module, x: Tensor, out: Tensor) -> Iterator[Called]:
+def _layer_call(path: str, module: nn.Module, x: Tensor, out: Tensor) -> Iterator[LayerCall]:
     if isinstance(module, nn.Linear):
-        layer = Layer(
+        layer = LayerSpec(
             "linear", x.numel() // x.shape[-1], (), module.in_features, module.out_features,
             bias=module.bias is not None, dtype=x.dtype,
         )  # fmt: skip
-        yield Called(path, layer, out.numel())
+        yield LayerCall(path, layer, out.numel())
     elif isinstance(module, (*_CONVS, *_TRANSPOSED)) and x.ndim == len(module.kernel_size) + 2:
         transposed = isinstance(module, _TRANSPOSED)
-        layer = Layer(
+        layer = LayerSpec(
             "transposed" if transposed else "conv",
             x.shape[0],
             tuple(x.shape[2:]),
@@ -161,7 +158,7 @@ def _called(path: str, module: nn.Module, x: Tensor, out: Tensor) -> Iterator[Ca
             module.padding_mode,
             x.dtype,
         )
-        yield Called(path, layer, out.numel())
+        yield LayerCall(path, layer, out.numel())
 
 
 def _text(value: object) -> str:

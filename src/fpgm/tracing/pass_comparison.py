@@ -1,4 +1,4 @@
-"""Whether a forward pass showed nothing that another one had not shown.
+"""Tell whether a forward pass showed nothing new compared with another.
 
 Most models compute the same structure in train mode as in eval mode. Where every module returned
 the same channels, every operator with sizes of its own was at the same line and froze the same, a
@@ -12,31 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fpgm.tracing.constraints import Factor, Place, Risk
+from fpgm.tracing.constraints import Factor, FixedSizeOp, Place
 from fpgm.tracing.labels import Fields
 
 if TYPE_CHECKING:
-    from fpgm.tracing.recorder import Watch
+    from fpgm.tracing.recorder import TraceRecorder
 
 
-def repeats(seen: Watch, number: int, first: int) -> bool:
-    """Whether the pass of this number showed just what the first one did."""
-    frozen = {(place[1:], reason) for place, reason in seen.frozen if place[0] == number}
-    before = {(place[1:], reason) for place, reason in seen.frozen if place[0] == first}
+def is_repeat(trace: TraceRecorder, number: int, first: int) -> bool:
+    """Tell whether the pass of this number recorded the same as an earlier one."""
+    frozen = {(place[1:], reason) for place, reason in trace.frozen if place[0] == number}
+    before = {(place[1:], reason) for place, reason in trace.frozen if place[0] == first}
     return (
         frozen <= before
-        and _same_factors(seen.results.get(number, []), seen.results.get(first, []))
-        and _same_returns(_of_pass(seen.returns, number), _of_pass(seen.returns, first))
-        and _same_risks(_risks_of(seen, number), _risks_of(seen, first))
+        and _same_factors(trace.results.get(number, []), trace.results.get(first, []))
+        and _same_returns(_of_pass(trace.returns, number), _of_pass(trace.returns, first))
+        and _same_fixed_size_ops(
+            _fixed_size_ops_of(trace, number), _fixed_size_ops_of(trace, first)
+        )
     )
 
 
-def _of_pass(found: Mapping[Place, Factor], number: int) -> dict[Any, Factor]:
-    return {place[1:]: factor for place, factor in found.items() if place[0] == number}
+def _of_pass(returns: Mapping[Place, Factor], number: int) -> dict[Any, Factor]:
+    return {place[1:]: factor for place, factor in returns.items() if place[0] == number}
 
 
-def _risks_of(seen: Watch, number: int) -> dict[Any, Risk]:
-    return {(*place[1:], n): risk for (place, n), risk in seen.risks.items() if place[0] == number}
+def _fixed_size_ops_of(trace: TraceRecorder, number: int) -> dict[Any, FixedSizeOp]:
+    return {
+        (*place[1:], n): op for (place, n), op in trace.fixed_size_ops.items() if place[0] == number
+    }
 
 
 def _same_returns(one: Mapping[Any, Factor], other: Mapping[Any, Factor]) -> bool:
@@ -45,7 +49,7 @@ def _same_returns(one: Mapping[Any, Factor], other: Mapping[Any, Factor]) -> boo
     )
 
 
-def _same_risks(one: Mapping[Any, Risk], other: Mapping[Any, Risk]) -> bool:
+def _same_fixed_size_ops(one: Mapping[Any, FixedSizeOp], other: Mapping[Any, FixedSizeOp]) -> bool:
     return one.keys() == other.keys() and all(
         one[key].line == other[key].line
         and _same_fields(one[key].out.fields, other[key].out.fields)

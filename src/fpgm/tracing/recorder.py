@@ -1,6 +1,6 @@
-"""Watching forward passes in eval and train mode, collecting everything the rules find in them.
+"""Record forward passes in eval and train mode, with everything the rules report.
 
-The model's weights, buffers, attributes, mode and random state are as before when watching ends.
+The model's weights, buffers, attributes, mode and random state are restored at the end.
 """
 
 from __future__ import annotations
@@ -13,36 +13,43 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fpgm.errors import ForwardError
+from fpgm.errors import ForwardError, ModelError
 from fpgm.tracing import labels as lb
-from fpgm.tracing import shape_inference as sketch
-from fpgm.tracing.code_names import CodeNames
+from fpgm.tracing import shape_inference
+from fpgm.tracing.code_names import CodeNames, is_dropout
 from fpgm.tracing.constraints import (
     Balance,
     Factor,
-    Grouped,
+    FixedSizeOp,
+    FreezeConstraint,
+    GroupedOp,
+    InsertionPoint,
     Join,
     Move,
+    OpCost,
+    ParameterInfo,
+    ParameterSum,
     Place,
-    Risk,
     RoleMark,
-    Site,
-    Slot,
-    Stop,
-    Sum,
-    Work,
 )
 from fpgm.tracing.labels import Fields
+from fpgm.tracing.operator_log import OperatorLog, record_operators
 from fpgm.tracing.ops import registry as rules
-from fpgm.tracing.pass_comparison import repeats
-from fpgm.tracing.tracer import RuleError, Tracer, source_line
+from fpgm.tracing.pass_comparison import is_repeat
+from fpgm.tracing.tracer import RuleError, Tracer
 from fpgm.utils.adapter_spec import Adapter, Side
-from fpgm.utils.example_inputs import Example, batch_of, resized, tensors_in
-from fpgm.utils.modules import TABLES, every_module, module_at, modules_by_path, named_tensors
+from fpgm.utils.example_inputs import Example, batch_size, resize_batch, tensors_in
+from fpgm.utils.modules import (
+    MODULE_ATTRIBUTES,
+    all_modules,
+    module_at,
+    modules_by_path,
+    named_tensors,
+)
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.parameter_info import Role
-from fpgm.utils.preserve_state import undisturbed
-from fpgm.utils.tracebacks import describe_error
+from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.tracebacks import describe_error, source_line
 from fpgm.utils.weight_hooks import weight_hooks
 
 
@@ -54,44 +61,44 @@ class Pass:
     training: bool
     example: Example
     repeats_eval: bool = False
-    """Whether a pass in eval mode showed the same, so that a dry run may leave it out."""
+    """Whether a pass in eval mode recorded the same, so that a dry run may skip it."""
 
 
-class _Carried(NamedTuple):
-    """Labels of an operator's inputs, and how much had been found before its rule ran."""
+class _InputLabels(NamedTuple):
+    """Labels of an operator's inputs, and how much was recorded before its rule ran."""
 
     fields: list[Tensor]
-    stops: int
+    freeze_constraints: int
     pairs: int
 
 
-class Watch(Tracer):
-    """Collects everything the rules find in one or several forward passes."""
+class TraceRecorder(Tracer):
+    """Records everything the rules report in one or several forward passes."""
 
     def __init__(self, model: nn.Module, values: bool = True) -> None:
-        super().__init__(model, _slots(model))
+        super().__init__(model, _parameter_infos(model))
         self.values = values
         """Whether heavy operators really run; else their results have a shape and no values."""
         self.code = CodeNames(model)
         self.count = 1
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.meetings: list[tuple[Tensor, Tensor]] = []
-        """The pairs that met at one position; others only go together."""
-        self.stops: list[Stop] = []
+        """The pairs that met at one position; others are only removed together."""
+        self.freeze_constraints: list[FreezeConstraint] = []
         self.frozen: dict[tuple[Place, str], list[Tensor]] = {}
-        """The fields that each operator froze, by its call and what was said of it."""
+        """The fields that each operator froze, by its call and the reason."""
         self.balances: list[Balance] = []
         self.roles: list[RoleMark] = []
-        self.sums: list[Sum] = []
-        self.works: list[Work] = []
-        self.groupings: list[Grouped] = []
+        self.sums: list[ParameterSum] = []
+        self.op_costs: list[OpCost] = []
+        self.groupings: list[GroupedOp] = []
         self.pairings: list[tuple[Tensor, Tensor]] = []
-        self.windows: list[Site] = []
+        self.windows: list[InsertionPoint] = []
         self.parts: dict[tuple[Join, int], Tensor] = {}
         self.pads: list[Tensor] = []
         self._pieces: tuple[Tensor, ...] = ()
-        self.sites: list[Site] = []
-        self.picks: list[Site] = []
+        self.insertion_points: list[InsertionPoint] = []
+        self.picks: list[InsertionPoint] = []
         self.returns: dict[Place, Factor] = {}
         self.outputs: list[Factor] = []
         self.passes: list[Pass] = []
@@ -103,37 +110,50 @@ class Watch(Tracer):
         self.moves: dict[tuple[Place, Side], Move] = {}
         self._first_moves: dict[tuple[str, Side], Move] = {}
         self.cached: dict[tuple[str, str], list[Factor]] = {}
-        """Activations that modules keep in plain attributes, by module and name."""
-        self.risks: dict[tuple[Place, int], Risk] = {}
+        """Activations that modules cache in plain attributes, by module and name."""
+        self.fixed_size_ops: dict[tuple[Place, int], FixedSizeOp] = {}
+        self.logs: dict[int, OperatorLog] = {}
+        """The operators of each run."""
+        self.crops_space = False
+        """Whether an operator was told a size that is not of its own channels."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        log = self.logs.get(self.runs)
+        if log is None:
+            log = self.logs[self.runs] = OperatorLog(self.given)
+        log.add(func, args, kwargs)
+        out = self._call(func, args, kwargs)
+        log.add_results(rules.tensors((out,)))
+        return out
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.values:
             return super().call(func, args, kwargs)
-        out = sketch.outline(func, args)
+        out = shape_inference.infer_shape(func, args)
         if out is not None:
             return out
         if func._schema.is_mutable and self._writes_weights(args):
-            raise sketch.ValuesNeededError  # initialised from its first input
+            raise shape_inference.ValuesNeededError  # initialised from its first input
         return super().call(func, args, kwargs)
 
-    def leaves(self, tensor: Tensor, method: str) -> None:
+    def on_values_leave(self, tensor: Tensor, method: str) -> None:
         if not self.values:
-            raise sketch.ValuesNeededError
-        super().leaves(tensor, method)
+            raise shape_inference.ValuesNeededError
+        super().on_values_leave(tensor, method)
 
     def _writes_weights(self, args: tuple[Any, ...]) -> bool:
-        slot = self.slots.get(id(args[0])) if args else None
-        return slot is not None and slot.trainable
+        info = self.parameter_infos.get(id(args[0])) if args else None
+        return info is not None and info.trainable
 
-    def fresh(self, count: int) -> Tensor:
+    def new_labels(self, count: int) -> Tensor:
         start = self.count
         self.count += count
         return torch.arange(start, self.count)
 
-    def fixed(self, number: int, count: int) -> Tensor:
-        labels = self.fresh(count)
+    def fixed_labels(self, number: int, count: int) -> Tensor:
+        labels = self.new_labels(count)
         self.freeze([labels], "a part of fixed size is concatenated")
-        self.parts[self.this_join(), number] = labels
+        self.parts[self.current_concat(), number] = labels
         return labels
 
     def relate(self, a: Tensor, b: Tensor) -> None:
@@ -149,38 +169,38 @@ class Watch(Tracer):
                 first = field.narrow(dim, 0, 1).expand(field.shape)
                 self.pairs.append((field.reshape(-1), first.reshape(-1)))
 
-    def stacked(self, rows: Tensor) -> None:
+    def note_stack(self, rows: Tensor) -> None:
         self._stack_count += 1
         for row in rows.tolist():
             for position, label in enumerate(row):
                 self._stacks.setdefault(label, set()).add((self._stack_count, position))
 
-    def stacks(self, a: Tensor, b: Tensor) -> bool:
+    def are_stacked(self, a: Tensor, b: Tensor) -> bool:
         one, other = (self._stacks.get(int(label), set()) for label in (a, b))
         return not one.isdisjoint(other)
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         if fields:
             where = self.where()
-            told = f"{reason} in {where}"
+            full_reason = f"{reason} in {where}"
             for f in fields:
-                self.stops.append(Stop(f.reshape(-1), told, soft))
-            self.frozen.setdefault((self.here(self.module), told), []).extend(fields)
+                self.freeze_constraints.append(FreezeConstraint(f.reshape(-1), full_reason, soft))
+            self.frozen.setdefault((self.current_call(self.module), full_reason), []).extend(fields)
 
-    def carried(self, inputs: Sequence[Tensor]) -> _Carried:
-        fields = [f for x in inputs for f in self._named(x)]
-        return _Carried(fields, len(self.stops), len(self.pairs))
+    def labels_of(self, inputs: Sequence[Tensor]) -> _InputLabels:
+        fields = [f for x in inputs for f in self._existing_labels(x)]
+        return _InputLabels(fields, len(self.freeze_constraints), len(self.pairs))
 
-    def _named(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Labels that a tensor has; a parameter that no rule has seen gets none by being asked."""
-        slot = self.slots.get(id(tensor))
-        return () if slot is not None and not slot.seen else self.fields(tensor)
+    def _existing_labels(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Return the labels a tensor already has, without giving a parameter new ones."""
+        info = self.parameter_infos.get(id(tensor))
+        return () if info is not None and not info.has_labels else self.fields(tensor)
 
-    def check_passed(self, name: str, carried: _Carried, out: Any) -> None:
-        """Freeze labels that were lost: whoever reads the result may depend on them."""
+    def check_passed(self, name: str, carried: _InputLabels, out: Any) -> None:
+        """Freeze labels that were lost: consumers of the result may depend on them."""
         if not carried.fields:
             return
-        passed = [f for result in rules.tensors((out,)) for f in self._named(result)]
+        passed = [f for result in rules.tensors((out,)) for f in self._existing_labels(result)]
         same = set(map(id, passed))
         missing = [f for f in carried.fields if id(f) not in same]
         if missing:
@@ -188,78 +208,105 @@ class Watch(Tracer):
             missing = [f for f in missing if f.data_ptr() not in places]
         if not missing:
             return
-        stops, pairs = self.stops[carried.stops :], self.pairs[carried.pairs :]
-        known = [*passed, *(s.labels for s in stops), *(side for pair in pairs for side in pair)]
-        found = torch.cat([f.reshape(-1) for f in known]) if known else torch.zeros(0).long()
-        lost = [f for f in missing if not bool(torch.isin(f, found).any())]
+        freeze_constraints, pairs = (
+            self.freeze_constraints[carried.freeze_constraints :],
+            self.pairs[carried.pairs :],
+        )
+        known = [
+            *passed,
+            *(s.labels for s in freeze_constraints),
+            *(side for pair in pairs for side in pair),
+        ]
+        known_labels = torch.cat([f.reshape(-1) for f in known]) if known else torch.zeros(0).long()
+        lost = [f for f in missing if not bool(torch.isin(f, known_labels).any())]
         self.freeze(lost, f"'{name}' does not pass them on")
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
         if blocks.shape[0] > 1:
             self.balances.append(Balance(blocks, whole))
 
-    def role(self, field: Tensor, role: Role, weight: Tensor) -> None:
-        self.roles.append(RoleMark(field.reshape(-1), role, self.made_of(weight)))
+    def note_role(self, field: Tensor, role: Role, weight: Tensor) -> None:
+        self.roles.append(RoleMark(field.reshape(-1), role, self.source_parameters(weight)))
 
-    def added(self, out: Tensor, part: Tensor, terms: Sequence[Tensor]) -> None:
-        slots = frozenset().union(*map(self.made_of, terms))
+    def note_sum_term(self, out: Tensor, part: Tensor, terms: Sequence[Tensor]) -> None:
+        parameter_ids = frozenset().union(*map(self.source_parameters, terms))
         out, part = torch.broadcast_tensors(out, part)
         if out is not part:
-            self.sums.append(Sum(out.reshape(-1), part.reshape(-1), slots))
+            self.sums.append(ParameterSum(out.reshape(-1), part.reshape(-1), parameter_ids))
 
-    def padded(self, ends: Sequence[Tensor]) -> None:
+    def note_padding(self, ends: Sequence[Tensor]) -> None:
         self.pads += ends
-        self.sized(ends)
+        self.note_piece_sizes(ends)
 
-    def sized(self, pieces: Sequence[Tensor]) -> None:
+    def note_piece_sizes(self, pieces: Sequence[Tensor]) -> None:
         self._pieces = tuple(piece.reshape(-1) for piece in pieces)
 
-    def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
+    def note_cost(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         if not self.passes:
-            self.works.append(Work(times, tuple(Factor(f, tuple(s)) for f, s in factors)))
+            self.op_costs.append(OpCost(times, tuple(Factor(f, tuple(s)) for f, s in factors)))
 
-    def paired(self, ins: Tensor, outs: Tensor) -> None:
+    def pair_groups(self, ins: Tensor, outs: Tensor) -> None:
         self.pairings.append((ins, outs))
 
-    def grouped(self, blocks: Tensor) -> None:
-        self.groupings.append(Grouped(self.module, blocks))
+    def note_grouped_op(self, blocks: Tensor) -> None:
+        self.groupings.append(GroupedOp(self.module, blocks))
 
-    def window(self, dim: int, labels: Tensor) -> bool:
+    def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
         if not self.module or not isinstance(
             module_at(self.model, self.module), nn.modules.conv._ConvNd
         ):
             return False
-        self.windows.append(Site(self.module, dim, labels))
+        self.windows.append(InsertionPoint(self.module, dim, labels))
         return True
 
-    def returned(self, path: str, out: Any) -> None:
+    def on_module_return(self, path: str, out: Any) -> None:
         if isinstance(out, Tensor):
-            self.returns[self.here(path)] = Factor(self.fields(out), tuple(out.shape))
+            self.returns[self.current_call(path)] = Factor(self.fields(out), tuple(out.shape))
 
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
+    def note_fixed_size_op(
+        self, out: Tensor, source: Tensor | None, dims: Sequence[int] | None
+    ) -> None:
         known = Factor(self.fields(out), tuple(out.shape))
         origin = None if source is None else Factor(self.fields(source), tuple(source.shape))
         even = len({len(piece) for piece in self._pieces}) <= 1  # chunk may leave a shorter rest
         fields = (*known.fields, *(origin.fields if origin is not None else ()))
         flat = all(len(lb.axes(f)) < 2 for f in fields)  # merging several may change their order
-        safe = self.calls.derives_sizes and even and flat
-        self.risks[self.next_risk()] = Risk(known, origin, self._pieces, safe, source_line())
+        safe = even and flat and (self.call_context.derives_sizes or self._infers_size(known))
+        if dims is not None and not any(lb.varies(f, dims) for f in fields):
+            safe = self.crops_space = True  # but the size may be another tensor's width
+            self.logs[self.runs].fix_sizes()
+        self.fixed_size_ops[self.next_fixed_size_op()] = FixedSizeOp(
+            known, origin, self._pieces, safe, source_line()
+        )
         self._pieces = ()
 
+    def _infers_size(self, out: Factor) -> bool:
+        """Tell whether code infers the size along the only labelled axis: `view(b, -1, 1, 1)`."""
+        used = [lb.axes(f) for f in out.fields]
+        if len(used) != 1 or not self.call_context.infers_size_along(used[0][0]):
+            return False
+        others = [n for d, n in enumerate(out.shape) if d not in (0, used[0][0])]
+        return all(n == 1 for n in others)  # a larger one may be another tensor's width
+
+    def carry_through_adapter(self, adapter: Adapter, x: Tensor, out: Tensor) -> Tensor | None:
+        changed = super().carry_through_adapter(adapter, x, out)
+        self.logs[self.runs].pass_on(x, out if changed is None else changed)
+        return changed
+
     def place(self, adapter: Adapter, labels: Tensor | None, zero: bool) -> tuple[Tensor, Tensor]:
-        stream = self.fresh(adapter.size)
+        stream = self.new_labels(adapter.size)
         self.freeze([stream], "an adapter of an earlier plan keeps the full width")
         if labels is not None and not zero:
             self.freeze([labels], "zeroed channels would not be zero where an adapter places them")
-        return self._record(Move(adapter, _or_none(labels), stream=stream)), stream
+        return self._record_move(Move(adapter, _or_empty(labels), stream=stream)), stream
 
     def pick(self, adapter: Adapter, labels: Tensor | None, wide: Tensor | None) -> Tensor:
         if labels is not None and len(labels) == 1:
             self.freeze([labels], "an adapter picks one channel by position")
-        return self._record(Move(adapter, _or_none(labels), wide))
+        return self._record_move(Move(adapter, _or_empty(labels), wide))
 
-    def _record(self, move: Move) -> Tensor:
-        """Keep what an adapter moves; it moves the same channels at every call."""
+    def _record_move(self, move: Move) -> Tensor:
+        """Record what an adapter moves; it moves the same channels at every call."""
         place = move.adapter.module, move.adapter.side
         first = self._first_moves.setdefault(place, move)
         for a, b in ((first.labels, move.labels), (first.wide, move.wide)):
@@ -268,7 +315,7 @@ class Watch(Tracer):
             elif (a is None or not len(a)) != (b is None or not len(b)):
                 both = [labels for labels in (a, b) if labels is not None and len(labels)]
                 self.freeze(both, "an adapter moves them in some runs only")
-        self.moves[self.here(move.adapter.module), move.adapter.side] = move
+        self.moves[self.current_call(move.adapter.module), move.adapter.side] = move
         return move.labels
 
     def find_cached(self) -> None:
@@ -278,16 +325,20 @@ class Watch(Tracer):
                 continue  # its own code keeps none
             computed = {name for name, _ in weight_hooks(module)}
             for name, value in vars(module).items():
-                if name in TABLES or name in computed or type(value) in _NUMBERS:
+                if name in MODULE_ATTRIBUTES or name in computed or type(value) in _NUMBERS:
                     continue
                 for tensor in tensors_in(value) if _may_hold(value) else ():
-                    if id(tensor) not in self.slots and (fields := self.fields(tensor)):
-                        own = self.cached.setdefault((path, name), [])
-                        own.append(Factor(fields, tuple(tensor.shape)))
+                    if id(tensor) not in self.parameter_infos and (fields := self.fields(tensor)):
+                        factors = self.cached.setdefault((path, name), [])
+                        factors.append(Factor(fields, tuple(tensor.shape)))
 
-    def unreached(self) -> list[str]:
-        """Trainable parameters that no operator has used."""
-        return [slot.name for slot in self.slots.values() if slot.trainable and not slot.seen]
+    def unreached_parameters(self) -> list[str]:
+        """List trainable parameters that no operator has used."""
+        return [
+            info.name
+            for info in self.parameter_infos.values()
+            if info.trainable and not info.has_labels
+        ]
 
 
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
@@ -297,143 +348,183 @@ def _may_hold(value: Any) -> bool:
     return isinstance(value, Tensor | list | tuple | dict | set | deque)
 
 
-def watch(seen: Watch, examples: Sequence[Example], keep_outputs: bool = True) -> Watch:
-    """Run every example and collect what is seen; the model is left as it was.
+def record_trace(
+    recorder: TraceRecorder, examples: Sequence[Example], keep_outputs: bool = True
+) -> TraceRecorder:
+    """Run every example and record the passes; the model is left as it was.
 
-    Train mode is watched too, unless no code of the model can tell the modes apart: a size that
+    Train mode is recorded too, unless the model's code cannot depend on the mode: a size that
     only training uses (an auxiliary head, noise of a fixed shape) must fit the compact model.
     """
-    model = seen.model
-    with undisturbed(model), seen.hooked():
-        failed = watch_eval(seen, examples, keep_outputs)
-        if failed and not seen.values:
+    model = recorder.model
+    with preserve_state(model) as before:
+        with recorder.hooks_installed():
+            failed = record_eval_passes(recorder, examples, keep_outputs)
+        if failed and not recorder.values:
             raise failed[0][1]  # values decide whether it works
-        seen.find_cached()
-        missing = seen.unreached()
-        if missing or failed or seen.code.may_depend_on_mode:
-            worked = _watch_training(seen, examples, keep_outputs, missing)
-            for example, error in failed:
-                if not any(example is one for one in worked):
-                    raise error
-            seen.find_cached()
-    return seen
+        recorder.find_cached()
+        missing = recorder.unreached_parameters()
+        if (
+            not missing
+            and not failed
+            and (not recorder.code.may_depend_on_mode or _train_matches_eval(recorder))
+        ):
+            return recorder
+        before.restore()
+        with recorder.hooks_installed():
+            worked = _record_training_passes(recorder, examples, keep_outputs, missing)
+        for example, error in failed:
+            if not any(example is one for one in worked):
+                raise error
+        recorder.find_cached()
+    return recorder
 
 
-def watch_eval(
-    seen: Watch, examples: Sequence[Example], keep_outputs: bool = True
+def _train_matches_eval(recorder: TraceRecorder) -> bool:
+    """Tell whether train mode runs the operators of eval mode, apart from dropout."""
+    try:
+        recorder.model.train()
+        for module in all_modules(recorder.model):
+            if is_dropout(module):
+                module.training = False
+    except Exception:  # the model's own code may raise anything
+        return False
+    return all(_train_pass_matches(recorder, one) for one in recorder.passes)
+
+
+def _train_pass_matches(recorder: TraceRecorder, one: Pass) -> bool:
+    """Tell whether an example runs the same operators in train mode; with two where one fails."""
+    log = record_operators(recorder.model, one.example)
+    if log is None and batch_size(one.example) == 1:
+        log = record_operators(recorder.model, resize_batch(one.example, 2))
+    return log is not None and log.is_same(recorder.logs[one.number], sizes_may_differ=True)
+
+
+def record_eval_passes(
+    recorder: TraceRecorder, examples: Sequence[Example], keep_outputs: bool = True
 ) -> list[tuple[Example, ForwardError]]:
     """Run the examples in eval mode; return those that fail, or raise if all of them do."""
-    if seen.code.changes_mode or any(m.training for m in every_module(seen.model)):
-        seen.model.eval()
+    if recorder.code.changes_mode or any(m.training for m in all_modules(recorder.model)):
+        recorder.model.eval()
     failed = []
     for example in examples:
-        error = _failure(_run, seen, example, keep_outputs)
+        error = _run_or_error(_run, recorder, example, keep_outputs)
         if error is None:
-            seen.passes.append(Pass(seen.runs, False, example))
+            recorder.passes.append(Pass(recorder.runs, False, example))
             continue
         failed.append((example, error))
-        if not seen.passes:
-            seen.works.clear()
-    if not seen.passes:
+        if not recorder.passes:
+            recorder.op_costs.clear()
+    if not recorder.passes:
         raise failed[0][1]
     return failed
 
 
-def _watch_training(
-    seen: Watch, examples: Sequence[Example], keep_outputs: bool, missing: Sequence[str]
+def _record_training_passes(
+    recorder: TraceRecorder, examples: Sequence[Example], keep_outputs: bool, missing: Sequence[str]
 ) -> list[Example]:
     """Run the examples in train mode; return those that work there."""
     try:
-        seen.model.train()
+        recorder.model.train()
     except Exception as error:  # the model's own code may raise anything
-        _give_up_on(seen, missing, describe_error(error))
+        _freeze_unreached(recorder, missing, describe_error(error))
         return []
-    errors = [_failure(_run_training, seen, example, keep_outputs) for example in examples]
+    errors = [_run_or_error(_run_training, recorder, example, keep_outputs) for example in examples]
     worked = [example for example, e in zip(examples, errors, strict=True) if e is None]
     if not worked:
-        _give_up_on(seen, missing, str(errors[0]))
+        _freeze_unreached(recorder, missing, str(errors[0]))
     return worked
 
 
-def _failure(
-    run: Callable[[Watch, Example, bool], None], seen: Watch, example: Example, keep_outputs: bool
+def _run_or_error(
+    run: Callable[[TraceRecorder, Example, bool], None],
+    recorder: TraceRecorder,
+    example: Example,
+    keep_outputs: bool,
 ) -> ForwardError | None:
     try:
-        run(seen, example, keep_outputs)
+        run(recorder, example, keep_outputs)
     except ForwardError as error:
         return error
     return None
 
 
-def _run_training(seen: Watch, example: Example, keep_outputs: bool) -> None:
+def _run_training(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
     """Run one example in train mode, with a batch of two where batch norm needs that."""
     try:
-        _run_without_values(seen, example, keep_outputs)
+        _run_without_values(recorder, example, keep_outputs)
     except ForwardError as error:
-        if batch_of(example) != 1 or not _needs_batch(error):
+        if batch_size(example) != 1 or not _needs_batch(error):
             raise
-        example = resized(example, 2)
-        _run_without_values(seen, example, keep_outputs)
-    before = [one.number for one in seen.passes if not one.training]
-    same = any(repeats(seen, seen.runs, number) for number in before)
-    seen.passes.append(Pass(seen.runs, True, example, same))
+        example = resize_batch(example, 2)
+        _run_without_values(recorder, example, keep_outputs)
+    before = [one.number for one in recorder.passes if not one.training]
+    same = any(is_repeat(recorder, recorder.runs, number) for number in before)
+    recorder.passes.append(Pass(recorder.runs, True, example, same))
 
 
-def _run_without_values(seen: Watch, example: Example, keep_outputs: bool) -> None:
+def _run_without_values(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
     """Run with shapes only, and with values where the model's code looks at them."""
-    values = seen.values
+    values = recorder.values
     try:
-        seen.values = False
+        recorder.values = False
         torch.manual_seed(0)
-        _run(seen, example, keep_outputs)
-    except (ForwardError, sketch.ValuesNeededError) as error:
+        _run(recorder, example, keep_outputs)
+    except (ForwardError, shape_inference.ValuesNeededError) as error:
         if isinstance(error, ForwardError) and _needs_batch(error):
             raise
-        seen.values = True
+        recorder.values = True
         torch.manual_seed(0)
-        _run(seen, example, keep_outputs)
+        _run(recorder, example, keep_outputs)
     finally:
-        seen.values = values
+        recorder.values = values
 
 
 def _needs_batch(error: ForwardError) -> bool:
     return "more than 1 value per channel" in str(error.__cause__)
 
 
-def _give_up_on(seen: Watch, missing: Sequence[str], why: str) -> None:
-    """Freeze what only training reaches, for no example could be watched to its end there."""
-    seen.notes.append(f"Train mode could not be watched: {why}")
-    for slot in seen.slots.values():
-        if slot.name in missing:
-            for f in slot.fields:
-                seen.stops.append(Stop(f.reshape(-1), "only training reaches them", False))
+def _freeze_unreached(recorder: TraceRecorder, missing: Sequence[str], why: str) -> None:
+    """Freeze what only training reaches: no example runs to its end there."""
+    recorder.notes.append(f"Train mode could not be traced: {why}")
+    for info in recorder.parameter_infos.values():
+        if info.name in missing:
+            for f in info.fields:
+                recorder.freeze_constraints.append(
+                    FreezeConstraint(f.reshape(-1), "only training reaches them", False)
+                )
 
 
-def _run(seen: Watch, example: Example, keep_outputs: bool) -> None:
+def _run(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
     try:
-        out = seen.run(example)
-    except RuleError:
+        out = recorder.run(example)
+    except (RuleError, ModelError):  # not the forward: its outputs cannot be read
         raise
     except Exception as error:
         raise ForwardError(
             f"The model's own forward fails on the example input: {describe_error(error)}."
-            f"{_dtype_hint(seen, example)}"
+            f"{_dtype_hint(recorder, example)}"
         ) from error
-    returned = [leaf.value for leaf in read_outputs(out) if leaf.is_tensor]
+    leaves = read_outputs(out)
+    if recorder.runs in recorder.logs:
+        recorder.logs[recorder.runs].end(leaves)
+    returned = [leaf.value for leaf in leaves if leaf.is_tensor]
     results = [tensor for tensor in returned if tensor.numel()]
-    seen.recognize(results)
-    seen.results[seen.runs] = [Factor(seen.fields(t), tuple(t.shape)) for t in results]
+    recorder.recognize(results)
+    recorder.results[recorder.runs] = [Factor(recorder.fields(t), tuple(t.shape)) for t in results]
     if keep_outputs:
         for tensor in returned:  # no boxes are found, but each would have its four numbers
-            for f in seen.fields(tensor):
-                seen.stops.append(Stop(f.reshape(-1), "the model's output", False))
-    elif not seen.passes:
-        seen.outputs = seen.results[seen.runs]
+            for f in recorder.fields(tensor):
+                recorder.freeze_constraints.append(
+                    FreezeConstraint(f.reshape(-1), "the model's output", False)
+                )
+    elif not recorder.passes:
+        recorder.outputs = recorder.results[recorder.runs]
 
 
-def _dtype_hint(seen: Watch, example: Example) -> str:
-    """Name both precisions where they differ: torch's own words rarely do."""
-    weights = {p.dtype for p in seen.model.parameters() if p.is_floating_point()}
+def _dtype_hint(recorder: TraceRecorder, example: Example) -> str:
+    """Name both precisions where they differ: torch's own error rarely does."""
+    weights = {p.dtype for p in recorder.model.parameters() if p.is_floating_point()}
     given = {
         t.dtype for t in tensors_in((example.args, dict(example.kwargs))) if t.is_floating_point()
     }
@@ -446,12 +537,12 @@ def _dtype_hint(seen: Watch, example: Example) -> str:
     return f" The example is {have}, the weights are {want}: bring one to the other's precision."
 
 
-def _or_none(labels: Tensor | None) -> Tensor:
+def _or_empty(labels: Tensor | None) -> Tensor:
     return torch.zeros(0, dtype=torch.int64) if labels is None else labels
 
 
-def _slots(model: nn.Module) -> dict[int, Slot]:
+def _parameter_infos(model: nn.Module) -> dict[int, ParameterInfo]:
     return {
-        id(tensor): Slot(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
+        id(tensor): ParameterInfo(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
         for name, tensor in named_tensors(model).items()
     }

@@ -1,7 +1,7 @@
 """The paper's residual policy: every convolution is pruned on its own, streams keep their width.
 
-A first pass finds where branches are added into a stream and which module hands each branch over;
-a second pass cuts the labels there. In the compact model that module scatters its channels among
+A first pass finds where branches are added into a stream and which module outputs each branch; a
+second pass cuts the labels there. In the compact model that module scatters its channels among
 zeros, and a convolution that reads such a scattered tensor directly gathers the channels back, as
 the block behind the stem does in the paper. Projection shortcuts stay whole, as in the paper.
 """
@@ -19,21 +19,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.constraints import Site
+from fpgm.tracing.constraints import InsertionPoint
 from fpgm.tracing.ops import registry as rules
-from fpgm.tracing.recorder import Watch, watch_eval
+from fpgm.tracing.recorder import TraceRecorder, record_eval_passes
 from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import module_at
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.preserve_state import preserve_state
 
 Residual = Literal["coupled", "independent"]
-"""Whether layers that write into a residual stream are pruned together or each on its own."""
+"""Whether layers that produce a residual stream are pruned together or independently."""
 
 
 @dataclass(frozen=True)
 class Junctions:
-    """Modules that hand a branch to a stream, those of projection shortcuts, those run once."""
+    """Modules that output a branch, those of projection shortcuts, and those that run once."""
 
     branches: frozenset[str]
     projections: frozenset[str]
@@ -41,15 +41,15 @@ class Junctions:
 
 
 def find_junctions(model: nn.Module, examples: Sequence[Example], values: bool = True) -> Junctions:
-    """Watch once and see which modules' outputs are added to which."""
-    scout = _Scout(model, values)
-    with undisturbed(model):
-        watch_eval(scout, examples)
-    return scout.junctions()
+    """Trace once and find which modules' outputs are added to which."""
+    finder = _BranchFinder(model, values)
+    with preserve_state(model):
+        record_eval_passes(finder, examples)
+    return finder.junctions()
 
 
-class _Scout(Watch):
-    """Remembers where every activation comes from and how many convolutions lie behind it."""
+class _BranchFinder(TraceRecorder):
+    """Records the origin of every activation and how many convolutions precede it."""
 
     def __init__(self, model: nn.Module, values: bool = True) -> None:
         super().__init__(model, values)
@@ -74,12 +74,12 @@ class _Scout(Watch):
             self._depth[result] = 0 if is_sum else depth + contracts
         return out
 
-    def passed(self, x: Tensor, out: Tensor) -> None:
+    def note_passed(self, x: Tensor, out: Tensor) -> None:
         if out is not x:
             self._origins[out] = self._origins.get(x, ())
 
-    def returned(self, path: str, out: Any) -> None:
-        super().returned(path, out)
+    def on_module_return(self, path: str, out: Any) -> None:
+        super().on_module_return(path, out)
         self._times[path] += 1
         if isinstance(out, Tensor) and self.is_zero(out):
             self._origins[out] = (*self._origins.get(out, ()), path)
@@ -95,23 +95,23 @@ class _Scout(Watch):
         return operands
 
     def junctions(self) -> Junctions:
-        """Decide which modules hand over a branch."""
+        """Decide which modules output a branch."""
         branches: set[str] = set()
         projections: set[str] = set()
         for operands in self._sums:
-            fresh = [(self._hand(o), depth, read) for o, depth, read in operands if depth > 0]
-            found = [(path, depth, read) for path, depth, read in fresh if path is not None]
-            if len(found) == 2 and not found[0][2] and not found[1][2]:
-                shallow = min(found, key=lambda item: item[1])
-                if found[0][1] != found[1][1]:
+            fresh = [(self._branch_end(o), depth, read) for o, depth, read in operands if depth > 0]
+            ends = [(path, depth, read) for path, depth, read in fresh if path is not None]
+            if len(ends) == 2 and not ends[0][2] and not ends[1][2]:
+                shallow = min(ends, key=lambda item: item[1])
+                if ends[0][1] != ends[1][1]:
                     projections.add(shallow[0])
-                    found.remove(shallow)
-            branches.update(path for path, _, _ in found)
+                    ends.remove(shallow)
+            branches.update(path for path, _, _ in ends)
         once = frozenset(path for path, times in self._times.items() if times == len(self.passes))
         return Junctions(frozenset(branches - projections), frozenset(projections), once)
 
-    def _hand(self, origins: tuple[str, ...]) -> str | None:
-        """The last module a branch left through, if it ran only once."""
+    def _branch_end(self, origins: tuple[str, ...]) -> str | None:
+        """Return the last module a branch left through, if it ran only once."""
         runs = len(self.passes)
         return next((p for p in reversed(origins) if p and self._times[p] == runs), None)
 
@@ -124,8 +124,8 @@ PLAIN = {
 """Convolutions that do nothing else with their input, so that a gather before them is harmless."""
 
 
-class IndependentWatch(Watch):
-    """Watches with the labels cut where a branch enters a stream."""
+class IndependentTraceRecorder(TraceRecorder):
+    """Records with the labels cut where a branch enters a stream."""
 
     def __init__(self, model: nn.Module, junctions: Junctions, values: bool = True) -> None:
         super().__init__(model, values)
@@ -134,7 +134,7 @@ class IndependentWatch(Watch):
         self._reads: dict[str, Tensor | None] = {}
         """The branch each convolution read first; None: a tensor of full width."""
 
-    def returned(self, path: str, out: Any) -> Any:
+    def on_module_return(self, path: str, out: Any) -> Any:
         result = None
         if isinstance(out, Tensor) and path in self.junctions.projections:
             with _disable_current_modes():
@@ -142,7 +142,7 @@ class IndependentWatch(Watch):
         elif isinstance(out, Tensor) and path in self.junctions.branches:
             with _disable_current_modes():
                 result = self._cut(path, out)
-        super().returned(path, out if result is None else result)
+        super().on_module_return(path, out if result is None else result)
         return result
 
     def _cut(self, path: str, out: Tensor) -> Tensor | None:
@@ -153,28 +153,28 @@ class IndependentWatch(Watch):
             return None
         dim = lb.axes(fields[0])[0]
         branch = fields[0].reshape(-1)
-        stream = self.fresh(branch.numel())
+        stream = self.new_labels(branch.numel())
         self.freeze([stream], "the residual stream keeps its full width")
-        for site in self.sites:
-            if site.module == path and not torch.equal(site.labels, branch):
-                self.freeze([site.labels, branch], "a branch comes in another order in other runs")
-        self.sites.append(Site(path, dim, branch))
-        handed: Tensor = torch.ops.aten.alias(out)
-        self.set(handed, [lb.along(stream, out.ndim, dim)])
-        self._scattered[handed] = branch
-        return handed
+        for point in self.insertion_points:
+            if point.module == path and not torch.equal(point.labels, branch):
+                self.freeze([point.labels, branch], "a branch comes in another order in other runs")
+        self.insertion_points.append(InsertionPoint(path, dim, branch))
+        out_alias: Tensor = torch.ops.aten.alias(out)
+        self.set(out_alias, [lb.along(stream, out.ndim, dim)])
+        self._scattered[out_alias] = branch
+        return out_alias
 
-    def mixed(self, x: Tensor) -> None:
-        super().mixed(x)
+    def note_overwritten(self, x: Tensor) -> None:
+        super().note_overwritten(x)
         self._scattered.pop(x, None)
 
-    def passed(self, x: Tensor, out: Tensor) -> None:
-        super().passed(x, out)
+    def note_passed(self, x: Tensor, out: Tensor) -> None:
+        super().note_passed(x, out)
         if x in self._scattered and out is not x and x.shape[1:2] == out.shape[1:2]:
             self._scattered[out] = self._scattered[x]
 
-    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        """A convolution behind a scatter reads the branch itself, through a gather of its own.
+    def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """Return the branch's labels for a convolution behind a scatter, which gets a gather.
 
         One that runs several times reads other tensors too, which a gather would spoil.
         """
@@ -189,7 +189,7 @@ class IndependentWatch(Watch):
             self.freeze(stays, "a convolution reads them in some runs only")
         if branch is None:
             return row
-        self.picks.append(Site(self.module, 1, branch))
+        self.picks.append(InsertionPoint(self.module, 1, branch))
         return branch
 
 
@@ -197,10 +197,10 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def watcher(
+def make_recorder(
     model: nn.Module, examples: Sequence[Example], residual: Residual, values: bool = True
-) -> Watch:
-    """What watches a model under a residual policy."""
+) -> TraceRecorder:
+    """Create the recorder for a residual policy."""
     if residual == "coupled":
-        return Watch(model, values)
-    return IndependentWatch(model, find_junctions(model, examples, values), values)
+        return TraceRecorder(model, values)
+    return IndependentTraceRecorder(model, find_junctions(model, examples, values), values)

@@ -1,7 +1,7 @@
-"""Heavy operators by shape alone, for a replay: its labels follow shapes, not numbers.
+"""Infer the results of heavy operators by shape alone: labels follow shapes, not values.
 
-A model that looks at its numbers (`if x.max() > 0`, `x.nonzero()`) may take another way with such
-stand-ins. What is seen of that, and whatever else goes wrong, is decided by a replay with values.
+A model that reads values (`if x.max() > 0`, `x.nonzero()`) may take another branch with such
+zeros. In that case, and after any other error, the run is repeated with real values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ValuesNeededError(BaseException):
 _LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
-def outline(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tensor] | None:
+def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tensor] | None:
     """Zeros in the shape of a heavy operator's result; None for what must really run.
 
     Arguments that do not fit together are left to the operator, which says so in its own words.
@@ -30,7 +30,7 @@ def outline(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tensor] 
 
     >>> x, weight = torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)
     >>> call = (x, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
-    >>> outline(torch.ops.aten.convolution.default, call).shape
+    >>> infer_shape(torch.ops.aten.convolution.default, call).shape
     torch.Size([1, 4, 4, 4])
     """
     if func is _MAX_POOL:
@@ -50,7 +50,7 @@ def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _indices(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Where a pooling's maxima lie: the first position of every map will do."""
+    """Return indices of a pooling's maxima: the first position of every map."""
     return torch.zeros(shape, dtype=torch.int64, device=like.device)
 
 
@@ -64,7 +64,7 @@ def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
 
 @cache
 def _may_look(func: Any) -> bool:
-    """Whether an operator reads values, or is somebody's own, of which that is not known."""
+    """Tell whether an operator reads values, or is somebody's own, of which that is not known."""
     return func.namespace not in ("aten", "prims") or not _LOOKS.isdisjoint(func.tags)
 
 
@@ -122,7 +122,7 @@ def _max_pool(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> list[int] | None:
-    """Sizes as torch's `pooling_output_shape` finds them; None where torch has something to say."""
+    """Compute sizes like torch's `pooling_output_shape`; None where torch raises or warns."""
     lists = [_both(numbers) for numbers in (kernel, stride or kernel, padding, dilation)]
     if x.ndim != 4 or not x.is_floating_point() or any(len(numbers) != 2 for numbers in lists):
         return None
@@ -139,7 +139,7 @@ def _max_pool(
 
 
 def _both(numbers: Sequence[int]) -> Sequence[int]:
-    """One number stands for both dims."""
+    """Repeat a single number for both dims."""
     return [*numbers, *numbers] if len(numbers) == 1 else numbers
 
 

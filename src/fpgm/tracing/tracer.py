@@ -1,18 +1,16 @@
 """The dispatch mode under which a model runs while labels follow its data.
 
-`Tracer` knows which module is running, hands each operator to its rule and keeps the labels of
-living tensors. What a rule's findings mean is left to subclasses: `recorder.Watch` collects them,
-`dry_run_tracer.Checker` checks a compact model against them.
+`Tracer` knows which module is running, passes each operator to its rule and keeps the labels of
+live tensors. Subclasses decide what to do with a rule's results: `recorder.TraceRecorder` records
+them, `dry_run_tracer.ValidatingTracer` checks a compact model against them.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,20 +19,21 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fpgm.errors import FpgmError
-from fpgm.tracing import adapter_labels as moves
+from fpgm.tracing import adapter_labels as adapter_labels
 from fpgm.tracing import labels as lb
-from fpgm.tracing.call_context import Calls
-from fpgm.tracing.constraints import Join, Place, Slot
+from fpgm.tracing.call_context import CallContext
+from fpgm.tracing.constraints import Join, ParameterInfo, Place
 from fpgm.tracing.labels import Fields
+from fpgm.tracing.operator_log import name_tensors
 from fpgm.tracing.ops import registry as rules
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import adapters_of
-from fpgm.utils.example_inputs import Example, tensors_in
-from fpgm.utils.locking import quietly
-from fpgm.utils.modules import TABLES, called_by_path, modules_by_path
+from fpgm.utils.example_inputs import Example
+from fpgm.utils.locking import suppress_warnings
+from fpgm.utils.modules import outer_modules_by_path
 from fpgm.utils.parameter_info import Role
-from fpgm.utils.preserve_state import plain_attention, without_compiling
-from fpgm.utils.tracebacks import user_file
+from fpgm.utils.preserve_state import disable_compilation, disable_fused_attention
+from fpgm.utils.tracebacks import source_line
 from fpgm.utils.weight_norm import weight_norms
 
 _SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -43,34 +42,34 @@ _RECENT = 4
 
 
 class RuleError(FpgmError):
-    """A rule of ours broke: a bug here, not in the model."""
+    """A rule failed: a bug in fpgm, not in the model."""
 
 
-class _Known:
-    """What is known of a living tensor."""
+class _TensorState:
+    """What is known of a live tensor."""
 
-    __slots__ = ("constant", "fields", "made_of", "offset", "zero")
+    __slots__ = ("constant", "fields", "offset", "source_parameters", "zero")
 
     def __init__(self) -> None:
         self.fields: Fields | None = None
         self.constant = False
-        self.made_of: frozenset[int] = frozenset()
+        self.source_parameters: frozenset[int] = frozenset()
         self.offset = False
         self.zero = False
 
 
-class _KnownTensors:
-    """What is known of living tensors, by their identity.
+class _TensorStates:
+    """What is known of live tensors, by their identity.
 
     Torch's `WeakIdKeyDictionary` does the same, but builds a reference for every look-up, and there
     are dozens of those for every operator.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[int, tuple[weakref.ref[Tensor], _Known]] = {}
-        """By the tensor's id; read directly where a call for every look-up would be felt."""
+        self.entries: dict[int, tuple[weakref.ref[Tensor], _TensorState]] = {}
+        """By the tensor's id; read directly where a function call would be too slow."""
 
-    def get(self, tensor: Tensor) -> _Known | None:
+    def get(self, tensor: Tensor) -> _TensorState | None:
         """Return what is known of a tensor, if anything is."""
         entry = self.entries.get(id(tensor))
         return None if entry is None else entry[1]
@@ -78,14 +77,14 @@ class _KnownTensors:
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self.entries
 
-    def living(self) -> list[Tensor]:
+    def live_tensors(self) -> list[Tensor]:
         """Return the tensors that something is known of."""
         tensors = (reference() for reference, _ in list(self.entries.values()))
         return [tensor for tensor in tensors if tensor is not None]
 
-    def add(self, tensor: Tensor) -> _Known:
-        """Begin to know a tensor; the entry goes when the tensor does."""
-        key, entries, known = id(tensor), self.entries, _Known()
+    def add(self, tensor: Tensor) -> _TensorState:
+        """Add a tensor; the entry is deleted with the tensor."""
+        key, entries, known = id(tensor), self.entries, _TensorState()
 
         def forget(_: object) -> None:
             entries.pop(key, None)
@@ -101,33 +100,33 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would wrap every operator in a switch that `without_compiling` sets once a run."""
+        """Torch would wrap every operator in a switch that `disable_compilation` sets once."""
         return not hasattr(torch.compiler, "set_stance")
 
-    def __init__(self, model: nn.Module, slots: Mapping[int, Slot]) -> None:
+    def __init__(self, model: nn.Module, parameter_infos: Mapping[int, ParameterInfo]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
-        self.slots = slots
+        self.parameter_infos = parameter_infos
         self.stack: list[str] = []
         self.runs = 0
         replacements: dict[Any, Callable[..., Any]] = {
             torch._weight_norm: self.weight_norm,
             _SET_DATA: self._set_data,
         }
-        self.calls = Calls(self.leaves, replacements)
+        self.call_context = CallContext(self.on_values_leave, replacements)
         self._calls: Counter[str] = Counter()
-        self._risks: Counter[str] = Counter()
+        self._fixed_size_counts: Counter[str] = Counter()
         self._joins: Counter[tuple[Place, str]] = Counter()
-        self._known = _KnownTensors()
+        self._states = _TensorStates()
         self._weight_norms = {(id(n.direction), id(n.gain)) for n in weight_norms(model)}
-        self._moving = False
+        self._in_adapter = False
         """Whether one of our own adapters runs, whose operators need no rules."""
         self._hooked = False
-        self.placed = moves.Memory()
+        self.placed = adapter_labels.PlacedTensors()
         self.uncertain = False
         """Whether a tensor came from nowhere: what it depends on is not known."""
-        self._given: set[int] = set()
-        """Ids of the tensors that were there before the run."""
+        self.given: Mapping[int, str] = {}
+        """Names of the tensors that were there before the run, by their ids."""
         self._recent: deque[Any] = deque(maxlen=_RECENT)
         """The latest results, of which a new Python object may show the same numbers."""
 
@@ -135,7 +134,7 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._moving:
+        if self._in_adapter:
             return func(*args, **kwargs)
         given = args
         if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
@@ -168,7 +167,7 @@ class Tracer(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _as_it_was(self, tensor: Tensor) -> Tensor:
-        """An alias with the shape a tensor has now, for an operator that changes it in place."""
+        """Return an alias with the current shape, for an operator that changes it in place."""
         alias = tensor.detach()
         self.set(alias, self.fields(tensor))
         return alias
@@ -187,208 +186,208 @@ class Tracer(TorchDispatchMode):
 
         Subclasses (`as_subclass`), `nn.Parameter(y)` and DLPack make such objects.
         """
-        known, slots = self._known.entries, self.slots
+        known, parameter_infos = self._states.entries, self.parameter_infos
         for tensor in tensors:
-            if id(tensor) in known or id(tensor) in slots:
+            if id(tensor) in known or id(tensor) in parameter_infos:
                 continue
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self._recognize(tensor)
 
     def _recognize(self, tensor: Tensor) -> None:
         source = None
-        if id(tensor) not in self._given and tensor.is_floating_point() and tensor.numel() > 1:
-            place = _place_of(tensor)
+        if id(tensor) not in self.given and tensor.is_floating_point() and tensor.numel() > 1:
+            place = _memory_layout(tensor)
             if place is not None:
-                others = [*rules.tensors(reversed(self._recent)), *self._known.living()]
-                source = next((other for other in others if _place_of(other) == place), None)
+                others = [*rules.tensors(reversed(self._recent)), *self._states.live_tensors()]
+                source = next((other for other in others if _memory_layout(other) == place), None)
             self.uncertain = self.uncertain or source is None
-        self._known.add(tensor)
+        self._states.add(tensor)
         if source is not None:
-            self._take_over(source, tensor)
+            self._copy_state(source, tensor)
 
-    def _take_over(self, source: Tensor, tensor: Tensor) -> None:
-        """Know of a tensor what is known of another with the same numbers."""
-        old, new = self._known.get(source), self._know(tensor)
+    def _copy_state(self, source: Tensor, tensor: Tensor) -> None:
+        """Copy what is known of a tensor to another with the same numbers."""
+        old, new = self._states.get(source), self._get_or_add(tensor)
         if old is not None:
             new.fields, new.constant, new.zero = old.fields or (), old.constant, old.zero
-            new.made_of, new.offset = old.made_of, old.offset
+            new.source_parameters, new.offset = old.source_parameters, old.offset
         else:
             new.fields = self.fields(source)
         self.placed.pass_on(source, tensor)
 
     def _set_data(self, tensor: Tensor, value: Tensor) -> None:
-        """Let a tensor have the numbers of another (`y.data = x`), and its labels."""
+        """Assign another tensor's data (`y.data = x`), and its labels."""
         _SET_DATA(tensor, value)
-        self._take_over(value, tensor)
+        self._copy_state(value, tensor)
 
     # What rules ask.
 
     def fields(self, tensor: Tensor) -> Fields:
-        """Labels of a tensor; a parameter seen for the first time gets fresh ones on every axis."""
-        entry = self._known.entries.get(id(tensor))
+        """Return a tensor's labels; a parameter without any gets new ones on every axis."""
+        entry = self._states.entries.get(id(tensor))
         if entry is not None and entry[1].fields is not None:
             return entry[1].fields
-        slot = self.slots.get(id(tensor))
-        if slot is None:
+        info = self.parameter_infos.get(id(tensor))
+        if info is None:
             return ()
-        if not slot.seen:
-            slot.open = True
-            ndim = len(slot.shape)
-            slot.name_axes(
+        if not info.has_labels:
+            info.open = True
+            ndim = len(info.shape)
+            info.name_axes(
                 [
-                    (lb.along(self.fresh(n), ndim, d), "scale")
-                    for d, n in enumerate(slot.shape)
+                    (lb.along(self.new_labels(n), ndim, d), "scale")
+                    for d, n in enumerate(info.shape)
                     if n > 1
                 ]
             )
-        return tuple(slot.fields)
+        return tuple(info.fields)
 
     def set(self, tensor: Tensor, fields: Sequence[Tensor]) -> None:
         """Label a tensor."""
         kept = tuple(f for f in fields if f.numel() > 1)
-        known = self._know(tensor)
-        if kept or known.fields is not None:  # a parameter's own labels are its slot's
+        known = self._get_or_add(tensor)
+        if kept or known.fields is not None:  # a parameter's own labels are in its info
             known.fields = kept
 
-    def untouched(self, tensor: Tensor) -> Slot | None:
-        """The slot of a parameter that no rule has labelled yet, so a rule may name its axes."""
-        slot = self.slots.get(id(tensor))
-        return slot if slot is not None and not slot.seen else None
+    def unlabelled_parameter(self, tensor: Tensor) -> ParameterInfo | None:
+        """Return the info of a parameter that has no labels yet: a rule may name its axes."""
+        info = self.parameter_infos.get(id(tensor))
+        return info if info is not None and not info.has_labels else None
 
     def has_role(self, tensor: Tensor) -> bool:
-        """Whether a rule has named the axes of a parameter, so its labels are another's too."""
-        slot = self.slots.get(id(tensor))
-        return slot is not None and slot.seen and not slot.open
+        """Tell whether a rule has named a parameter's axes, so that it shares labels."""
+        info = self.parameter_infos.get(id(tensor))
+        return info is not None and info.has_labels and not info.open
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor is made of parameters and buffers only."""
-        if id(tensor) in self.slots:
+        """Tell whether a tensor is computed from parameters and buffers only."""
+        if id(tensor) in self.parameter_infos:
             return True
-        entry = self._known.entries.get(id(tensor))
+        entry = self._states.entries.get(id(tensor))
         return entry is not None and entry[1].constant
 
-    def made_of(self, tensor: Tensor) -> frozenset[int]:
-        """Ids of the parameters and buffers a constant tensor is computed from."""
-        if id(tensor) in self.slots:
+    def source_parameters(self, tensor: Tensor) -> frozenset[int]:
+        """Return the ids of the parameters and buffers a constant tensor is computed from."""
+        if id(tensor) in self.parameter_infos:
             return frozenset((id(tensor),))
-        known = self._known.get(tensor)
-        return frozenset() if known is None else known.made_of
+        known = self._states.get(tensor)
+        return frozenset() if known is None else known.source_parameters
 
     def has_offset(self, tensor: Tensor) -> bool:
-        """Whether something was added on the way to a constant, which keeps it from being zero."""
-        known = self._known.get(tensor)
+        """Tell whether a constant includes an added term, which keeps it from being zero."""
+        known = self._states.get(tensor)
         return known is not None and known.offset
 
     def note_constant(self, inputs: Sequence[Tensor], out: Any, offset: bool = False) -> None:
-        """A result is made of nothing but these constants."""
-        made_of = frozenset().union(*map(self.made_of, inputs))
+        """Note that a result is computed from these constants only."""
+        source_parameters = frozenset().union(*map(self.source_parameters, inputs))
         offset = offset or any(map(self.has_offset, inputs))
         for result in rules.tensors((out,)):
-            known = self._know(result)
-            known.constant, known.made_of, known.offset = True, made_of, offset
+            known = self._get_or_add(result)
+            known.constant, known.source_parameters, known.offset = True, source_parameters, offset
 
     def scales_gain(self, v: Tensor, g: Tensor) -> bool:
-        """Whether masking and compacting know that these two are a weight norm's."""
+        """Tell whether these two are the parameters of a known weight norm."""
         return (id(v), id(g)) in self._weight_norms
 
     def is_zero(self, tensor: Tensor) -> bool:
-        """Whether a unit is zero here once its filter, bias and shifts are."""
-        known = self._known.get(tensor)
+        """Tell whether a unit is zero here once its filter, bias and shifts are zero."""
+        known = self._states.get(tensor)
         return known is not None and known.zero
 
     def mark_zero(self, tensor: Tensor, zero: bool) -> None:
-        """Note whether silencing a unit's weights silences it here."""
-        self._know(tensor).zero = zero
+        """Note whether zeroing a unit's weights makes it zero here."""
+        self._get_or_add(tensor).zero = zero
 
-    def _know(self, tensor: Tensor) -> _Known:
-        return self._known.get(tensor) or self._known.add(tensor)
+    def _get_or_add(self, tensor: Tensor) -> _TensorState:
+        return self._states.get(tensor) or self._states.add(tensor)
 
     @property
     def module(self) -> str:
-        """Path of the module whose forward is running."""
+        """Return the path of the module whose forward is running."""
         return self.stack[-1] if self.stack else ""
 
     def where(self) -> str:
-        """The running module and the line of user code, for people."""
+        """Describe the running module and the line of user code."""
         place = source_line()
         return f"{self.module or 'the model'} ({place})" if place else self.module or "the model"
 
     trusts_positions = False
-    """Whether constant channel positions are right: they are ours in a replay, never before."""
+    """Whether constant channel positions are right: in a dry run they are the plan's."""
 
-    assumes = True
-    """Whether rules may assume what the code keeps of a size; a replay sees what it keeps."""
+    may_assume_sizes = True
+    """Whether rules may assume which sizes the code keeps; a dry run sees them."""
 
     # What rules find; subclasses say what it means.
 
-    def fresh(self, count: int) -> Tensor:
-        """New labels."""
+    def new_labels(self, count: int) -> Tensor:
+        """Return new labels."""
         raise NotImplementedError
 
-    def fixed(self, number: int, count: int) -> Tensor:
-        """Labels for an unlabelled part of a concatenation, which cannot shrink."""
+    def fixed_labels(self, number: int, count: int) -> Tensor:
+        """Return labels for an unlabelled part of a concatenation, which cannot shrink."""
         raise NotImplementedError
 
-    def joined(self) -> None:
-        """A concatenation is done."""
-        self._joins[self.here(self.module), source_line()] += 1
+    def end_concat(self) -> None:
+        """Note that a concatenation is complete."""
+        self._joins[self.current_call(self.module), source_line()] += 1
 
     def relate(self, a: Tensor, b: Tensor) -> None:
-        """Positions of two fields meet (with broadcasting): they belong to the same units."""
+        """Relate two fields that meet (with broadcasting): they belong to the same units."""
         raise NotImplementedError
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
-        """These labels cannot be removed."""
+        """Note that these labels cannot be removed."""
         raise NotImplementedError
 
     def tie(self, field: Tensor, dims: Sequence[int]) -> None:
-        """Labels along these dims go together."""
+        """Tie labels along these dims: they are removed together."""
         for dim in dims:
             if field.shape[dim] > 1:
                 self.relate(field, field.narrow(dim, 0, 1))
 
-    def carried(self, inputs: Sequence[Tensor]) -> Any:
-        """What an operator's inputs carry, for `check_passed` after its rule."""
+    def labels_of(self, inputs: Sequence[Tensor]) -> Any:
+        """Return the labels of an operator's inputs, for `check_passed` after its rule."""
 
     def check_passed(self, name: str, carried: Any, out: Any) -> None:
-        """Notice labels that a rule neither passed on nor said anything about."""
+        """Detect labels that a rule neither passed on nor reported."""
 
-    def leaves(self, tensor: Tensor, method: str) -> None:
-        """The model's code takes values out of torch, where labels cannot follow."""
+    def on_values_leave(self, tensor: Tensor, method: str) -> None:
+        """Handle values that the model's code takes out of torch, where labels cannot follow."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             self.freeze(self.fields(tensor), f"their values leave torch by '{method}'")
 
-    def stacked(self, rows: Tensor) -> None:
-        """Branches were stacked, one row of labels each."""
+    def note_stack(self, rows: Tensor) -> None:
+        """Note that branches were stacked, one row of labels each."""
 
-    def stacks(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two labels are at the same position of branches that were stacked."""
+    def are_stacked(self, a: Tensor, b: Tensor) -> bool:
+        """Tell whether two labels are at the same position of stacked branches."""
         return False
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
-        """The label of a position where two related fields meet."""
+        """Return the label of a position where two related fields meet."""
         return a
 
-    def reading(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        """The labels a convolution reads, given those its input carries."""
+    def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
+        """Return the labels a convolution reads, given those of its input."""
         return row
 
-    def picked(self, x: Tensor, out: Tensor) -> None:
-        """Channels were picked out of `x` by position."""
+    def note_picked(self, x: Tensor, out: Tensor) -> None:
+        """Note that channels were picked out of `x` by position."""
 
     def at_sum(self, operands: list[Tensor]) -> list[Tensor]:
-        """Two activations are about to be added."""
+        """Return the operands of a sum of two activations, before they are added."""
         return operands
 
-    def passed(self, x: Tensor, out: Tensor) -> None:
-        """An operator that keeps channels and zeros produced `out` from `x`."""
+    def note_passed(self, x: Tensor, out: Tensor) -> None:
+        """Note that an operator that keeps channels and zeros produced `out` from `x`."""
         self.placed.pass_on(x, out)
 
-    def mixed(self, x: Tensor) -> None:
-        """Something else was written into `x`: what was known of its zeros no longer holds."""
+    def note_overwritten(self, x: Tensor) -> None:
+        """Note that `x` was overwritten: what was known of its zeros no longer holds."""
         self.placed.forget(x)
 
-    def knows(self, adapter: Adapter) -> bool:
+    def handles_adapter(self, adapter: Adapter) -> bool:
         """Tell whether labels are carried through an adapter by what it does, not by operators."""
         return True
 
@@ -400,101 +399,98 @@ class Tracer(TorchDispatchMode):
         """Return the labels of channels that a gather picks, `wide` those it picks from."""
         raise NotImplementedError
 
-    def adapted(self, adapter: Adapter, x: Tensor, out: Tensor) -> Tensor | None:
+    def carry_through_adapter(self, adapter: Adapter, x: Tensor, out: Tensor) -> Tensor | None:
         """Carry labels through an adapter of an earlier plan; a result takes the output's place."""
-        moves.carry(self, adapter, x, out)
+        adapter_labels.carry(self, adapter, x, out)
         return None
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
-        """Rows of labels that must keep equally many; some may go `whole` where they are counted.
+        """Require that rows of labels keep equally many; some may be removed `whole`.
 
         Groups of a convolution are counted, pieces of a split are not: it makes as many of less.
         """
 
-    def paired(self, ins: Tensor, outs: Tensor) -> None:
-        """What each group of a grouped operator reads and writes, one row a group."""
+    def pair_groups(self, ins: Tensor, outs: Tensor) -> None:
+        """Note which labels each group of a grouped operator reads and writes, one row a group."""
 
-    def role(self, field: Tensor, role: Role, weight: Tensor) -> None:
-        """What a field of a tensor made of parameters means to the operator that uses it."""
+    def note_role(self, field: Tensor, role: Role, weight: Tensor) -> None:
+        """Note the role of a computed weight's field in the operator that uses it."""
 
-    def added(self, out: Tensor, part: Tensor, terms: Sequence[Tensor]) -> None:
-        """A field of a sum of parameters (`terms`), and one of a term: they have the same role."""
+    def note_sum_term(self, out: Tensor, part: Tensor, terms: Sequence[Tensor]) -> None:
+        """Note that a field of a sum of parameters has the role of a term's field."""
 
-    def padded(self, ends: Sequence[Tensor]) -> None:
-        """These labels stand for padding before and after."""
+    def note_padding(self, ends: Sequence[Tensor]) -> None:
+        """Note that these labels are padding before and after."""
 
-    def sized(self, pieces: Sequence[Tensor]) -> None:
-        """The next risky operator was given the sizes of these pieces."""
+    def note_piece_sizes(self, pieces: Sequence[Tensor]) -> None:
+        """Note the pieces whose sizes the next fixed-size operator was given."""
 
-    def work(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
-        """Multiply-accumulates spent."""
+    def note_cost(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
+        """Count multiply-accumulates."""
 
-    def grouped(self, blocks: Tensor) -> None:
-        """A grouped operator ran, with these labels in each group."""
+    def note_grouped_op(self, blocks: Tensor) -> None:
+        """Note that a grouped operator ran, with these labels in each group."""
 
-    def window(self, dim: int, labels: Tensor) -> bool:
-        """A convolution slides along a labelled axis; whether it can be given the full width."""
+    def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
+        """Tell whether a convolution that slides along labels can be given the full width."""
         return False
 
-    def risky(self, out: Tensor, source: Tensor | None) -> None:
-        """An operator whose sizes may be fixed in the user's code made `out`, maybe of `source`."""
+    def note_fixed_size_op(
+        self, out: Tensor, source: Tensor | None, dims: Sequence[int] | None
+    ) -> None:
+        """Note that an operator whose sizes may be fixed in user code computed `out`.
 
-    def returned(self, path: str, out: Any) -> Any:
-        """A module returned; a result other than None takes the output's place.
+        `source` is its input, if any. The sizes are of these `dims`, or of any if None.
+        """
+
+    def on_module_return(self, path: str, out: Any) -> Any:
+        """Handle a module's output; a result other than None replaces it.
 
         The mode is still on here: an override that computes must switch it off.
         """
         return None
 
-    def here(self, path: str) -> Place:
-        """Which call of a module this is, the same in every run of the same model."""
+    def current_call(self, path: str) -> Place:
+        """Identify this call of a module, the same in every run of the same model."""
         return self.runs, path, self._calls[path]
 
-    def this_join(self) -> Join:
-        """A name for the concatenation that runs, the same in every run.
+    def current_concat(self) -> Join:
+        """Identify the running concatenation, the same in every run.
 
-        By its line: what modules keep from one call to the next is not joined again in each.
+        By its line: what modules cache between calls is not concatenated again in each.
         """
-        here, line = self.here(self.module), source_line()
+        here, line = self.current_call(self.module), source_line()
         return here, line, self._joins[here, line]
 
-    def next_risk(self) -> tuple[Place, int]:
-        """A name for the risky operator that just ran, the same in every run."""
-        self._risks[self.module] += 1
-        return self.here(self.module), self._risks[self.module]
+    def next_fixed_size_op(self) -> tuple[Place, int]:
+        """Identify the fixed-size operator that just ran, the same in every run."""
+        self._fixed_size_counts[self.module] += 1
+        return self.current_call(self.module), self._fixed_size_counts[self.module]
 
     # Running.
 
     def run(self, example: Example) -> Any:
-        """One forward pass under the mode."""
+        """Run one forward pass under the mode."""
         self.runs += 1
         self._calls.clear()
-        self._risks.clear()
+        self._fixed_size_counts.clear()
         self._joins.clear()
-        self._given = {id(tensor) for tensor in self._find_given(example)}
+        self.given = name_tensors(self.model, example)
         with (
-            quietly(),
+            suppress_warnings(),
             self._hooks(),
             torch.inference_mode(False),
             torch.no_grad(),
-            plain_attention(),
-            without_compiling(),
-            self.calls,
+            disable_fused_attention(),
+            disable_compilation(),
+            self.call_context,
             self,
         ):
             return example.call(self.model)
 
-    def _find_given(self, example: Example) -> Iterator[Tensor]:
-        """Yield tensors that the example and the attributes of modules hold."""
-        yield from tensors_in((example.args, dict(example.kwargs)))
-        for module in modules_by_path(self.model).values():
-            for name, value in module.__dict__.items():
-                if name not in TABLES and isinstance(value, Tensor | list | tuple | dict):
-                    yield from tensors_in(value)
-
     @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Let several runs use one set of hooks: a set costs as much as a good part of a run."""
+    def hooks_installed(self) -> Iterator[None]:
+        """Install hooks once for several runs: installing takes a good part of a run."""
         handles: list[Any] = []
         try:
             self._hook_all(handles)
@@ -508,63 +504,65 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def _hooks(self) -> Iterator[None]:
         try:
-            with nullcontext() if self._hooked else self.hooked():
+            with nullcontext() if self._hooked else self.hooks_installed():
                 yield
         finally:
             self.stack.clear()
-            self._moving = False
+            self._in_adapter = False
             self._recent.clear()
 
     def _hook_all(self, handles: list[Any]) -> None:
         """Put hooks on every module; handles of those that are there are kept in the list."""
-        for path, module in called_by_path(self.model).items():
+        for path, module in outer_modules_by_path(self.model).items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # takes no hooks; its operators are seen all the same
             for part, adapter in adapters_of(module, path):
-                handles.append(part.register_forward_pre_hook(self._starts_moving(adapter)))
-                done = self._moved(adapter)
+                handles.append(part.register_forward_pre_hook(self._before_adapter(adapter)))
+                done = self._after_adapter(adapter)
                 handles.append(part.register_forward_hook(done, always_call=True))
-            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
+            handles.append(
+                module.register_forward_pre_hook(self._before_module(path), prepend=True)
+            )
+            handles.append(module.register_forward_hook(self._after_module(path), always_call=True))
 
-    def _starts_moving(self, adapter: Adapter) -> Callable[[nn.Module, Any], None]:
+    def _before_adapter(self, adapter: Adapter) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
-            self._moving = self.knows(adapter)
+            self._in_adapter = self.handles_adapter(adapter)
 
         return hook
 
-    def _moved(self, adapter: Adapter) -> Callable[[nn.Module, Any, Any], Tensor | None]:
+    def _after_adapter(self, adapter: Adapter) -> Callable[[nn.Module, Any, Any], Tensor | None]:
         def hook(module: nn.Module, args: Any, out: Any) -> Tensor | None:
-            moving, self._moving = self._moving, False
+            moving, self._in_adapter = self._in_adapter, False
             if not moving or not isinstance(out, Tensor):
                 return None
             with _disable_current_modes(), torch._C.DisableTorchFunction():
-                return self.adapted(adapter, args[0], out)
+                return self.carry_through_adapter(adapter, args[0], out)
 
         return hook
 
-    def _entering(self, path: str) -> Callable[[nn.Module, Any], None]:
+    def _before_module(self, path: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, args: Any) -> None:
             self.stack.append(path)
             self._calls[path] += 1
-            self._risks[path] = 0
+            self._fixed_size_counts[path] = 0
 
         return hook
 
-    def _leaving(self, path: str) -> Callable[[nn.Module, Any, Any], Any]:
+    def _after_module(self, path: str) -> Callable[[nn.Module, Any, Any], Any]:
         def hook(module: nn.Module, args: Any, out: Any) -> Any:
             if self.stack and self.stack[-1] == path:
                 self.stack.pop()
                 if isinstance(out, Tensor):
                     self.recognize([out])
-                return self.returned(path, out)
+                return self.on_module_return(path, out)
             return None
 
         return hook
 
 
-def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Where in memory a tensor's numbers are, and how they are laid out; None if nowhere.
+def _memory_layout(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Return where a tensor's numbers are in memory, and their layout; None if nowhere.
 
     Inside `vmap` and `grad` a tensor only wraps another and has no memory of its own.
     """
@@ -573,13 +571,3 @@ def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def source_line() -> str:
-    """File and line of the innermost frame that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if (file := user_file(frame.f_code.co_filename)) is not None:
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

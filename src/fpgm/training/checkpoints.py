@@ -1,4 +1,4 @@
-"""Checkpoints that survive being killed: written aside, then moved; believed only if whole.
+"""Checkpoints that survive a kill: written atomically, and used only if their digest matches.
 
 Each is a file of tensors and plain values, read without running any code, beside a small file with
 its SHA-256. What was not finished has no such file, or does not match it, and is passed over.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fpgm.errors import FileError
-from fpgm.utils.atomic_io import file_sha256, sweep, write_text, write_whole
-from fpgm.utils.safe_read import json_of
+from fpgm.utils.atomic_io import atomic_write_stream, file_sha256, remove_leftovers, write_text
+from fpgm.utils.safe_read import read_json
 
 
 class Checkpoints:
@@ -25,31 +25,31 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Write the state after an epoch; older ones go only once this one is whole."""
+        """Write the state after an epoch; older ones are removed once this one is complete."""
         target = self.folder / f"epoch-{epoch:05}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _seal(target).unlink(missing_ok=True)
+            _digest_file(target).unlink(missing_ok=True)
             data = io.BytesIO()
             torch.save(state, data)
-            write_whole(target, lambda stream: stream.write(data.getbuffer()))
+            atomic_write_stream(target, lambda stream: stream.write(data.getbuffer()))
             seal = {"epoch": epoch, "sha256": file_sha256(target)}
-            write_text(_seal(target), json.dumps(seal) + "\n")
+            write_text(_digest_file(target), json.dumps(seal) + "\n")
         except OSError as error:
             advice = "Make room and start again."
-            if any(_is_whole(file) for file in self.written()):
-                advice = "The last one is intact: make room and start again to go on from there."
+            if any(_is_complete(file) for file in self.list_files()):
+                advice = "The last one is intact: make room and start again to resume from it."
             raise FileError(
                 f"The checkpoint {target} cannot be written: {error.strerror}. {advice}"
             ) from error
-        for old in self.written()[: -self.keep]:
-            _seal(old).unlink(missing_ok=True)
+        for old in self.list_files()[: -self.keep]:
+            _digest_file(old).unlink(missing_ok=True)
             old.unlink(missing_ok=True)
 
-    def newest(self) -> dict[str, Any] | None:
-        """The state of the newest checkpoint that is whole."""
-        for file in reversed(self.written()):
-            if _is_whole(file):
+    def load_newest(self) -> dict[str, Any] | None:
+        """Return the state of the newest complete checkpoint."""
+        for file in reversed(self.list_files()):
+            if _is_complete(file):
                 try:
                     state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
                 except Exception as error:  # whatever a foreign file makes the reader stumble over
@@ -60,22 +60,22 @@ class Checkpoints:
                 return state
         return None
 
-    def written(self) -> list[Path]:
-        """Checkpoint files, oldest first, whole or not."""
+    def list_files(self) -> list[Path]:
+        """List the checkpoint files, oldest first, complete or not."""
         return sorted(self.folder.glob("epoch-*.pt"), key=lambda file: (len(file.name), file.name))
 
-    def sweep(self) -> None:
-        """Remove what was being written when a process was killed."""
-        sweep(self.folder)
+    def remove_leftovers(self) -> None:
+        """Remove files that a killed process left half-written."""
+        remove_leftovers(self.folder)
 
 
-def _seal(file: Path) -> Path:
+def _digest_file(file: Path) -> Path:
     return file.with_suffix(".json")
 
 
-def _is_whole(file: Path) -> bool:
+def _is_complete(file: Path) -> bool:
     try:
-        wanted = json_of(_seal(file))["sha256"]
-        return bool(wanted == file_sha256(file))
+        expected = read_json(_digest_file(file))["sha256"]
+        return bool(expected == file_sha256(file))
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -1,4 +1,4 @@
-"""One process or many: Accelerate finds out, and this makes it find out right."""
+"""Sets up Accelerate for one process or several."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
-from fpgm.utils.distributed import meet
+from fpgm.utils.distributed import mark_initialized
 from fpgm.utils.text import reason
 
 
 def make_accelerator(precision: str) -> Accelerator:
-    """Accelerate's view of this process and its neighbours."""
+    """Make the Accelerator of this process."""
     # Without a GPU, Accelerate joins processes only if told that the CPU is meant.
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if cpu:
@@ -26,22 +26,22 @@ def make_accelerator(precision: str) -> Accelerator:
     try:
         accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
     except ValueError as error:
-        about = f"run.precision is {precision!r}: " if "precision" in str(error) else ""
-        raise RequestError(f"{about}{reason(error)}.") from error
+        prefix = f"run.precision is {precision!r}: " if "precision" in str(error) else ""
+        raise RequestError(f"{prefix}{reason(error)}.") from error
     if accelerator.num_processes > 1:
-        meet()
+        mark_initialized()
     # `accelerate launch` may hand in another number, by which every loss would be divided.
     accelerator.gradient_accumulation_steps = 1
     return accelerator
 
 
-def expect_unreached(accelerator: Accelerator) -> None:
-    """Processes need not wait for gradients of weights that have none: a head that is not used."""
+def allow_unused_parameters(accelerator: Accelerator) -> None:
+    """Let DistributedDataParallel accept weights without a gradient, as of an unused head."""
     accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
-def part() -> None:
-    """Take leave of the other processes, if there are any: the last thing they do together.
+def destroy_process_group() -> None:
+    """Wait for the other processes, if there are any, and destroy the process group.
 
     A group that nobody leaves may abort a process whose work is done when the interpreter ends.
     Its threads may outlive it, though: right behind this, a process ends best with `os._exit`.
@@ -52,7 +52,7 @@ def part() -> None:
 
 
 def _join_after_restart() -> None:
-    """Meet the other processes of this attempt.
+    """Initialize the process group of this attempt.
 
     torchrun's store still holds the addresses of the attempt that died, and gloo would try to reach
     those; under a prefix of its own each attempt meets itself.

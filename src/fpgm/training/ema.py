@@ -9,15 +9,15 @@ from torch.optim.swa_utils import AveragedModel
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-class Average(AveragedModel):
-    """Exponential; over few steps at first, so that it never holds on to where training began."""
+class ExponentialAverage(AveragedModel):
+    """Exponential moving average; over few steps at first, so that it forgets the start soon."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model, multi_avg_fn=self._blend, use_buffers=True)
         self.decay = decay
 
     def restart(self, model: nn.Module) -> None:
-        """Forget what was: the average of a network with other units is a network of neither."""
+        """Start again from the current weights, as after pruning."""
         self.n_averaged.zero_()
         self.update_parameters(model)
 

@@ -1,4 +1,4 @@
-"""What training minimises: the labels, softened or not, and a teacher's answers beside them."""
+"""The training loss: cross-entropy, with label smoothing and distillation from a teacher."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fpgm.training.recipe import DistillPart
+from fpgm.training.recipe import DistillConfig
 
 
 class Loss:
@@ -15,7 +15,7 @@ class Loss:
     def __init__(
         self,
         label_smoothing: float = 0.0,
-        distill: DistillPart | None = None,
+        distill: DistillConfig | None = None,
         teacher: nn.Module | None = None,
     ) -> None:
         self.label_smoothing = label_smoothing
@@ -28,18 +28,18 @@ class Loss:
         if self.distill is None or self.teacher is None:
             return loss
         with torch.no_grad():
-            answers = self.teacher(images).float()
-        soft = distillation(logits.float(), answers, self.distill.temperature)
+            teacher_logits = self.teacher(images).float()
+        soft = distillation_loss(logits.float(), teacher_logits, self.distill.temperature)
         return (1 - self.distill.share) * loss + self.distill.share * soft
 
 
-def distillation(logits: Tensor, answers: Tensor, temperature: float) -> Tensor:
-    """How far the answers at a temperature are apart, scaled so that gradients keep their size.
+def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """Compute the KL divergence at a temperature, scaled so that gradients keep their size.
 
     >>> x = torch.tensor([[1., 2.]])
-    >>> distillation(x, x, 4.0)
+    >>> distillation_loss(x, x, 4.0)
     tensor(0.)
     """
     student = F.log_softmax(logits / temperature, 1)
-    teacher = F.log_softmax(answers / temperature, 1)
+    teacher = F.log_softmax(teacher_logits / temperature, 1)
     return F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2

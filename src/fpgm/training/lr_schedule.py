@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from fpgm.training.recipe import TrainConfig
+from fpgm.utils.training_loop import cosine_decay
 
-from fpgm.training.recipe import TrainPart
 
+def learning_rate(train: TrainConfig, passed: float) -> float:
+    """Return the learning rate after `passed` epochs, fractions included.
 
-def learning_rate(train: TrainPart, passed: float) -> float:
-    """The rate after so many epochs, fractions included.
-
-    >>> part = TrainPart(epochs=10, lr=1.0, schedule="step", milestones=(5, 8), gamma=0.1)
+    >>> part = TrainConfig(epochs=10, lr=1.0, schedule="step", milestones=(5, 8), gamma=0.1)
     >>> [round(learning_rate(part, epoch), 4) for epoch in (0, 4.9, 5, 8)]
     [1.0, 1.0, 0.1, 0.01]
     """
@@ -22,5 +21,5 @@ def learning_rate(train: TrainPart, passed: float) -> float:
         return train.lr * train.gamma ** sum(passed >= m for m in train.milestones)
     if train.schedule == "cosine":
         share = (passed - train.warmup) / max(train.epochs - train.warmup, 1)
-        return train.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+        return train.lr * cosine_decay(min(share, 1.0))
     return train.lr

@@ -3,74 +3,73 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from fpgm.data.base import Batches
+from fpgm.utils.accuracy import AccuracyCounter
 
 
-class Figures:
+class RunningMetrics:
     """Loss and accuracy so far, kept on the device so that counting does not hold training up."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=_precise(device), device=device)
+        self._loss = torch.zeros((), dtype=_sum_dtype(device), device=device)
+        self._counter = AccuracyCounter()
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        right = (logits.argmax(1) == labels).sum()
-        self._sums += torch.stack(
-            [loss, right, torch.tensor(float(len(labels)), device=loss.device)]
-        ).to(self._sums)
+        """Count a batch, of which `loss` is the sum."""
+        self._loss += loss.to(self._loss)
+        self._counter.add(logits, labels)
 
-    def so_far(self, start: float) -> dict[str, float]:
-        loss, right, count = self._sums.tolist()
+    def summarize(self, start: float) -> dict[str, float]:
+        """Summarize this process's part of an epoch that began at `start`."""
+        count = self._counter.total
         return {
-            "loss": loss / max(count, 1),
-            "accuracy": right / max(count, 1),
+            "loss": float(self._loss) / max(count, 1),
+            "accuracy": self._counter.accuracy or 0.0,
             "images_per_second": count / max(time.perf_counter() - start, 1e-9),
         }
 
-    def summed(self, accelerator: Accelerator) -> Figures:
-        """Over all processes."""
-        total = Figures(self._sums.device)
-        total._sums = accelerator.reduce(self._sums, "sum")
-        return total
+    def reduce(self, accelerator: Accelerator) -> EpochMetrics:
+        """Sum over all processes."""
+        sums = torch.cat([self._loss[None], self._counter.sums(self._loss)])
+        loss, correct, count = accelerator.reduce(sums, "sum").tolist()
+        return EpochMetrics(loss / max(count, 1), correct / max(count, 1), int(count))
 
-    @property
-    def count(self) -> int:
-        return int(self._sums[2])
 
-    @property
-    def loss(self) -> float:
-        return float(self._sums[0]) / max(self.count, 1)
+@dataclass(frozen=True)
+class EpochMetrics:
+    """Loss, accuracy and the number of images, over all processes."""
 
-    @property
-    def accuracy(self) -> float:
-        return float(self._sums[1]) / max(self.count, 1)
+    loss: float
+    accuracy: float
+    count: int
 
 
 @torch.no_grad()
-def accuracy(net: nn.Module, batches: Batches, accelerator: Accelerator) -> float:
-    """Share of pictures that a network gets right, over all processes."""
+def evaluate_accuracy(net: nn.Module, batches: Batches, accelerator: Accelerator) -> float:
+    """Measure a network's accuracy, over all processes."""
     net.eval()
-    right = torch.zeros(2, dtype=_precise(accelerator.device), device=accelerator.device)
+    metrics = RunningMetrics(accelerator.device)
     for batch in batches.epoch(0):
-        if len(batch.labels):  # a process may have no picture of the last batch
+        if len(batch.labels):  # a process may have no image of the last batch
             with accelerator.autocast():
-                found = net(batch.images).argmax(1) == batch.labels
-            right += torch.tensor([found.sum(), len(found)], device=right.device)
-    right = accelerator.reduce(right, "sum")
-    return float(right[0] / right[1].clamp(min=1))
+                logits = net(batch.images)
+            metrics.add(torch.zeros(()), logits, batch.labels)
+    return metrics.reduce(accelerator).accuracy
 
 
-def _precise(device: torch.device) -> torch.dtype:
+def _sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no doubles
 
 
 @torch.no_grad()
 def filter_norms(net: nn.Module) -> dict[str, Tensor]:
-    """Norms of all filters, by layer: what a norm-based criterion sees of them.
+    """Return the norms of all filters, by layer.
 
     >>> net = nn.Linear(2, 2)
     >>> _ = net.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))

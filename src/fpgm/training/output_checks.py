@@ -1,4 +1,4 @@
-"""What a network must answer to be trained here: for every picture a number a class."""
+"""Checks that a network's outputs are logits: one row an image, one column a class."""
 
 from __future__ import annotations
 
@@ -8,64 +8,66 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError
-from fpgm.utils.preserve_state import undisturbed
-from fpgm.utils.text import reason, size
+from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.text import format_shape, reason
 
 
 @torch.no_grad()
-def check_answers(
+def check_outputs(
     model: nn.Module, teacher: nn.Module | None, example: Tensor, classes: int
 ) -> None:
-    """Both must answer with a number for every class, before hours go by."""
-    found = {}
+    """Check that model and teacher return a logit for every class, before training begins."""
+    widths = {}
     for name, net in (("model", model), ("teacher", teacher)):
         if net is None:
             continue
-        was = net.training
+        training = net.training
         net.eval()
         try:
-            answer = net(example)
+            output = net(example)
         except Exception as error:
             raise ModelError(
-                f"The {name}'s forward fails on a picture of {size(example.shape)}: "
+                f"The {name}'s forward fails on an image of {format_shape(example.shape)}: "
                 f"{reason(error)}."
             ) from error
         finally:
-            net.train(was)
-        found[name] = checked(answer, f"of the {name}").shape[1]
-    if found["model"] < classes:
+            net.train(training)
+        widths[name] = check_logits(output, f"of the {name}").shape[1]
+    if widths["model"] < classes:
         raise ModelError(
-            f"The model answers with {found['model']} classes and the data has {classes}: give a "
+            f"The model answers with {widths['model']} classes and the data has {classes}: give a "
             "model of as many."
         )
-    if found.get("teacher", found["model"]) != found["model"]:
+    if widths.get("teacher", widths["model"]) != widths["model"]:
         raise ModelError(
-            f"The teacher answers with {found['teacher']} classes and the model with "
-            f"{found['model']}: give a teacher of as many."
+            f"The teacher answers with {widths['teacher']} classes and the model with "
+            f"{widths['model']}: give a teacher of as many."
         )
 
 
-def reaches_all(model: nn.Module, example: Tensor) -> bool:
-    """Whether every weight has a part in the answer, so that a step gives each a gradient."""
+def all_weights_used(model: nn.Module, example: Tensor) -> bool:
+    """Return whether every weight affects the output, so that each gets a gradient."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    with undisturbed(model):
+    with preserve_state(model):
         try:
-            answer = model.train()(torch.cat([example, example]))
+            output = model.train()(torch.cat([example, example]))
         except Exception as error:
             raise ModelError(f"The model's forward fails in training: {reason(error)}.") from error
-        total = checked(answer, "in training").sum()
+        total = check_logits(output, "in training").sum()
         parts = torch.autograd.grad(total, weights, allow_unused=True)
     return all(part is not None for part in parts)
 
 
-def checked(answer: Any, where: str) -> Tensor:
-    """What a network answered, if that is one row of numbers a picture."""
-    if isinstance(answer, Tensor) and answer.ndim == 2:
-        return answer
+def check_logits(output: Any, where: str) -> Tensor:
+    """Return a network's output if it has one row of numbers an image."""
+    if isinstance(output, Tensor) and output.ndim == 2:
+        return output
     kind = (
-        f"a tensor of {size(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
+        f"a tensor of {format_shape(output.shape)}"
+        if isinstance(output, Tensor)
+        else type(output).__name__
     )
     raise ModelError(
-        f"The answer {where} is {kind}: give a model whose forward returns one tensor, pictures by "
+        f"The answer {where} is {kind}: give a model whose forward returns one tensor, images by "
         "classes (a wrapper that picks the logits will do)."
     )

@@ -11,32 +11,31 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
-from fpgm.data.registry import Wanted
+from fpgm.data.registry import DataSpec
 from fpgm.errors import FileError, RequestError
 from fpgm.models.registry import names_code
-from fpgm.planning.budget import ALIGN
+from fpgm.planning.budget import ALIGN, Rounding
+from fpgm.tracing.residual import Residual
 from fpgm.training.recipes import SHIPPED
-from fpgm.utils.safe_read import parsed, text_of
-from fpgm.utils.text import reason
+from fpgm.utils.safe_read import parse_json, read_text
+from fpgm.utils.text import did_you_mean, reason
+from fpgm.utils.typed_json import Decoder
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-T = TypeVar("T")
-
 BUDGETS = {"rate", "macs", "params"}
 
 
 @dataclass(frozen=True)
-class ModelPart:
+class ModelConfig:
     """Which network, and where its weights come from."""
 
     name: str
@@ -48,7 +47,7 @@ class ModelPart:
 
 
 @dataclass(frozen=True)
-class TrainPart:
+class TrainConfig:
     """The optimizer, its schedule, and what is done to the loss and the weights."""
 
     epochs: int
@@ -67,7 +66,7 @@ class TrainPart:
 
 
 @dataclass(frozen=True)
-class PrunePart:
+class PruneConfig:
     """How much, which, where and when: the options of `fpgm.SoftPruner`."""
 
     rate: float | None = None
@@ -76,10 +75,10 @@ class PrunePart:
     rates: dict[str, float] = field(default_factory=dict)
     criterion: str = "fpgm"
     distance: str = "l2"
-    residual: str = "coupled"
+    residual: Residual = "coupled"
     ignore: tuple[str, ...] = ()
     align: int = ALIGN
-    rounding: str = "nearest"
+    rounding: Rounding = "nearest"
     min_channels: int = 1
     mode: Literal["soft", "hard"] = "soft"
     interval: int = 1
@@ -97,8 +96,8 @@ class PrunePart:
 
 
 @dataclass(frozen=True)
-class DistillPart:
-    """A teacher whose answers are learned beside the labels."""
+class DistillConfig:
+    """A teacher whose outputs are learned in addition to the labels."""
 
     model: str
     weights: str
@@ -107,7 +106,7 @@ class DistillPart:
 
 
 @dataclass(frozen=True)
-class RunPart:
+class RunConfig:
     """How the machine is used: what changes speed and, at most, rounding."""
 
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -121,16 +120,16 @@ class RunPart:
 class Recipe:
     """What is trained, on what, how, and what is pruned meanwhile."""
 
-    model: ModelPart
-    data: Wanted
-    train: TrainPart
-    prune: PrunePart | None = None
-    distill: DistillPart | None = None
-    run: RunPart = RunPart()
+    model: ModelConfig
+    data: DataSpec
+    train: TrainConfig
+    prune: PruneConfig | None = None
+    distill: DistillConfig | None = None
+    run: RunConfig = RunConfig()
     seed: int = 0
 
     def digest(self) -> str:
-        """What a run is known by when it is resumed."""
+        """Return the digest by which a run is recognized when it is resumed."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -144,15 +143,15 @@ def read_recipe(
     author is trusted; `changes` may name code, because the caller wrote them.
     """
     own = _read(Path(path))
-    table = _changed(own, changes)
+    table = _apply_changes(own, changes)
     if not allow_code:
         _refuse_code(own, changes, str(path))
     return make_recipe(table, str(path))
 
 
 def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """A recipe from nested tables; unknown names and wrong kinds are refused."""
-    recipe = _fill(Recipe, table, "", where)
+    """Make a recipe from nested tables; unknown names and wrong types are refused."""
+    recipe = _RecipeDecoder(where).record(Recipe, table)
     _check(recipe, where)
     return recipe
 
@@ -161,25 +160,25 @@ def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     own_place = os.path.realpath(path)
     if own_place in above:
         raise FileError(f"{path} builds on itself: its extends come round in a circle.")
-    own = _parsed(path)
+    own = _parse(path)
     base = own.pop("extends", None)
     if base is None:
         return own
-    return _merged(_read(_beside(path, str(base)), (*above, own_place)), own)
+    return _merge(_read(_resolve_base(path, str(base)), (*above, own_place)), own)
 
 
-def _beside(path: Path, base: str) -> Path:
-    """The file a recipe builds on: beside it, or a shipped recipe by its name."""
+def _resolve_base(path: Path, base: str) -> Path:
+    """Find the file a recipe builds on: next to it, or a shipped recipe by its name."""
     shipped = SHIPPED / f"{base}.toml"
     return shipped if shipped.is_file() else path.parent / base
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> dict[str, Any]:
     """TOML, or the JSON in a run's folder."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        text = text_of(path)
-        table: Any = parsed(text) if kind == "JSON" else tomllib.loads(text)
+        text = read_text(path)
+        table: Any = parse_json(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise FileError(f"The recipe {path} cannot be read: {reason(error)}.") from None
     except (ValueError, RecursionError) as error:
@@ -191,7 +190,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     return table
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Tables join, everything else is replaced."""
     result = dict(base)
     for key, value in own.items():
@@ -200,12 +199,12 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
             if key == "prune" and not BUDGETS.isdisjoint(value):
                 # One budget takes another's place.
                 old = {name: option for name, option in old.items() if name not in BUDGETS}
-            value = _merged(old, value)
+            value = _merge(old, value)
         result[key] = value
     return result
 
 
-def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+def _apply_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -217,7 +216,7 @@ def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         nested: Any = value
         for part in reversed(name.strip().split(".")):
             nested = {part: nested}
-        table = _merged(table, nested)
+        table = _merge(table, nested)
     return table
 
 
@@ -238,57 +237,48 @@ def _refuse_code(own: Mapping[str, Any], changes: Sequence[str], where: str) -> 
             )
 
 
-def _fill(kind: type[T], table: Any, name: str, where: str) -> T:
-    """A dataclass from a table."""
-    if not isinstance(table, Mapping):
-        raise RequestError(f"{where}: {name} is {table!r}, not a table of options.")
-    hints = get_type_hints(kind)
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f": did you mean {near[0]!r}?" if near else f" among {', '.join(known)}."
-            raise RequestError(f"{where}: there is no {_join(name, key)!r}{hint}")
-    for key, f in known.items():
-        if key not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise RequestError(f"{where}: {_join(name, key)} is missing.")
-    return kind(
-        **{key: _value(hints[key], value, _join(name, key), where) for key, value in table.items()}
-    )
-
-
 UNSET = "none"
 """Stands for no value where another recipe has one: TOML has no word for it."""
 
 
-def _value(hint: Any, value: Any, name: str, where: str) -> Any:
-    """One option, brought to its kind if that loses nothing."""
-    if get_origin(hint) is UnionType:
-        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        unset = value is None or (value == UNSET and str not in kinds)
-        return None if unset else _value(kinds[0], value, name, where)
-    if hasattr(hint, "__dataclass_fields__"):
-        return _fill(hint, value, name, where)
-    if get_origin(hint) is Literal:
-        if value in get_args(hint):
-            return value
-        choices = ", ".join(repr(choice) for choice in get_args(hint))
-        raise RequestError(f"{where}: {name} is {value!r}: give one of {choices}.")
-    if get_origin(hint) is tuple and isinstance(value, list | tuple):
-        return tuple(_value(get_args(hint)[0], item, name, where) for item in value)
-    if get_origin(hint) is dict and isinstance(value, Mapping):
-        return {str(k): _value(get_args(hint)[1], v, name, where) for k, v in value.items()}
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is hint:
-        return value
-    wanted = {tuple: "a list", dict: "a table", int: "a whole number", float: "a number",
-              str: "text", bool: "true or false"}[get_origin(hint) or hint]  # fmt: skip
-    raise RequestError(f"{where}: {name} is {value!r}: give {wanted}.")
+class _RecipeDecoder(Decoder):
+    """Says of every fault in which recipe it is, and what to give instead."""
+
+    error = RequestError
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def value(self, hint: Any, value: Any, name: str) -> Any:
+        kinds = get_args(hint)
+        if value == UNSET and NoneType in kinds and str not in kinds:
+            return None
+        return super().value(hint, value, name)
+
+    def check_unknown(self, kind: type, key: Any, name: str) -> None:
+        known = [own.name for own in fields(kind)]
+        hint = did_you_mean(key, known)
+        among = f": {hint}" if hint else f" among {', '.join(known)}."
+        full = f"{name}.{key}" if name else key
+        raise RequestError(f"{self.where}: there is no {full!r}{among}")
+
+    def missing(self, keys: list[str], name: str) -> Exception:
+        full = f"{name}.{keys[0]}" if name else keys[0]
+        return RequestError(f"{self.where}: {full} is missing.")
+
+    def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
+        if is_dataclass(hint):
+            return RequestError(f"{self.where}: {name} is {value!r}, not a table of options.")
+        if get_origin(hint) is Literal:
+            expected = f"one of {', '.join(repr(choice) for choice in get_args(hint))}"
+        else:
+            expected = {tuple: "a list", dict: "a table", int: "a whole number", float: "a number",
+                      str: "text", bool: "true or false"}[get_origin(hint) or hint]  # fmt: skip
+        return RequestError(f"{self.where}: {name} is {value!r}: give {expected}.")
 
 
 def _check(recipe: Recipe, where: str) -> None:
-    """What no kind can express."""
+    """Check what types cannot express."""
     data, train, run = recipe.data, recipe.train, recipe.run
     rules = [
         (
@@ -373,7 +363,3 @@ def _check(recipe: Recipe, where: str) -> None:
     for broken, message in rules:
         if broken:
             raise RequestError(f"{where}: {message}.")
-
-
-def _join(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key

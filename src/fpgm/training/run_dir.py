@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -22,17 +21,21 @@ from fpgm.errors import BusyError, FileError
 from fpgm.pruning.plan import Plan
 from fpgm.training.checkpoints import Checkpoints
 from fpgm.training.recipe import Recipe
-from fpgm.utils.atomic_io import is_unfinished, locked, sweep, write_text, writing
-from fpgm.utils.safe_read import bytes_of, json_of, parsed, text_of
-from fpgm.utils.text import reason
-
-RECIPE, ENVIRONMENT, METRICS, RESULTS = (
-    "recipe.json",
-    "environment.json",
-    "metrics.jsonl",
-    "results.json",
+from fpgm.utils.atomic_io import explain_write_errors, is_unfinished, remove_leftovers, write_text
+from fpgm.utils.file_lock import LOCK_NAME, ProcessLock
+from fpgm.utils.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    METRICS,
+    PLAN,
+    RECIPE,
+    RESULTS,
+    SMALL,
+    TENSORBOARD,
+    WEIGHTS,
 )
-PLAN, SMALL, WEIGHTS = "plan.json", "small.safetensors", "weights.safetensors"
+from fpgm.utils.safe_read import parse_json, read_bytes, read_json, read_text
+from fpgm.utils.text import reason
 
 
 class RunFolder:
@@ -41,9 +44,9 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe, identity: Recipe | None = None) -> None:
         self.path, self.recipe = path, recipe
         self.digest = (identity or recipe).digest()
-        self.checkpoints = Checkpoints(path / "checkpoints", recipe.run.keep_checkpoints)
+        self.checkpoints = Checkpoints(path / CHECKPOINTS, recipe.run.keep_checkpoints)
         self._board: Any = None
-        self._lock: int | None = None
+        self._lock = ProcessLock(path / LOCK_NAME)
 
     def check(self) -> None:
         """Refuse a folder that holds anything but a run of this recipe.
@@ -52,71 +55,63 @@ class RunFolder:
         """
         file = self.path / RECIPE
         try:
-            there = {entry.name for entry in self.path.iterdir()}
+            names = {entry.name for entry in self.path.iterdir()}
         except FileNotFoundError:
             return
         except NotADirectoryError:
-            there = {"a file"}
+            names = {"a file"}
         except OSError as error:
             raise FileError(f"{self.path} cannot be read: {reason(error)}.") from error
-        if RECIPE not in there:
-            if any(name != ENVIRONMENT and not is_unfinished(name) for name in there):
+        if RECIPE not in names:
+            if any(name != ENVIRONMENT and not is_unfinished(name) for name in names):
                 raise FileError(f"{self.path} is there and is no run: choose another folder.")
-        elif _digest_in(_text(file)) != self.digest and (
-            there & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.written()
+        elif _read_digest(_read_or_empty(file)) != self.digest and (
+            names & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.list_files()
         ):
             raise FileError(
-                f"{self.path} holds a run of another recipe ({self._other(file)}): choose another "
-                f"folder, or give the recipe it was started with ({file})."
+                f"{self.path} holds a run of another recipe ({self._describe_difference(file)}): "
+                f"choose another folder, or give the recipe it was started with ({file})."
             )
 
-    def _other(self, file: Path) -> str:
-        """The first setting that differs, and how."""
+    def _describe_difference(self, file: Path) -> str:
+        """Describe the first setting that differs."""
         try:
-            old = _flat(json_of(file))
+            old = _flatten(read_json(file))
         except (OSError, ValueError, AttributeError):
             return "its own cannot be read"
-        new = _flat(json.loads(json.dumps(asdict(self.recipe))))
+        new = _flatten(json.loads(json.dumps(asdict(self.recipe))))
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key != "digest"]
         return f"{keys[0]} was {old.get(keys[0])}, is {new.get(keys[0])}" if keys else "of old"
 
     def create(self, processes: int) -> None:
         """Make the folder, once everything else is known to work."""
         file = self.path / RECIPE
-        with writing(self.path):
+        with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-            if not locked(self._lock):
+            if self._lock.acquire() is False:
                 raise BusyError(
                     f"{self.path} is being written by another process: wait, or choose another "
                     "folder."
                 )
-            # By way of the lock: to close any other handle of the file would give it away.
-            with open(self._lock, "r+", encoding="utf-8", closefd=False) as stream:
-                if _digest_in(stream.read()) != self.digest:
-                    stream.seek(0)
-                    stream.truncate()
-                    stream.write(_json({**asdict(self.recipe), "digest": self.digest}))
-            os.fsync(self._lock)
-            sweep(self.path)
-            self.checkpoints.sweep()
-            write_text(self.path / ENVIRONMENT, _json(environment(processes)))
+            if _read_digest(_read_or_empty(file)) != self.digest:
+                write_text(file, _to_json({**asdict(self.recipe), "digest": self.digest}))
+            remove_leftovers(self.path)
+            self.checkpoints.remove_leftovers()
+            write_text(self.path / ENVIRONMENT, _to_json(describe_environment(processes)))
 
     def close(self) -> None:
-        """Let others in again."""
+        """Release the lock of the folder."""
         if self._board is not None:
             self._board.close()
             self._board = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     def log(self, metrics: dict[str, Any], norms: Mapping[str, Tensor]) -> None:
-        """Append one epoch's figures, for machines and for TensorBoard, which also gets norms."""
+        """Log one epoch's metrics to the file and to TensorBoard, which also gets filter norms."""
         file = self.path / METRICS
-        with writing(file), file.open("a", encoding="utf-8") as stream:
+        with explain_write_errors(file), file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(metrics) + "\n")
-        with writing(self.path / "tensorboard"):
+        with explain_write_errors(self.path / TENSORBOARD):
             board = self._tensorboard(metrics["epoch"])
             if board is not None:
                 for name, value in metrics.items():
@@ -128,44 +123,44 @@ class RunFolder:
                 board.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What was logged, one entry an epoch."""
+        """Read the logged metrics, one entry an epoch."""
         try:
-            text = bytes_of(self.path / METRICS).decode(errors="replace")
+            text = read_bytes(self.path / METRICS).decode(errors="replace")
         except OSError:
             return []
-        found = []
+        entries = []
         for line in text.splitlines():
             with suppress(ValueError):  # cut short where a process was killed
                 entry = json.loads(line)
                 if isinstance(entry, dict) and isinstance(entry.get("epoch"), int):
-                    found.append(entry)
-        return found
+                    entries.append(entry)
+        return entries
 
     def forget_after(self, epoch: int) -> None:
         """Drop the metrics of epochs that will be trained again."""
         kept = [json.dumps(m) + "\n" for m in self.metrics() if m["epoch"] <= epoch]
-        with writing(self.path / METRICS):
+        with explain_write_errors(self.path / METRICS):
             write_text(self.path / METRICS, "".join(kept))
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write the results: with them the run is done."""
-        with writing(self.path / RESULTS):
-            write_text(self.path / RESULTS, _json(results))
+        with explain_write_errors(self.path / RESULTS):
+            write_text(self.path / RESULTS, _to_json(results))
 
     def write_plan(self, plan: Plan) -> None:
-        """Write what went."""
-        with writing(self.path / PLAN):
+        """Write the plan."""
+        with explain_write_errors(self.path / PLAN):
             write_text(self.path / PLAN, plan.to_json(indent=1) + "\n")
 
     def results(self) -> dict[str, Any] | None:
-        """The results of a run that is done; None if any of its files is gone."""
+        """Return the results of a finished run; None if any of its files is missing."""
         try:
-            found = json_of(self.path / RESULTS)
+            results = read_json(self.path / RESULTS)
         except (OSError, ValueError):
             return None
-        if not _is_result(found):
+        if not _is_result(results):
             return None
-        return found if all((self.path / name).is_file() for name in found["files"]) else None
+        return results if all((self.path / name).is_file() for name in results["files"]) else None
 
     def _tensorboard(self, epoch: int) -> Any:
         """TensorBoard's writer where it is installed; entries of a resumed run replace older."""
@@ -175,36 +170,38 @@ class RunFolder:
             except ImportError:
                 return None
             with suppress(UnicodeEncodeError):  # it knows no path that is not text
-                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=epoch)
+                self._board = SummaryWriter(str(self.path / TENSORBOARD), purge_step=epoch)
         return self._board
 
 
-def _is_result(found: Any) -> TypeGuard[dict[str, Any]]:
+def _is_result(value: Any) -> TypeGuard[dict[str, Any]]:
     """Whether this is what `finish` wrote: the files of a run, and numbers about them."""
-    if not isinstance(found, dict) or not isinstance(found.get("files"), list):
+    if not isinstance(value, dict) or not isinstance(value.get("files"), list):
         return False
     numbers = ["epochs", "accuracy", "parameters"]
-    if "macs_after" in found:
+    if "macs_after" in value:
         numbers += ["masked_accuracy", "max_error", "macs_before", "macs_after", "params_before",
                     "params_after"]  # fmt: skip
-    files = found["files"]
+    files = value["files"]
     return (
         files[:1] in ([WEIGHTS], [SMALL])
         and files[1:] in ([], [PLAN])
-        and all(type(found.get(name)) in (int, float) for name in numbers)
+        and all(type(value.get(name)) in (int, float) for name in numbers)
     )
 
 
-def _flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    found: dict[str, Any] = {}
+def _flatten(table: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted names."""
+    flat: dict[str, Any] = {}
     for key, value in table.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
-    return found
+        flat |= (
+            _flatten(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+        )
+    return flat
 
 
-def environment(processes: int) -> dict[str, Any]:
-    """Where and with what a run was made."""
+def describe_environment(processes: int) -> dict[str, Any]:
+    """Describe the machine and the versions of a run."""
     return {
         "fpgm": __version__,
         "torch": torch.__version__,
@@ -221,9 +218,9 @@ def environment(processes: int) -> dict[str, Any]:
 
 
 def _git_hash() -> str | None:
-    """The commit of the code one stands in, with a mark if it was changed since."""
+    """Return the commit of the working directory, marked if it has changes."""
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40"],
             capture_output=True,
             text=True,
@@ -231,23 +228,23 @@ def _git_hash() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
-def _text(file: Path) -> str:
+def _read_or_empty(file: Path) -> str:
     try:
-        return text_of(file)
+        return read_text(file)
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _digest_in(text: str) -> str | None:
+def _read_digest(text: str) -> str | None:
     try:
-        found = parsed(text)["digest"]
+        digest = parse_json(text)["digest"]
     except (ValueError, KeyError, TypeError):
         return None
-    return str(found)
+    return str(digest)
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -21,9 +22,9 @@ import torch
 from accelerate.utils import broadcast, broadcast_object_list, gather_object
 from torch import nn
 
-from fpgm.data.base import Batch, Share
-from fpgm.data.registry import Sets, open_sets
-from fpgm.errors import FileError, FpgmError, ModelError, RequestError
+from fpgm.data.base import Batch, ProcessShare
+from fpgm.data.registry import DataSplits, open_splits
+from fpgm.errors import FileError, ModelError, RequestError
 from fpgm.models.checkpoint import load_weights
 from fpgm.models.registry import load_model
 from fpgm.pruning.compaction import compact
@@ -31,35 +32,37 @@ from fpgm.pruning.masking import mask_
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.serialization import load, save
 from fpgm.pruning.verification import verify
-from fpgm.training.distributed import expect_unreached, make_accelerator
-from fpgm.training.ema import Average
+from fpgm.training.distributed import allow_unused_parameters, make_accelerator
+from fpgm.training.ema import ExponentialAverage
 from fpgm.training.loss import Loss
 from fpgm.training.lr_schedule import learning_rate
-from fpgm.training.metrics import Figures, accuracy, filter_norms
-from fpgm.training.output_checks import check_answers, checked, reaches_all
-from fpgm.training.recipe import DistillPart, Recipe
-from fpgm.training.run_dir import PLAN, SMALL, WEIGHTS, RunFolder
+from fpgm.training.metrics import EpochMetrics, RunningMetrics, evaluate_accuracy, filter_norms
+from fpgm.training.output_checks import all_weights_used, check_logits, check_outputs
+from fpgm.training.recipe import DistillConfig, Recipe
+from fpgm.training.run_dir import RunFolder
 from fpgm.utils.rng import random_state, restore_random_state, seed_everything
-from fpgm.utils.safe_read import at_home
+from fpgm.utils.run_folder import PLAN, SMALL, WEIGHTS
+from fpgm.utils.safe_read import expand_user
 from fpgm.utils.text import reason
+from fpgm.utils.training_loop import train_steps
 from fpgm.workflow.api import check_prunes
 from fpgm.workflow.soft_pruner import SoftPruner, Step
 
-TELL_SECONDS = 0.1
+REPORT_SECONDS = 0.1
 """How long figures of a running epoch stay on the device: fetching them holds a GPU up."""
 
 
 class Reporter(Protocol):
     """Who is told how it goes, in the first process."""
 
-    def started(self, epoch: int, epochs: int, steps: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         """Training starts, or goes on, after so many epochs."""
 
-    def stepped(self, epoch: int, step: int, figures: dict[str, float]) -> None:
-        """Steps are done: loss, accuracy and images a second so far; told now and then."""
+    def on_step(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
+        """Report loss, accuracy and images a second so far; called from time to time."""
 
-    def finished(self, metrics: dict[str, Any]) -> None:
-        """An epoch is done, and what came of it."""
+    def on_epoch_end(self, metrics: dict[str, Any]) -> None:
+        """Report the metrics of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,9 @@ class _Run:
         self.accelerator = make_accelerator(recipe.run.precision)
         self.reporter = reporter if self.accelerator.is_main_process else None
         self.folder = RunFolder(out, recipe, identity)
-        self._first(self.folder.check)
+        self._run_on_first(self.folder.check)
         seed_everything(recipe.seed)
-        share = Share(self.accelerator.process_index, self.accelerator.num_processes)
+        share = ProcessShare(self.accelerator.process_index, self.accelerator.num_processes)
         self.data = _open_data(recipe, share, self.accelerator.device)
         self.model = _make_model(recipe, self.factory).to(self.accelerator.device)
         if recipe.run.channels_last:
@@ -117,30 +120,30 @@ class _Run:
         ).to(self.accelerator.device)
         self.pruner = self._make_pruner()
         if self.pruner is not None:
-            check_prunes(self.pruner.planner.draw().plan)  # now, not after all the training
+            check_prunes(self.pruner.planner.build_plan().plan)  # now, not after all the training
         ema = recipe.train.ema
-        self.average = None if ema is None else Average(self.model, ema)
+        self.average = None if ema is None else ExponentialAverage(self.model, ema)
         teacher = _make_teacher(recipe.distill, self.accelerator.device)
-        check_answers(self.model, teacher, self.example, self.data.classes)
+        check_outputs(self.model, teacher, self.example, self.data.classes)
         self.loss = Loss(recipe.train.label_smoothing, recipe.distill, teacher)
         self.epoch = 0
-        if share.world > 1 and not reaches_all(self.model, self.example):
-            expect_unreached(self.accelerator)
+        if share.world > 1 and not all_weights_used(self.model, self.example):
+            allow_unused_parameters(self.accelerator)
         seed_everything(recipe.seed + share.rank)  # dropout is each process's own
         self.net, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         if recipe.run.compile:
             self.net = torch.compile(self.net)
 
     def run(self) -> Outcome:
-        done = self._first(self.folder.results)
+        done = self._run_on_first(self.folder.results)
         if done is not None:
-            return Outcome(done, self._kept(done["files"][0]))
+            return Outcome(done, self._load_finished(done["files"][0]))
         try:
-            self._first(lambda: self.folder.create(self.accelerator.num_processes))
+            self._run_on_first(lambda: self.folder.create(self.accelerator.num_processes))
             self._resume()
             epochs = self.recipe.train.epochs
             if self.reporter is not None:
-                self.reporter.started(self.epoch, epochs, len(self.data.train))
+                self.reporter.on_epoch_start(self.epoch, epochs, len(self.data.train))
             while self.epoch < epochs:
                 self._epoch()
             return self._finish()
@@ -152,19 +155,19 @@ class _Run:
     def _epoch(self) -> None:
         number = self.epoch
         start = time.perf_counter()
-        figures = self._train_epoch(number)
+        epoch_metrics = self._train_epoch(number)
         seconds = time.perf_counter() - start
-        if not math.isfinite(figures.loss):
+        if not math.isfinite(epoch_metrics.loss):
             raise ModelError(
-                f"The loss is {figures.loss} in epoch {number + 1}: lower train.lr, or start with "
-                "train.warmup."
+                f"The loss is {epoch_metrics.loss} in epoch {number + 1}: lower train.lr, or start "
+                "with train.warmup."
             )
         metrics: dict[str, Any] = {
             "epoch": number + 1,
             "lr": learning_rate(self.recipe.train, number),
-            "train_loss": figures.loss,
-            "train_accuracy": figures.accuracy,
-            "images_per_second": round(figures.count / seconds, 1),
+            "train_loss": epoch_metrics.loss,
+            "train_accuracy": epoch_metrics.accuracy,
+            "images_per_second": round(epoch_metrics.count / seconds, 1),
             "seconds": round(seconds, 2),
             "test_accuracy": self._accuracy(self.model),
         }
@@ -181,41 +184,46 @@ class _Run:
         if self.average is not None:
             metrics["average_accuracy"] = self._accuracy(self.average.module)
         self.epoch = number + 1
-        self._first(lambda: self.folder.log(metrics, filter_norms(self.model)))
+        self._run_on_first(lambda: self.folder.log(metrics, filter_norms(self.model)))
         self._save()
         if self.reporter is not None:
-            self.reporter.finished(metrics)
+            self.reporter.on_epoch_end(metrics)
 
-    def _train_epoch(self, number: int) -> Figures:
+    def _train_epoch(self, number: int) -> EpochMetrics:
         self.net.train()
-        figures = Figures(self.accelerator.device)
-        start = told = time.perf_counter()
+        metrics = RunningMetrics(self.accelerator.device)
+        start = reported = time.perf_counter()
         steps = len(self.data.train)
-        for index, batch in enumerate(self.data.train.epoch(number)):
-            if batch.total < self.accelerator.num_processes:
-                break  # the last pictures are too few for every process to have one
-            lr = learning_rate(self.recipe.train, number + index / steps)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            try:
-                self._train_batch(batch, figures)
-                self.stepper.step()
-            except FpgmError:
-                raise
-            except Exception as error:  # the user's network and torch raise what they like
-                raise ModelError(
-                    f"Training fails at batch {index + 1} of epoch {number + 1}: {reason(error)}."
-                ) from error
-            self.stepper.zero_grad()
+
+        def backward(_: int, batch: Batch) -> bool:
+            self._train_batch(batch, metrics)
+            return True
+
+        def after(step: int) -> None:
+            nonlocal reported
             if self.average is not None:
                 self.average.update_parameters(self.model)
             now = time.perf_counter()
-            if self.reporter is not None and (now - told > TELL_SECONDS or index + 1 == steps):
-                self.reporter.stepped(number, index + 1, figures.so_far(start))
-                told = now
-        return figures.summed(self.accelerator)
+            if self.reporter is not None and (now - reported > REPORT_SECONDS or step + 1 == steps):
+                self.reporter.on_step(number, step + 1, metrics.summarize(start))
+                reported = now
 
-    def _train_batch(self, batch: Batch, figures: Figures) -> None:
+        # The last images may be too few for every process to have one.
+        enough = takewhile(
+            lambda batch: batch.total >= self.accelerator.num_processes,
+            self.data.train.epoch(number),
+        )
+        train_steps(
+            enough,
+            self.stepper,
+            lambda step: learning_rate(self.recipe.train, number + step / steps),
+            backward,
+            after,
+            lambda step: f"Training fails at batch {step + 1} of epoch {number + 1}",
+        )
+        return metrics.reduce(self.accelerator)
+
+    def _train_batch(self, batch: Batch, metrics: RunningMetrics) -> None:
         """Gradients of the batch's mean loss, whatever parts it is computed in."""
         parts = self.recipe.run.accumulate
         images = batch.images
@@ -228,21 +236,21 @@ class _Run:
             last = number == len(pieces)
             with nullcontext() if last else self.accelerator.no_sync(self.net):
                 with self.accelerator.autocast():
-                    logits = checked(self.net(x), "in training")
+                    logits = check_logits(self.net(x), "in training")
                 loss = self.loss(logits, x, labels)
                 self.accelerator.backward(loss * weight)
-            figures.add(loss.detach(), logits.detach(), labels)
+            metrics.add(loss.detach(), logits.detach(), labels)
 
     def _accuracy(self, net: nn.Module) -> float:
-        # Processes see other pictures, so their norms' statistics differ until the next step.
+        # Processes have different images, so their norms' statistics differ until the next step.
         for buffer in net.buffers():
             broadcast(buffer)
-        return accuracy(net, self.data.test, self.accelerator)
+        return evaluate_accuracy(net, self.data.test, self.accelerator)
 
     # Stopping, going on, ending.
 
     def _save(self) -> None:
-        """A checkpoint of everything the next epoch depends on, the same for all processes."""
+        """Write a checkpoint of all that the next epoch depends on, for all processes."""
         randomness = gather_object([random_state()])
         state = {
             "epoch": self.epoch,
@@ -255,13 +263,13 @@ class _Run:
             else self.accelerator.scaler.state_dict(),
             "random": randomness,
         }
-        self._first(lambda: self.folder.checkpoints.save(self.epoch, state))
+        self._run_on_first(lambda: self.folder.checkpoints.save(self.epoch, state))
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is one."""
-        state = self._first(self.folder.checkpoints.newest)
+        state = self._run_on_first(self.folder.checkpoints.load_newest)
         if state is None:
-            self._first(lambda: self.folder.forget_after(0))
+            self._run_on_first(lambda: self.folder.forget_after(0))
             return
         try:
             self._restore(state)
@@ -270,7 +278,7 @@ class _Run:
                 f"The checkpoints in {self.folder.path} do not fit the network as it is now "
                 f"({reason(error)}): undo the change, or choose another folder."
             ) from error
-        self._first(lambda: self.folder.forget_after(self.epoch))
+        self._run_on_first(lambda: self.folder.forget_after(self.epoch))
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -285,11 +293,11 @@ class _Run:
             restore_random_state(state["random"][self.accelerator.process_index])
         self.epoch = int(state["epoch"])
 
-    def _kept(self, name: str) -> nn.Module:
-        """The network a finished run wrote; other machines may not see the file."""
+    def _load_finished(self, name: str) -> nn.Module:
+        """Load the network of a finished run; other machines may not see the file."""
         if self.accelerator.num_processes == 1:
             return load(self.folder.path / name, self.factory).to(self.accelerator.device).eval()
-        data = self._first((self.folder.path / name).read_bytes)
+        data = self._run_on_first((self.folder.path / name).read_bytes)
         with TemporaryDirectory() as place:
             file = Path(place) / name
             file.write_bytes(data)
@@ -304,18 +312,18 @@ class _Run:
         if self.average is not None:
             model = self.average.module
         if self.pruner is not None:
-            model, plan, found = self._compacted(model)
+            model, plan, found = self._compact_and_verify(model)
             results |= found
-            self._first(lambda: self.folder.write_plan(plan))
+            self._run_on_first(lambda: self.folder.write_plan(plan))
         results["accuracy"] = self._accuracy(model)
         results["parameters"] = sum(p.numel() for p in model.parameters())
         name = WEIGHTS if self.pruner is None and self.recipe.model.compact is None else SMALL
         results["files"] = [name, *([PLAN] if self.pruner is not None else [])]
-        self._first(lambda: save(model, self.folder.path / name))
-        self._first(lambda: self.folder.finish(results))
+        self._run_on_first(lambda: save(model, self.folder.path / name))
+        self._run_on_first(lambda: self.folder.finish(results))
         return Outcome(results, model)
 
-    def _compacted(self, model: nn.Module) -> tuple[nn.Module, Plan, dict[str, Any]]:
+    def _compact_and_verify(self, model: nn.Module) -> tuple[nn.Module, Plan, dict[str, Any]]:
         assert self.pruner is not None
         small = self.pruner.compact()
         plan, certificate = self.pruner.plan, self.pruner.certificate
@@ -341,7 +349,7 @@ class _Run:
         options = {k: v for k, v in asdict(self.recipe.prune).items() if v is not None}
         return SoftPruner(self.model, self.example, optimizer=self.optimizer, **options)
 
-    def _first(self, act: Callable[[], Any]) -> Any:
+    def _run_on_first(self, act: Callable[[], Any]) -> Any:
         """Let the first process act, and all have the result; its errors are everybody's."""
         sent: list[Any] = [None, None]
         if self.accelerator.is_main_process:
@@ -358,19 +366,19 @@ class _Run:
         return sent[0]
 
 
-def _open_data(recipe: Recipe, share: Share, device: torch.device) -> Sets:
+def _open_data(recipe: Recipe, share: ProcessShare, device: torch.device) -> DataSplits:
     data = recipe.data
     if data.batch % share.world:
         raise RequestError(
             f"data.batch is {data.batch}, which {share.world} processes cannot share equally."
         )
-    return open_sets(data, recipe.seed, share, device)
+    return open_splits(data, recipe.seed, share, device)
 
 
 def _make_model(recipe: Recipe, factory: Callable[[], nn.Module]) -> nn.Module:
     part = recipe.model
     if part.compact is not None:
-        return load(at_home(part.compact), factory)
+        return load(expand_user(part.compact), factory)
     model = factory()
     return model if part.weights is None else load_weights(model, part.weights)
 
@@ -388,7 +396,7 @@ def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def _make_teacher(part: DistillPart | None, device: torch.device) -> nn.Module | None:
+def _make_teacher(part: DistillConfig | None, device: torch.device) -> nn.Module | None:
     if part is None:
         return None
     teacher = load_weights(load_model(part.model), part.weights)

@@ -11,7 +11,7 @@ from typing import Literal
 
 Side = Literal["input", "output"]
 Kind = Literal["gather", "scatter"]
-MOST_DIMS = 8
+MAX_DIMS = 8
 """Dims of an activation: a video has 5, windows of attention up to 7."""
 
 
@@ -19,8 +19,9 @@ MOST_DIMS = 8
 class Adapter:
     """A gather or scatter of channels at a module's input or output.
 
-    `gather` picks `index` along `dim`; `scatter` writes into zeros of `size` at `index`. They stand
-    where the user's own code fixes a width (zero-padded shortcuts, shuffles, full-width streams).
+    `gather` picks `index` along `dim`; `scatter` writes into zeros of `size` at `index`. They are
+    used where the user's own code fixes a width: zero-padded shortcuts, shuffles, full-width
+    streams.
     """
 
     module: str
@@ -31,14 +32,14 @@ class Adapter:
     size: int
 
     def problem(self) -> str | None:
-        """What cannot be meant, or None."""
-        if not 0 <= self.dim < MOST_DIMS:
+        """Return why the adapter is not valid, or None."""
+        if not 0 <= self.dim < MAX_DIMS:
             return f"no activation has a dim {self.dim}"
         return position_problem(self.index, self.size)
 
 
 def position_problem(positions: Sequence[int], size: int) -> str | None:
-    """Why positions do not lie apart within a size, or None."""
+    """Return why positions are not distinct and within a size, or None."""
     if size < 1 or (positions and not 0 <= min(positions) <= max(positions) < size):
         return f"its positions are not among {size}"
-    return "some positions stand twice" if len(set(positions)) < len(positions) else None
+    return "some positions appear twice" if len(set(positions)) < len(positions) else None

@@ -1,9 +1,7 @@
-"""Files that are whole or not there, and known by their digest.
+"""Atomic writes: a file is complete or not there.
 
-What is being written lies in a folder of its own beside its place, locked as long as the process
-lives: so what a killed one left is told from what another is at, and removed by the next. Folders
-are locked by handle, which keeps threads of one process apart too; files, that are held for long,
-by process, since workers that are forked meanwhile would else hold them on.
+It is written in a temporary folder beside its place. That folder is locked as long as the process
+lives, so the next process removes what a killed one left, and leaves alone what another writes.
 """
 
 from __future__ import annotations
@@ -20,20 +18,25 @@ from pathlib import Path
 from typing import IO, Any
 
 from fpgm.errors import FileError
-from fpgm.utils.safe_read import ordinary
+from fpgm.utils.file_lock import LOCK_NAME, ProcessLock
+from fpgm.utils.safe_read import regular_file_size
 from fpgm.utils.text import reason
 
-KEPT = "kept"
-"""In an unfinished folder, what has to go back to its place before that folder may be removed."""
-_LONGEST = 40
-"""Letters of a name that its unfinished folder has too: names have an end."""
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
+BACKUP = "kept"
+"""In a temporary folder, the old files that must be restored before it may be removed."""
+_MAX_NAME = 40
+"""Characters of a file's name that its temporary folder's name repeats."""
+_TEMP_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
 def file_sha256(path: Path) -> str:
-    """Digest of a file's bytes."""
-    ordinary(path)
-    digest = hashlib.sha256()
+    """Compute the SHA-256 of a file's bytes."""
+    return file_digest(path, hashlib.sha256())
+
+
+def file_digest(path: Path, digest: hashlib._Hash) -> str:
+    """Put a file's bytes through a hash of `hashlib`."""
+    regular_file_size(path)
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
@@ -41,16 +44,16 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file to fill in here; it has the name `path` only when all of it is on the disk.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary file to write; it replaces `path` once all of it is on the disk.
 
     Through a link, the file it points to is replaced, not the link. It is as readable as any other.
-    A device or a pipe is no file that could be replaced: it is refused.
+    A device or a pipe is refused.
     """
     target = Path(os.path.realpath(path))
     with suppress(FileNotFoundError):
-        ordinary(target)
-    with aside(target.parent, target.name) as folder:
+        regular_file_size(target)
+    with temp_dir(target.parent, target.name) as folder:
         part = folder / "part"
         part.touch()
         mode = part.stat().st_mode
@@ -61,24 +64,24 @@ def whole(path: Path) -> Iterator[Path]:
         part.replace(target)
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Let `write` fill a file that is whole or not there, as with `whole`."""
-    with whole(path) as part, part.open("wb") as stream:
+def atomic_write_stream(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Write a file through `write`, atomically."""
+    with atomic_write(path) as part, part.open("wb") as stream:
         write(stream)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text whole or not at all.
+    """Write a text atomically.
 
     A name that was no text, as file systems allow, is written by its escapes, which JSON knows.
     """
     content = text.encode(errors="backslashreplace")
-    write_whole(path, lambda stream: stream.write(content))
+    atomic_write_stream(path, lambda stream: stream.write(content))
 
 
 @contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Say of whatever the disk refuses in here which file it was about, and why."""
+def explain_write_errors(file: Path) -> Iterator[None]:
+    """Turn an OSError into a FileError that names the file and the reason."""
     try:
         yield
     except FileError:  # says all that already
@@ -88,150 +91,131 @@ def writing(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """A folder, with those above it; what of them was made for nothing goes again."""
-    new = [own for own in (folder, *folder.parents) if not own.exists()]
+def create_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and its parents; if the body fails, remove the new ones again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
-        for own in new:
+        for path in new:
             with suppress(OSError):  # it was not made, or others have put something there
-                own.rmdir()
+                path.rmdir()
         raise
 
 
 @contextmanager
-def aside(folder: Path, name: str) -> Iterator[Path]:
-    """A folder in `folder`, to make in it what is to be called `name`; gone afterwards."""
-    start = f".{name[:_LONGEST]}."
-    for left in unfinished(folder):
-        if left.name.startswith(start):
-            _remove_dead(left)
-    part, held = _new_part(folder, start)
+def temp_dir(folder: Path, name: str) -> Iterator[Path]:
+    """Make a temporary folder in `folder`, for what will be called `name`; remove it at the end."""
+    start = f".{name[:_MAX_NAME]}"
+    for left in list_unfinished(folder):
+        if left.name.startswith(f"{start}."):
+            remove_abandoned(left)
+    part, lock = _make_temp_dir(folder, start)
     try:
         yield part
     finally:
-        _remove(part)
-        if held is not None:
-            os.close(held)
+        _remove_temp_dir(part, lock)
 
 
-def unfinished(folder: Path) -> list[Path]:
-    """What processes are at in a folder, or left when they were killed."""
+def list_unfinished(folder: Path) -> list[Path]:
+    """List the temporary folders that processes are writing or left when they were killed."""
     try:
-        return [own for own in folder.iterdir() if is_unfinished(own.name)]
+        return [path for path in folder.iterdir() if is_unfinished(path.name)]
     except OSError:
         return []
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a name is that of something not yet whole.
+    """Return whether a name is that of a temporary folder or a lock.
 
     >>> is_unfinished(".page.html.0123abcd.part"), is_unfinished("page.html.part")
     (True, False)
     """
-    return _UNFINISHED.fullmatch(name) is not None
+    return name == LOCK_NAME or _TEMP_NAME.fullmatch(name) is not None
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what processes that were killed left half-written."""
-    for left in unfinished(folder):
-        _remove_dead(left)
-
-
-def locked(handle: int) -> bool:
-    """Lock an open file for this process, unless another one has: then it is not.
-
-    The lock ends with the process, however that ends; workers that outlive it do not hold it. Where
-    the system or a network's file system has no such locks, everybody is told that it is.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:
-        return True
-    return True
+    for left in list_unfinished(folder):
+        remove_abandoned(left)
 
 
 @contextmanager
-def alone(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep others of this machine out of a folder, threads too, where the system has such locks.
+def exclusive_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Keep other processes and threads out of a folder, where its file system has locks.
 
-    Not to be asked for again by who has it: that would wait for itself.
+    It is not reentrant: taking it twice would wait forever.
     """
-    with _handle_of(folder) as handle:
-        if handle is not None and _taken(handle) is False:
-            waiting()
-            _taken(handle, wait=True)
+    lock = ProcessLock(folder / LOCK_NAME)
+    if folder.is_dir():
+        with suppress(OSError):  # in a read-only folder nobody writes
+            if lock.acquire() is False:
+                on_wait()
+                lock.acquire(wait=True)
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager
-def dead(folder: Path) -> Iterator[bool]:
-    """Whether the process that made an unfinished folder is gone; in here none takes it up."""
-    with _handle_of(folder) as handle:
-        yield handle is not None and _taken(handle) is True
+def lock_abandoned(folder: Path) -> Iterator[bool]:
+    """Lock a temporary folder if its process is gone; yield whether it is."""
+    lock = ProcessLock(folder / LOCK_NAME)
+    try:
+        yield _acquire_abandoned(folder, lock)
+    finally:
+        lock.release()
 
 
-def _remove_dead(left: Path) -> None:
-    with dead(left) as gone:
-        if gone:
-            _remove(left)
+def _acquire_abandoned(folder: Path, lock: ProcessLock) -> bool:
+    try:
+        return folder.is_dir() and lock.acquire() is True
+    except OSError:
+        return False
 
 
-def _remove(part: Path) -> None:
-    if not (part / KEPT).exists():
-        shutil.rmtree(part, ignore_errors=True)
+def remove_abandoned(left: Path) -> None:
+    """Remove a temporary folder if its process is gone and left no backup in it."""
+    lock = ProcessLock(left / LOCK_NAME)
+    if _acquire_abandoned(left, lock):
+        _remove_temp_dir(left, lock)
 
 
-def _new_part(folder: Path, start: str) -> tuple[Path, int | None]:
-    """A new folder, and the handle that locks it; whoever tidies up may be a moment faster."""
+def _remove_temp_dir(part: Path, lock: ProcessLock) -> None:
+    """Rename a folder so that nobody locks it, remove it, and release its lock."""
+    if (part / BACKUP).exists():
+        lock.release()
+        return
+    renamed = part.with_name(_make_temp_name(part.name.rsplit(".", 2)[0]))
+    try:
+        part.rename(renamed)
+    except OSError:  # Windows renames no folder in which a file is open
+        lock.release(unlink=False)
+        with suppress(OSError):
+            part.rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
+    lock.release(unlink=False)
+
+
+def _make_temp_dir(folder: Path, start: str) -> tuple[Path, ProcessLock]:
+    """Make a folder and lock it; until then another process may take it for abandoned."""
     for _ in range(100):
-        part = folder / f"{start}{secrets.token_hex(4)}.part"
+        part = folder / _make_temp_name(start)
         part.mkdir()
-        handle = _opened(part)
-        free = handle is None or _taken(handle) is not False
-        if free and part.exists():
-            return part, handle
-        if handle is not None:
-            os.close(handle)
+        lock = ProcessLock(part / LOCK_NAME)
+        try:
+            if lock.acquire() is not False and part.exists():
+                return part, lock
+        except OSError:
+            if part.exists():
+                with suppress(OSError):
+                    part.rmdir()
+                raise
+        lock.release(unlink=False)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
 
 
-@contextmanager
-def _handle_of(folder: Path) -> Iterator[int | None]:
-    handle = _opened(folder)
-    try:
-        yield handle
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _opened(folder: Path) -> int | None:
-    """A handle to lock a folder by, which leaves no lock file behind; None if there is none."""
-    try:
-        import fcntl  # noqa: F401  (without it nothing could be done with the handle)
-
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # a pipe would be waited for
-    except (ImportError, OSError):
-        return None
-
-
-def _taken(handle: int, wait: bool = False) -> bool | None:
-    """Lock an open folder: not if another has it; None where a file system knows no locks."""
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+def _make_temp_name(start: str) -> str:
+    return f"{start}.{secrets.token_hex(4)}.part"

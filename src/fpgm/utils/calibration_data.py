@@ -1,6 +1,6 @@
-"""The inputs recovery looks at, read once from any iterable.
+"""Calibration inputs, read once from any iterable.
 
-They are needed again for every layer. A few stay in memory; what is more goes to a temporary file,
+They are needed again for every layer. A few stay in memory; others go to a temporary file,
 so that memory does not grow with their number. It has no name, so it ends with the process, however
 that ends.
 """
@@ -20,11 +20,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fpgm.errors import FileError, ForwardError, FpgmError, RequestError
-from fpgm.utils.example_inputs import Example, beside, described, taken, tensors_in
+from fpgm.utils.example_inputs import (
+    Example,
+    describe_example,
+    take_rows,
+    tensors_in,
+    to_model_device,
+)
 from fpgm.utils.text import reason
 
-IN_MEMORY = 512 * 2**20
-"""Bytes of inputs kept at hand."""
+MAX_BYTES_IN_MEMORY = 512 * 2**20
+"""Bytes of inputs kept in memory."""
 _END = object()
 """Comes after the last batch."""
 
@@ -34,7 +40,7 @@ class Inputs:
 
     def __init__(self) -> None:
         self.count = 0
-        self._kept: list[Example | _Filed] = []
+        self._kept: list[Example | _StoredBatch] = []
         self._labels: list[Tensor | None] = []
         self._bytes = 0
         self._file: IO[bytes] | None = None
@@ -47,35 +53,35 @@ class Inputs:
         return kept if isinstance(kept, Example) else kept.read()
 
     @property
-    def labelled(self) -> bool:
+    def has_labels(self) -> bool:
         """Whether some batch has labels."""
         return any(labels is not None for labels in self._labels)
 
     def labels(self, number: int) -> Tensor | None:
-        """A batch's classes, if it came with some."""
+        """Return a batch's labels, if it has any."""
         return self._labels[number]
 
     def digest(self) -> str:
-        """By which the same inputs and labels are known again."""
-        found = hashlib.sha256()
+        """Return a digest of the inputs and labels."""
+        digest = hashlib.sha256()
         for number in range(len(self)):
             example = self[number]
             call = (example.args, dict(example.kwargs), self._labels[number])
             leaves, tree = tree_flatten(call)
             others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-            found.update(repr((tree, others)).encode())
+            digest.update(repr((tree, others)).encode())
             for tensor in tensors_in(call):
-                found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                 flat = tensor.detach().cpu().contiguous().reshape(-1)
-                found.update(flat.view(torch.uint8).numpy().data)
-        return found.hexdigest()[:16]
+                digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
 
     def add(self, example: Example, inputs: int, labels: Tensor | None = None) -> None:
-        """Keep a batch, at hand or in a file."""
+        """Keep a batch, in memory or in a file."""
         self.count += inputs
         self._labels.append(labels)
         size = sum(t.nbytes for t in tensors_in((example.args, dict(example.kwargs))))
-        if self._bytes + size <= IN_MEMORY or not self._kept:
+        if self._bytes + size <= MAX_BYTES_IN_MEMORY or not self._kept:
             self._bytes += size
             self._kept.append(example)
             return
@@ -83,10 +89,10 @@ class Inputs:
             if self._file is None:
                 # Unbuffered: what finds no room is told when it is written, not when it is closed.
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (see close)
-            self._kept.append(_Filed(example, self._file))
+            self._kept.append(_StoredBatch(example, self._file))
         except OSError as error:
             raise FileError(
-                f"Inputs cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Look at "
+                f"Inputs cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Use "
                 "fewer, or let TMPDIR name a folder with more room."
             ) from error
 
@@ -97,8 +103,8 @@ class Inputs:
             self._file.close()
 
 
-class _Filed:
-    """A batch whose tensors lie in a file, behind those of others."""
+class _StoredBatch:
+    """A batch whose tensors are in a file shared with others."""
 
     def __init__(self, example: Example, file: IO[bytes]) -> None:
         leaves, tree = tree_flatten((example.args, dict(example.kwargs)))
@@ -107,8 +113,10 @@ class _Filed:
         self._devices = {name: tensor.device for name, tensor in tensors.items()}
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         # Copies: this format holds no two tensors that share their memory.
-        whole = torch.contiguous_format
-        content = safetensors.save({k: t.clone(memory_format=whole) for k, t in tensors.items()})
+        contiguous = torch.contiguous_format
+        content = safetensors.save(
+            {k: t.clone(memory_format=contiguous) for k, t in tensors.items()}
+        )
         self._start, self._size = file.seek(0, os.SEEK_END), len(content)
         rest = memoryview(content)
         while rest:
@@ -130,8 +138,8 @@ class _Filed:
         return b"".join(blocks)
 
 
-def moved(model: nn.Module, loader: Any) -> Iterator[Any]:
-    """A loader's batches, on the device the model is on."""
+def move_batches(model: nn.Module, loader: Any) -> Iterator[Any]:
+    """Yield a loader's batches, on the model's device."""
     if isinstance(loader, Tensor):  # going through it gives single inputs, which are no batches
         raise RequestError("The loader is a tensor: give batches of inputs, such as x.split(100).")
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
@@ -139,23 +147,23 @@ def moved(model: nn.Module, loader: Any) -> Iterator[Any]:
             f"The loader is a {type(loader).__name__}: give batches of inputs, as a list or a "
             "DataLoader."
         )
-    return (beside(model, batch) for batch in loader)
+    return (to_model_device(model, batch) for batch in loader)
 
 
-def answer(model: nn.Module, example: Example) -> Any:
-    """What the model says to a batch of a loader."""
+def run_batch(model: nn.Module, example: Example) -> Any:
+    """Run the model on a batch of a loader."""
     try:
         return example.call(model)
     except Exception as error:
         raise ForwardError(
-            f"The model's own forward fails on a batch of the loader ({described(example)}): "
-            f"{reason(error)}."
+            f"The model's own forward fails on a batch of the loader "
+            f"({describe_example(example)}): {reason(error)}."
         ) from error
 
 
 @contextmanager
-def explained(model: nn.Module, *read: Inputs) -> Iterator[None]:
-    """If what is done with inputs fails because the model cannot take them, say so."""
+def explain_forward_errors(model: nn.Module, *read: Inputs) -> Iterator[None]:
+    """Name the batch if the body fails because the model cannot take it."""
     try:
         yield
     except Exception as error:
@@ -163,43 +171,46 @@ def explained(model: nn.Module, *read: Inputs) -> Iterator[None]:
             raise
         for inputs in read:
             for number in range(len(inputs)):
-                answer(model, inputs[number])
+                run_batch(model, inputs[number])
         raise
 
 
 def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
-    """The first batches of a loader, until they hold so many inputs."""
-    found, _ = read_apart(loader, images, 0)
-    return found
+    """Read the first batches of a loader, up to about `images` inputs."""
+    inputs, _ = read_held_out(loader, images, 0)
+    return inputs
 
 
-def read_apart(loader: Iterable[Any], images: int, others: int) -> tuple[Inputs, Inputs]:
-    """The first batches, until they hold so many inputs, and so many others, if there are any.
+def read_held_out(loader: Iterable[Any], images: int, others: int) -> tuple[Inputs, Inputs]:
+    """Read the first batches, and held-out inputs from those that follow, if there are any.
 
-    Of what follows every second batch is one of the others: a short loader keeps some it was not
-    read for.
+    Every second batch after the first ones is held out.
+
+    Args:
+        images: inputs to read.
+        others: held-out inputs to read.
     """
-    inputs, apart = Inputs(), Inputs()
+    inputs, held_out = Inputs(), Inputs()
     rest = iter(loader)
     try:
-        for found, wanted in ((inputs, images), (apart, others)):
-            while found.count < wanted and (batch := next(rest, _END)) is not _END:
-                count = inputs_in(batch)
-                found.add(as_call(batch), count, _classes(batch, count))
-                if found is apart:
+        for target, limit in ((inputs, images), (held_out, others)):
+            while target.count < limit and (batch := next(rest, _END)) is not _END:
+                count = count_inputs(batch)
+                target.add(batch_to_example(batch), count, _class_labels(batch, count))
+                if target is held_out:
                     next(rest, None)
         if not len(inputs):
             raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
     except BaseException:
         inputs.close()
-        apart.close()
+        held_out.close()
         raise
-    return inputs, apart
+    return inputs, held_out
 
 
-def inputs_in(batch: Any) -> int:
-    """How many inputs a batch holds: the first size of its first tensor."""
-    example = as_call(batch)
+def count_inputs(batch: Any) -> int:
+    """Count the inputs of a batch: the first size of its first tensor."""
+    example = batch_to_example(batch)
     first = next(iter(tensors_in((example.args, dict(example.kwargs)))), None)
     if first is None or not first.ndim:
         raise RequestError(
@@ -209,38 +220,38 @@ def inputs_in(batch: Any) -> int:
     return int(first.shape[0])
 
 
-class Known:
-    """Inputs that are known again by their values, in whatever order they come."""
+class SeenInputs:
+    """A set of inputs, compared by their values."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._marks = {mark for n in range(len(inputs)) for mark in _marks(inputs[n])}
+        self._marks = {mark for n in range(len(inputs)) for mark in _hash_inputs(inputs[n])}
 
-    def without(self, example: Example) -> Example | None:
-        """A batch less the inputs that are known; None if nothing is left."""
-        marks = _marks(example) if self._marks else []
+    def remove_from(self, example: Example) -> Example | None:
+        """Return a batch without the inputs in this set; None if nothing is left."""
+        marks = _hash_inputs(example) if self._marks else []
         new = [place for place, mark in enumerate(marks) if mark not in self._marks]
         if len(new) == len(marks):
             return example
-        return taken(example, new) if new else None
+        return take_rows(example, new) if new else None
 
 
-def _marks(example: Example) -> list[bytes]:
-    """One for every input of a batch, made of the first tensor's values."""
+def _hash_inputs(example: Example) -> list[bytes]:
+    """Hash every input of a batch by the values of its first tensor."""
     first = tensors_in((example.args, dict(example.kwargs)))[0].detach().cpu()
     rows = first.reshape(first.shape[0], -1).contiguous().view(torch.uint8).numpy()
     return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
-def _classes(batch: Any, inputs: int) -> Tensor | None:
-    """What stands behind a batch's inputs, if that is a class for each."""
-    found = batch[1] if isinstance(batch, Sequence) and len(batch) > 1 else None
-    if not isinstance(found, Tensor) or found.shape != (inputs,):
+def _class_labels(batch: Any, inputs: int) -> Tensor | None:
+    """Return the second item of a batch if it is a class label for each input."""
+    labels = batch[1] if isinstance(batch, Sequence) and len(batch) > 1 else None
+    if not isinstance(labels, Tensor) or labels.shape != (inputs,):
         return None
-    return None if found.is_floating_point() or found.is_complex() else found
+    return None if labels.is_floating_point() or labels.is_complex() else labels
 
 
-def as_call(batch: Any) -> Example:
-    """A batch as the model takes it: what stands behind the first of several is not looked at."""
+def batch_to_example(batch: Any) -> Example:
+    """Return a batch as arguments of the model; of a sequence only the first item."""
     if isinstance(batch, Mapping):
         return Example((), dict(batch))
     if isinstance(batch, Sequence) and not batch:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fpgm.utils.adapter_spec import Adapter, Kind, Side
 
-LAYER = "base_layer"
+LAYER_NAME = "base_layer"
 """Name of the wrapped layer in its wrapper."""
 
 
@@ -54,8 +54,8 @@ def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
     return zeros.index_copy_(dim, index, x)  # out of place, the zeros were copied too
 
 
-def spread(x: Tensor, dim: int, origins: Tensor) -> Tensor:
-    """Place channels among zeros by their `sources`.
+def scatter_by_gather(x: Tensor, dim: int, origins: Tensor) -> Tensor:
+    """Place channels among zeros by their `scatter_sources`.
 
     The same as `scatter` in one pass over what comes out, which compilers and other runtimes merge
     with what follows; its gradient would be the more expensive one.
@@ -68,11 +68,11 @@ def spread(x: Tensor, dim: int, origins: Tensor) -> Tensor:
 torch.fx.wrap("scatter")  # its order of dims is read from the tensor, which a symbol has not
 
 
-def sources(index: Tensor, size: int) -> Tensor:
+def scatter_sources(index: Tensor, size: int) -> Tensor:
     """Return where each place of a scatter gets its channel from; after the last are the zeros."""
-    found = torch.full((size,), len(index), device=index.device)
-    found[index] = torch.arange(len(index), device=index.device)
-    return found
+    positions = torch.full((size,), len(index), device=index.device)
+    positions[index] = torch.arange(len(index), device=index.device)
+    return positions
 
 
 class Gather(nn.Module):
@@ -106,14 +106,14 @@ class Scatter(nn.Module):
         super().__init__()
         self.dim, self.size, self.number = dim, size, number
         self.register_buffer("index", index, persistent=False)
-        self.register_buffer("origins", sources(index, size), persistent=False)
+        self.register_buffer("origins", scatter_sources(index, size), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Place the channels."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return scatter(x, self.dim, self.index, self.size)
         if torch.compiler.is_compiling() and not (torch.is_grad_enabled() and x.requires_grad):
-            return spread(x, self.dim, self.origins)
+            return scatter_by_gather(x, self.dim, self.origins)
         return scatter(x, self.dim, self.index, self.size)
 
     def extra_repr(self) -> str:
@@ -156,16 +156,16 @@ class Adapted(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            layer = self.__dict__.get("_modules", {}).get(LAYER)
+            layer = self.__dict__.get("_modules", {}).get(LAYER_NAME)
             if layer is None or name.startswith("__"):
                 raise
             return getattr(layer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set on the layer what is the layer's."""
-        layer = self.__dict__.get("_modules", {}).get(LAYER)
-        own = layer is None or name in self.__dict__ or hasattr(type(self), name)
-        if own or name in ("before", LAYER, "after") or not hasattr(layer, name):
+        layer = self.__dict__.get("_modules", {}).get(LAYER_NAME)
+        is_own = layer is None or name in self.__dict__ or hasattr(type(self), name)
+        if is_own or name in ("before", LAYER_NAME, "after") or not hasattr(layer, name):
             super().__setattr__(name, value)
         else:
             setattr(layer, name, value)
@@ -174,8 +174,8 @@ class Adapted(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """Read the names of the original model, and those of the tree."""
-        inside = f"{prefix}{LAYER}."
-        twice = f"{inside}{LAYER}." if LAYER in self.base_layer._modules else inside
+        inside = f"{prefix}{LAYER_NAME}."
+        twice = f"{inside}{LAYER_NAME}." if LAYER_NAME in self.base_layer._modules else inside
         names = [name for name in state_dict if name.startswith(prefix)]
         if not any(name.startswith(twice) for name in names):
             for name in names:
@@ -187,7 +187,7 @@ def _name_as_original(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
 ) -> None:
     """Leave the wrapper's level out of the names in a state dict."""
-    inside = f"{prefix}{LAYER}."
+    inside = f"{prefix}{LAYER_NAME}."
     for name in [name for name in state_dict if name.startswith(inside)]:
         state_dict[prefix + name.removeprefix(inside)] = state_dict.pop(name)
 
@@ -238,9 +238,9 @@ def wrap(layer: nn.Module) -> Adapted:
     """Return a wrapper that is called as the layer is."""
     if type(layer).forward is nn.Sequential.forward:
         return AdaptedSequential(layer)
-    taken = list(inspect.signature(layer.forward).parameters.values())
-    plain = len(taken) == 1 and taken[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return (_BY_ARGUMENT.get(taken[0].name, Adapted) if plain else Adapted)(layer)
+    parameters = list(inspect.signature(layer.forward).parameters.values())
+    plain = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return (_BY_ARGUMENT.get(parameters[0].name, Adapted) if plain else Adapted)(layer)
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -250,15 +250,15 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 def adapters_of(module: nn.Module, path: str) -> list[tuple[nn.Module, Adapter]]:
     """Return the adapters of a wrapper, each with what it does as a plan says it."""
-    found: list[tuple[nn.Module, Adapter]] = []
+    adapters: list[tuple[nn.Module, Adapter]] = []
     if isinstance(module, Adapted):
         sides: tuple[tuple[Side, Any], ...] = (("input", module.before), ("output", module.after))
         for side, part in sides:
             if part is not None:
                 kind: Kind = "scatter" if isinstance(part, Scatter) else "gather"
                 index = tuple(part.index.tolist())
-                found.append((part, Adapter(path, side, kind, part.dim, index, part.size)))
-    return found
+                adapters.append((part, Adapter(path, side, kind, part.dim, index, part.size)))
+    return adapters
 
 
 def buffer_names(wrapper: Adapted) -> Mapping[str, Tensor]:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError
-from fpgm.utils.modules import TABLES, every_module, named_tensors
-from fpgm.utils.preserve_state import CACHED
+from fpgm.utils.modules import MODULE_ATTRIBUTES, all_modules, named_tensors
+from fpgm.utils.preserve_state import CACHED_FUNCTION
 
 Memo = dict[int, Any]
 """The copy of every object met so far, by the id of the original, as `copy.deepcopy` keeps it."""
@@ -40,8 +40,8 @@ def copy_model(model: nn.Module) -> nn.Module:
     return clone(model, {})
 
 
-def shadow(model: nn.Module) -> nn.Module:
-    """A copy with the model's own weights: hooks and attributes of the two are apart."""
+def copy_sharing_weights(model: nn.Module) -> nn.Module:
+    """Copy a model without its weights: the copy shares them, but no hooks or attributes."""
     return clone(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
 
 
@@ -61,16 +61,21 @@ def clone(model: nn.Module, memo: Memo) -> nn.Module:
 
 
 def _clone(model: nn.Module, memo: Memo) -> nn.Module:
-    modules = [m for m in every_module(model) if _is_ordinary(type(m))]
+    every = all_modules(model)
+    ordinary = {kind for kind in set(map(type, every)) if _copies_by_attributes(kind)}
+    modules = [m for m in every if type(m) in ordinary]
     for module in modules:
         memo[id(module)] = object.__new__(type(module))
     for module in modules:
-        new = memo[id(module)]
+        new = memo[id(module)].__dict__
         for name, value in module.__dict__.items():
-            if name == "_compiled_call_impl":
-                continue  # it calls the original; torch's own copies leave it out as well
-            waits = name == "_modules"  # a child that copies itself needs its own children first
-            new.__dict__[name] = type(value)() if waits else _copy(value, memo, name in TABLES)
+            kind = type(value)
+            if kind in _ATOMIC:
+                new[name] = value
+            elif name == "_modules":  # a child that copies itself needs its own children first
+                new[name] = kind()
+            elif name != "_compiled_call_impl":  # which calls the original; torch drops it too
+                new[name] = _copy(value, memo, name in MODULE_ATTRIBUTES)
     for module in reversed(modules):
         children = memo[id(module)].__dict__["_modules"]
         children.update((name, _copy(child, memo)) for name, child in module._modules.items())
@@ -78,18 +83,18 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
     return copied
 
 
-def _is_ordinary(kind: type[nn.Module]) -> bool:
+def _copies_by_attributes(kind: type[nn.Module]) -> bool:
     return (
         not hasattr(kind, "__deepcopy__")
         and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__setstate__.__module__.startswith(_FILLS_IN)
+        and kind.__setstate__.__module__.startswith(_DEFAULT_SETSTATE)
         and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
         and not hasattr(kind, "__slots__")
     )
 
 
-_FILLS_IN = ("torch.nn.", "torch._dynamo.")
-"""Whose `__setstate__` only fills in defaults; torch.compile replaces every module's by its own."""
+_DEFAULT_SETSTATE = ("torch.nn.", "torch._dynamo.")
+"""Modules whose `__setstate__` only fills in defaults; torch.compile replaces every module's."""
 
 _ATOMIC = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type, BuiltinFunctionType, torch.dtype,
@@ -117,7 +122,7 @@ def _copy(value: Any, memo: Memo, own: bool = False) -> Any:
         return value if target is None else weakref.ref(target)
     if kind in _LOCKS:
         new = _LOCKS[kind]()
-    elif kind is CACHED and _is_of_model(value, memo):
+    elif kind is CACHED_FUNCTION and _refers_to_model(value, memo):
         new = lru_cache(**value.cache_parameters())(_copy(value.__wrapped__, memo))
     elif kind is MethodType:
         new = MethodType(value.__func__, _copy(value.__self__, memo))
@@ -159,20 +164,20 @@ def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     Hooks of this package are not the model's: another thread may be tracing it just now.
     """
     ours = (function.__module__ or "").partition(".")[0] == "fpgm"
-    if ours or not _is_of_model(function, memo):
+    if ours or not _refers_to_model(function, memo):
         return function
 
     def follow(value: Any) -> Any:
-        return _copy(value, memo) if _is_of_model(value, memo) else value
+        return _copy(value, memo) if _refers_to_model(value, memo) else value
 
     cells = tuple(CellType() for _ in function.__closure__ or ())
     new = FunctionType(
         function.__code__, function.__globals__, function.__name__, None, cells or None
     )
     memo[id(function)] = new  # it may hold itself
-    for cell, own in zip(cells, function.__closure__ or (), strict=True):
-        if own != CellType():
-            cell.cell_contents = follow(own.cell_contents)
+    for cell, cell_before in zip(cells, function.__closure__ or (), strict=True):
+        if cell_before != CellType():
+            cell.cell_contents = follow(cell_before.cell_contents)
     if function.__defaults__ is not None:
         new.__defaults__ = tuple(map(follow, function.__defaults__))
     if function.__kwdefaults__:
@@ -181,33 +186,33 @@ def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     return new
 
 
-def _is_of_model(value: Any, memo: Memo) -> bool:
-    """Whether a value is part of the model, or holds a part: a method, a list, an object."""
-    waiting: list[Any] = [value]
+def _refers_to_model(value: Any, memo: Memo) -> bool:
+    """Return whether a value is part of the model, or refers to a part of it."""
+    pending: list[Any] = [value]
     seen: set[int] = set()
-    while waiting and len(seen) < _MOST_HELD:
-        value = waiting.pop()
+    while pending and len(seen) < _MAX_VALUES:
+        value = pending.pop()
         if isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and id(value) in memo):
             return True
         if type(value) not in _ATOMIC and id(value) not in seen:
             seen.add(id(value))
-            waiting += _held_by(value)
+            pending += _referenced_values(value)
     return False
 
 
-_MOST_HELD = 10_000
-"""So many values that a function holds are looked at: it may hold a whole data set."""
+_MAX_VALUES = 10_000
+"""How many values are searched: a function may refer to a whole data set."""
 
 
-def _held_by(value: Any) -> list[Any]:
-    """What a function, a method, a container or an object of the user's own holds."""
+def _referenced_values(value: Any) -> list[Any]:
+    """List the values that a function, method, container or user-defined object refers to."""
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         named = (value.__kwdefaults__ or {}).values()
         return [*cells, *(value.__defaults__ or ()), *named]
     if isinstance(value, MethodType):
         return [value.__self__]
-    if isinstance(value, CACHED):
+    if isinstance(value, CACHED_FUNCTION):
         return [value.__wrapped__]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
@@ -244,9 +249,9 @@ def _deepcopy(value: Any, memo: Memo) -> Any:
 
 def _copies_itself(value: Any) -> bool:
     """Whether a module's own code, not torch's, decides what a copy is."""
-    own = getattr(type(value), "__deepcopy__", None)
+    method = getattr(type(value), "__deepcopy__", None)
     return isinstance(value, nn.Module) and not str(
-        getattr(own, "__module__", "torch.")
+        getattr(method, "__module__", "torch.")
     ).startswith("torch.")
 
 

@@ -18,25 +18,25 @@ _CHUNK = 2**16
 
 @torch.no_grad()
 def count_denormals(model: nn.Module) -> int:
-    """Count the weights of the kind."""
-    tensors = _wide(model)
-    if not _any_suspect(tensors):
+    """Count the denormal weights."""
+    tensors = _wide_tensors(model)
+    if not _has_denormals(tensors):
         return 0
-    return sum(int(_denormal(t).sum()) for t in tensors)
+    return sum(int(_denormal_mask(t).sum()) for t in tensors)
 
 
 @torch.no_grad()
 def flush_denormals_(model: nn.Module) -> None:
-    """Set them to zero."""
-    tensors = _wide(model)
-    if not _any_suspect(tensors):
+    """Set denormal weights to zero."""
+    tensors = _wide_tensors(model)
+    if not _has_denormals(tensors):
         return
     for tensor in tensors:
-        if bool((found := _denormal(tensor)).any()):
-            tensor.masked_fill_(found, 0.0)
+        if bool((mask := _denormal_mask(tensor)).any()):
+            tensor.masked_fill_(mask, 0.0)
 
 
-def _wide(model: nn.Module) -> list[Tensor]:
+def _wide_tensors(model: nn.Module) -> list[Tensor]:
     return [
         t.detach()
         for t in named_tensors(model).values()
@@ -44,15 +44,15 @@ def _wide(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def _any_suspect(tensors: Sequence[Tensor]) -> bool:
+def _has_denormals(tensors: Sequence[Tensor]) -> bool:
     """Whether any number is below the normal ones and not zero."""
-    return any(map(_is_suspect, _chunks(tensors)))
+    return any(map(_chunk_has_denormals, _chunks(tensors)))
 
 
-def _is_suspect(chunk: Tensor) -> bool:
+def _chunk_has_denormals(chunk: Tensor) -> bool:
     sizes = chunk.abs()
     tiny = torch.finfo(chunk.dtype).tiny
-    return float(sizes.min()) < tiny and bool(_denormal(chunk).any())
+    return float(sizes.min()) < tiny and bool(_denormal_mask(chunk).any())
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -64,10 +64,10 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
             small.setdefault((flat.dtype, flat.device), []).append(flat)
         else:
             yield from flat.split(_CHUNK)
-    for together in small.values():
-        yield from torch.cat(together).split(_CHUNK)
+    for group in small.values():
+        yield from torch.cat(group).split(_CHUNK)
 
 
-def _denormal(tensor: Tensor) -> Tensor:
+def _denormal_mask(tensor: Tensor) -> Tensor:
     size = tensor.abs()
     return (size > 0) & (size < torch.finfo(tensor.dtype).tiny)

@@ -1,12 +1,13 @@
 """Sums of distances from each row to all the others, in three metrics.
 
-Only the l2 sums need all pairs: those come from a Gram matrix, a tile at a time, and pairs too near
-for one are measured again directly. Rows are finite floats [n, d]; what a sum says about a filter
-is left to `criteria`.
+Only the l2 sums need all pairs. Those of small layers are measured directly, those of large ones
+come from a Gram matrix, a tile at a time, and pairs too near for one are measured again. Rows are
+finite floats [n, d]; what a sum says about a filter is left to `criteria`.
 """
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,19 +16,22 @@ from fpgm.utils.precision import full_precision
 
 # A squared distance read off a Gram matrix is off by some 1e-7 of the squared norms it is the
 # difference of. Below this share of them the pair is measured again, directly.
-NEAR = 1 / 64
+NEAR_FRACTION = 1 / 64
 
 # Sides of the tiles the Gram matrix is computed in: on the diagonal smaller ones repeat less work
 # but call more often, off it larger ones would leave the caches.
 DIAGONAL_TILE = 192
 LARGEST_TILE = 1024
 
+# Up to so many multiplications (n · n · d) direct differences are faster than a Gram matrix.
+MAX_DIRECT_PRODUCTS = 2**21
+
 # Measured on one core: a pair costs eight times more when gathered than inside `pdist`.
 GATHERING_COST = 8
 
 
 def sum_l2(rows: Tensor) -> Tensor:
-    """Sums of Euclidean distances; what a Gram matrix is bad at is put out of the way first."""
+    """Sum Euclidean distances; cases that a Gram matrix computes badly are handled first."""
     norms = row_norms(rows)
     if not 2.0**-40 < float(norms.max()) < 2.0**40:  # squares vanish or overflow
         largest = float(rows.abs().max())
@@ -37,6 +41,8 @@ def sum_l2(rows: Tensor) -> Tensor:
             return torch.full_like(norms, math.nan)
         power = 2.0 ** max(-100, min(100, math.frexp(largest)[1]))
         return sum_l2(rows / power) * power
+    if rows.device.type == "cpu" and len(rows) ** 2 * rows.shape[1] <= MAX_DIRECT_PRODUCTS:
+        return _sum_l2_directly(rows)
     if bool((norms == 0).any()):  # soft pruning leaves many: each adds the others' norm
         alive = norms.nonzero().squeeze(1)
         sums = norms.sum().expand(len(rows)).clone()
@@ -52,7 +58,7 @@ def sum_l2(rows: Tensor) -> Tensor:
 
 
 def sum_l1(rows: Tensor) -> Tensor:
-    """Sums of l1 distances in n log n steps: each weight is sorted over the filters.
+    """Sum l1 distances in n log n steps: each weight is sorted over the filters.
 
     The way from one filter to another is made of the gaps between, so a gap counts once for every
     filter on its other side. All terms are positive: nothing cancels.
@@ -72,7 +78,7 @@ def sum_l1(rows: Tensor) -> Tensor:
 
 
 def sum_cosine(rows: Tensor) -> Tensor:
-    """Sums of cosine distances in n steps: no pair is ever looked at.
+    """Sum cosine distances in n steps, without computing any pair.
 
     Squared distances to all directions add up to n times the one to their mean, plus a constant.
     In float64, because filters that share a large offset differ in the last digits of their
@@ -86,7 +92,7 @@ def sum_cosine(rows: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor, order: float = 2) -> Tensor:
-    """Length of every row.
+    """Compute the norm of every row.
 
     >>> row_norms(torch.tensor([[3., -4.], [1., 0.]]))
     tensor([5., 1.])
@@ -100,8 +106,24 @@ def widen(rows: Tensor) -> Tensor:
     return (rows.cpu() if rows.device.type == "mps" else rows).double()
 
 
+def _sum_l2_directly(rows: Tensor) -> Tensor:
+    """All pairs by their differences; equal rows get equal sums, to the last bit."""
+    n = len(rows)
+    distances = rows.new_zeros(n * n)
+    distances[_upper_triangle(n)] = torch.nn.functional.pdist(rows)
+    square = distances.view(n, n)
+    return (square + square.T).sum(1)
+
+
+@lru_cache(maxsize=256)
+def _upper_triangle(n: int) -> Tensor:
+    """Return the positions above the diagonal of an n × n matrix, in the order of `pdist`."""
+    row, column = torch.triu_indices(n, n, 1).unbind()
+    return row * n + column
+
+
 def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
-    """Half of the Gram matrix, since the other half is its mirror image.
+    """Sum distances from half of the Gram matrix, since the other half is its mirror image.
 
     Pairs much closer to each other than to the origin would be all rounding error there: they are
     counted as 0, set aside, and measured one by one afterwards.
@@ -109,26 +131,28 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
     squares = norms.square()
     sums = torch.zeros_like(squares)
     near_pairs = []
-    surely_far = 2 * NEAR * float(squares.max())
+    surely_far = 2 * NEAR_FRACTION * float(squares.max())
     with full_precision():
-        for here, there in _tiles(0, len(rows)):
-            squared = squares[here, None] + squares[there]
-            squared.addmm_(centred[here], centred[there].T, alpha=-2)
-            if here == there:
+        for rows_here, rows_there in _tiles(0, len(rows)):
+            squared = squares[rows_here, None] + squares[rows_there]
+            squared.addmm_(centred[rows_here], centred[rows_there].T, alpha=-2)
+            if rows_here == rows_there:
                 squared.fill_diagonal_(math.inf)  # a filter is no neighbour of itself
             if float(squared.min()) < surely_far:
-                near = squared < (squares[here, None] + squares[there]).mul_(NEAR)
-                if here == there:
+                near = squared < (squares[rows_here, None] + squares[rows_there]).mul_(
+                    NEAR_FRACTION
+                )
+                if rows_here == rows_there:
                     near |= near.T.clone()  # products are not symmetric to the last bit
                 squared.masked_fill_(near, 0)
-                pairs = (near.triu_(1) if here == there else near).nonzero()
-                near_pairs.append(pairs + pairs.new_tensor([here.start, there.start]))
-            if here == there:
+                pairs = (near.triu_(1) if rows_here == rows_there else near).nonzero()
+                near_pairs.append(pairs + pairs.new_tensor([rows_here.start, rows_there.start]))
+            if rows_here == rows_there:
                 squared.fill_diagonal_(0)
             distances = squared.sqrt_()
-            sums[here] += distances.sum(1)
-            if here != there:
-                sums[there] += distances.sum(0)
+            sums[rows_here] += distances.sum(1)
+            if rows_here != rows_there:
+                sums[rows_there] += distances.sum(0)
     if near_pairs:
         first, second = torch.cat(near_pairs).T.contiguous()
         distances = _distances_of_pairs(rows, first, second)
@@ -153,15 +177,15 @@ def _tiles(start: int, stop: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _distances_of_pairs(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Distances by direct difference, a few pairs at once."""
-    met = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-    met[first] = met[second] = True
-    members = int(met.sum())
+    """Compute distances by direct difference, a few pairs at a time."""
+    in_pair = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+    in_pair[first] = in_pair[second] = True
+    members = int(in_pair.sum())
     if rows.device.type == "cpu" and members * (members - 1) // 2 <= GATHERING_COST * len(first):
-        place = met.cumsum(0) - 1
+        place = in_pair.cumsum(0) - 1
         i, j = place[first], place[second]
         # Condensed order: the pairs (0, 1), (0, 2), ..., (1, 2), ...
-        return torch.nn.functional.pdist(rows[met])[i * (2 * members - i - 1) // 2 + j - i - 1]
+        return torch.nn.functional.pdist(rows[in_pair])[i * (2 * members - i - 1) // 2 + j - i - 1]
     distances = rows.new_empty(len(first))
     at_once = min(len(rows), max(1, 2**18 // rows.shape[1]))
     for start in range(0, len(first), at_once):
@@ -172,7 +196,7 @@ def _distances_of_pairs(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _directions(rows: Tensor) -> Tensor:
-    """Rows at length 1 in float64; zeros stay zeros."""
+    """Normalize rows to length 1 in float64; zeros stay zeros."""
     wide = widen(rows)
     norms = row_norms(wide)[:, None]
     return wide / torch.where(norms == 0, 1, norms)

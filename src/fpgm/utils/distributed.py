@@ -1,28 +1,28 @@
-"""Which of several processes this is, as their launcher says, and whether it has met the others."""
+"""The rank and number of processes, and whether a process group was initialized."""
 
 from __future__ import annotations
 
 import os
 
-_met = False
+_initialized = False
 
 
-def is_first() -> bool:
-    """Whether this process speaks for all."""
+def is_main_process() -> bool:
+    """Return whether this process has rank 0."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def count() -> int:
-    """How many there are."""
+def world_size() -> int:
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def meet() -> None:
-    """Remember that this process has joined others: that shows to its end."""
-    global _met
-    _met = True
+def mark_initialized() -> None:
+    """Record that this process has initialized a process group."""
+    global _initialized
+    _initialized = True
 
 
-def met() -> bool:
-    """Whether it ever has, though it may have left them since."""
-    return _met
+def was_initialized() -> bool:
+    """Return whether it ever did, even if the group is destroyed by now."""
+    return _initialized

@@ -1,4 +1,4 @@
-"""Example inputs: what users pass, brought into one shape.
+"""Example inputs in a uniform format.
 
 A tensor, a tuple of arguments or a dict of keyword arguments is one example; a list holds several.
 """
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
 from fpgm.utils.outputs import find_tensors
-from fpgm.utils.text import size
+from fpgm.utils.text import format_shape
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def beside(model: nn.Module, inputs: Any) -> Any:
-    """Example inputs in any of their forms, on the device the model is on."""
+def to_model_device(model: nn.Module, inputs: Any) -> Any:
+    """Move example inputs in any of their forms to the model's device."""
     device = next((p.device for p in model.parameters()), None)
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, inputs)
 
@@ -59,67 +59,71 @@ def as_examples(inputs: Any) -> list[Example]:
             raise RequestError("example_inputs is an empty list: give at least one example.")
         return [example for item in inputs for example in as_examples(item)]
     if isinstance(inputs, Tensor):
-        return [_filled(Example((inputs,), {}))]
+        return [_check_not_empty(Example((inputs,), {}))]
     if isinstance(inputs, tuple):
-        return [_filled(Example(inputs, {}))]
+        return [_check_not_empty(Example(inputs, {}))]
     if isinstance(inputs, Mapping):
-        return [_filled(Example((), dict(inputs)))]
+        return [_check_not_empty(Example((), dict(inputs)))]
     raise RequestError(
         f"example_inputs is a {type(inputs).__name__}: give a tensor, a tuple of arguments, "
         "a dict of keyword arguments, or a list of these."
     )
 
 
-def _filled(example: Example) -> Example:
+def _check_not_empty(example: Example) -> Example:
     """Refuse an example without a single number: torch skips operators on such tensors."""
     tensors = tensors_in((example.args, dict(example.kwargs)))
     if tensors and not any(tensor.numel() for tensor in tensors):
-        raise RequestError(f"The example input is empty ({described(example)}): give one in full.")
+        raise RequestError(
+            f"The example input is empty ({describe_example(example)}): give one in full."
+        )
     return example
 
 
-def described(example: Example) -> str:
-    """Shapes and kinds of an example's tensors.
+def describe_example(example: Example) -> str:
+    """Describe the shapes and dtypes of an example's tensors.
 
-    >>> described(Example((Tensor(2, 3),), {"mask": Tensor(2).bool()}))
+    >>> describe_example(Example((Tensor(2, 3),), {"mask": Tensor(2).bool()}))
     '2×3 float32, 2 bool'
     """
     tensors = tensors_in((example.args, dict(example.kwargs)))
-    return ", ".join(f"{size(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+    return ", ".join(
+        f"{format_shape(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors
+    )
 
 
-def resized(example: Example, batch: int) -> Example:
-    """The example with another number of inputs, repeated as often as it takes."""
+def resize_batch(example: Example, batch: int) -> Example:
+    """Change the batch size of an example, repeating inputs as needed."""
     if not isinstance(batch, int) or batch < 1:
         raise RequestError(f"batches has {batch!r}: give whole numbers from 1 up.")
-    have = batch_of(example)
-    return example if not have else taken(example, [n % have for n in range(batch)])
+    size = batch_size(example)
+    return example if not size else take_rows(example, [n % size for n in range(batch)])
 
 
-def taken(example: Example, rows: Sequence[int]) -> Example:
-    """Some inputs of a batch, by their numbers, of every tensor that has one for each.
+def take_rows(example: Example, rows: Sequence[int]) -> Example:
+    """Select inputs of a batch by index, in every tensor that has one row an input.
 
-    >>> taken(Example((Tensor([1, 2, 3]), Tensor([0])), {}), [2, 0]).args
+    >>> take_rows(Example((Tensor([1, 2, 3]), Tensor([0])), {}), [2, 0]).args
     (tensor([3., 1.]), tensor([0.]))
     """
-    have = batch_of(example)
+    size = batch_size(example)
 
-    def choose(value: Any) -> Any:
-        counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == have
+    def select(value: Any) -> Any:
+        counts = isinstance(value, Tensor) and value.ndim and value.shape[0] == size
         return value[list(rows)] if counts else value
 
-    args, kwargs = tree_map(choose, (example.args, dict(example.kwargs)))
+    args, kwargs = tree_map(select, (example.args, dict(example.kwargs)))
     return Example(args, kwargs)
 
 
-def batch_of(example: Example) -> int | None:
-    """Inputs in an example: the first size of its first tensor."""
+def batch_size(example: Example) -> int | None:
+    """Return the batch size of an example: the first size of its first tensor."""
     values = (*example.args, *example.kwargs.values())
     return next((int(v.shape[0]) for v in values if isinstance(v, Tensor) and v.ndim), None)
 
 
-def positional(model: nn.Module, example: Example) -> Example:
-    """The same call with arguments in the order of the signature, as far as they have a place."""
+def bind_positional(model: nn.Module, example: Example) -> Example:
+    """Turn keyword arguments into positional ones where the signature allows it."""
     try:
         bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
     except (TypeError, ValueError):
@@ -128,17 +132,19 @@ def positional(model: nn.Module, example: Example) -> Example:
 
 
 def float_outputs(model: nn.Module, example: Example) -> list[Tensor]:
-    """Every tensor of numbers that a model returns for an example."""
+    """Return every floating-point tensor that a model returns for an example."""
     return [t for t in tensors_in(example.call(model)) if t.is_floating_point()]
 
 
 def map_tensors(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
     """Change every tensor of an example, and nothing else."""
 
-    def one(value: Any) -> Any:
+    def change_value(value: Any) -> Any:
         return change(value) if isinstance(value, Tensor) else value
 
-    return Example(tree_map(one, example.args), tree_map(one, dict(example.kwargs)))
+    return Example(
+        tree_map(change_value, example.args), tree_map(change_value, dict(example.kwargs))
+    )
 
 
 def shuffled_inputs(examples: Sequence[Example], count: int) -> list[Example]:
@@ -157,11 +163,11 @@ def shuffled_inputs(examples: Sequence[Example], count: int) -> list[Example]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in a nested value: containers and their subclasses, dataclasses, objects."""
+    """List every tensor in a nested value: containers, dataclasses, objects."""
     return find_tensors(value)
 
 
-def squared(given: Tensor, wanted: Tensor) -> float:
-    """Squared distance of an output to what is wanted, where that is finite."""
-    finite = wanted.isfinite()
-    return float((given - wanted)[finite].double().square().sum())
+def squared_error(output: Tensor, target: Tensor) -> float:
+    """Compute the squared error of an output where the target is finite."""
+    finite = target.isfinite()
+    return float((output - target)[finite].double().square().sum())

@@ -1,8 +1,8 @@
-"""One thread at a time where a whole process shares something: hooks, random numbers, warnings.
+"""A lock for state that all threads share: hooks, random numbers, warnings.
 
-Watching a model puts hooks on it, switches its mode and torch's fast paths, and starts random
-numbers anew; all of that is put back, which only one thread can do without spoiling another's. A
-hook is also called in whatever other thread runs the model, so it comes and goes within a turn.
+Tracing a model puts hooks on it, switches its mode and torch's fast paths, and reseeds random
+numbers. All of that is restored, which only one thread at a time can do correctly. A hook is also
+called in any other thread that runs the model, so it is added and removed under the lock.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-TURN = threading.RLock()
-"""Held by whoever changes what threads share; the same thread may take it again."""
+GLOBAL_LOCK = threading.RLock()
+"""Held while shared state is changed; reentrant."""
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Without warnings; those who ask for it together take turns."""
-    with TURN, warnings.catch_warnings():
+def suppress_warnings() -> Iterator[None]:
+    """Suppress warnings, one thread at a time."""
+    with GLOBAL_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -30,12 +30,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def in_turn(call: Callable[P, R]) -> Callable[P, R]:
-    """A function that threads run one after the other."""
+def with_global_lock(call: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that only one thread at a time runs it."""
 
     @wraps(call)
-    def waiting(*args: P.args, **kwargs: P.kwargs) -> R:
-        with TURN:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with GLOBAL_LOCK:
             return call(*args, **kwargs)
 
-    return waiting
+    return wrapper

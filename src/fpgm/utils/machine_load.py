@@ -1,7 +1,7 @@
-"""Whether something else on the machine took part in a measurement.
+"""Whether other processes disturbed a measurement.
 
-Times of two threads that fight another process for a core look steady and mean nothing: their
-spread does not give it away, but the system's own count of work done does.
+Times of threads that compete with another process for a core can look steady: their spread does
+not show it, but the system's count of CPU time does.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LITTLE = 0.25
-"""Cores that others may take without a word: a system is never quite still."""
-SHORTEST = 0.05
-"""Seconds below which the system's clock is too coarse to tell."""
+TOLERATED_CORES = 0.25
+"""Cores that other processes may use unreported: a system is never quite idle."""
+MIN_SECONDS = 0.05
+"""Seconds below which the system's count is too coarse."""
 
 
-class Neighbours:
-    """What other processes have been doing since this was made."""
+class MachineLoad:
+    """CPU time of other processes since this object was made."""
 
     def __init__(self) -> None:
-        self._start = _worked()
+        self._start = _busy_seconds()
 
-    def cores(self) -> float:
-        """Cores that others took, on average; 0 where the system does not tell."""
-        start, now = self._start, _worked()
-        if start is None or now is None or now[0] - start[0] < SHORTEST:
+    def used_cores(self) -> float:
+        """Return the cores that others used, on average; 0 if unknown."""
+        start, now = self._start, _busy_seconds()
+        if start is None or now is None or now[0] - start[0] < MIN_SECONDS:
             return 0.0
         return max(0.0, (now[1] - start[1]) / (now[0] - start[0]))
 
-    def crowd(self, threads: int) -> str | None:
-        """In words, if so many threads had no core each to themselves."""
-        others, cores = self.cores(), os.cpu_count() or 1
-        if others <= LITTLE or others + threads <= cores + LITTLE:
+    def describe_contention(self, threads: int) -> str | None:
+        """Describe the load if `threads` threads did not have a core each; else None."""
+        others, cores = self.used_cores(), os.cpu_count() or 1
+        if others <= TOLERATED_CORES or others + threads <= cores + TOLERATED_CORES:
             return None
         return f"other work took {others:.1f} of {cores} cores"
 
 
-def _worked() -> tuple[float, float] | None:
-    """Seconds now, and seconds that cores have worked for others since the system started."""
+def _busy_seconds() -> tuple[float, float] | None:
+    """Return the time, and the CPU seconds of other processes since the system started."""
     with suppress(OSError, ValueError, AttributeError):
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         user, nice, system, _idle, _wait, *rest = (int(field) for field in fields)

@@ -22,17 +22,17 @@ def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
     As `dict(model.named_modules())`, without a generator for every level above every module, and
     without wrappers that move channels: the module inside has its path.
     """
-    walk = _WALKS.get().get(id(model))
-    return _unwrapped(_walk(model)) if walk is None else dict(walk.modules)
+    index = _INDEXES.get().get(id(model))
+    return _unwrap_all(_find_modules(model)) if index is None else dict(index.modules)
 
 
-def called_by_path(model: nn.Module) -> dict[str, nn.Module]:
+def outer_modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
     """Return what the user's code calls under each name: modules, or the wrappers around them."""
-    walk = _WALKS.get().get(id(model))
-    return _walk(model) if walk is None else dict(walk.called)
+    index = _INDEXES.get().get(id(model))
+    return _find_modules(model) if index is None else dict(index.called)
 
 
-def _unwrapped(called: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def _unwrap_all(called: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return {
         path: unwrap(module) if isinstance(module, Adapted) else module
         for path, module in called.items()
@@ -40,8 +40,8 @@ def _unwrapped(called: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 @dataclass
-class _Walk:
-    """What a walk over a model's modules found."""
+class _ModuleIndex:
+    """A model's modules and tensors by name."""
 
     model: nn.Module
     called: dict[str, nn.Module]
@@ -49,71 +49,71 @@ class _Walk:
     tensors: dict[str, Tensor]
 
 
-_WALKS: ContextVar[Mapping[int, _Walk]] = ContextVar("walks", default={})  # noqa: B039
+_INDEXES: ContextVar[Mapping[int, _ModuleIndex]] = ContextVar("walks", default={})  # noqa: B039
 
 
 @contextmanager
-def walk_once(model: nn.Module) -> Iterator[None]:
-    """Look a model's modules and tensors up once; nothing inside may give it others for good."""
-    before = _WALKS.get()
+def cache_modules(model: nn.Module) -> Iterator[None]:
+    """Cache a model's modules and tensors; the body must not replace them for good."""
+    before = _INDEXES.get()
     if id(model) in before:
         yield
         return
-    called = _walk(model)
-    walk = _Walk(model, called, _unwrapped(called), {})
-    token = _WALKS.set({**before, id(model): walk})
-    walk.tensors = _named_tensors(model)
+    called = _find_modules(model)
+    index = _ModuleIndex(model, called, _unwrap_all(called), {})
+    token = _INDEXES.set({**before, id(model): index})
+    index.tensors = _named_tensors(model)
     try:
         yield
     finally:
-        _WALKS.reset(token)
+        _INDEXES.reset(token)
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def walks_once(
+def with_cached_modules(
     call: Callable[Concatenate[nn.Module, P], R],
 ) -> Callable[Concatenate[nn.Module, P], R]:
-    """Decorate a function so that it looks the modules of its model up once."""
+    """Decorate a function so that it looks up its model's modules only once."""
 
     @wraps(call)
-    def walking(model: nn.Module, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(model: nn.Module, /, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Any = model
         is_model = isinstance(given, nn.Module)  # else the function says what is wrong
-        with walk_once(unwrapped(model)) if is_model else nullcontext():
+        with cache_modules(unwrap_model(model)) if is_model else nullcontext():
             return call(model, *args, **kwargs)
 
-    return walking
+    return wrapper
 
 
-def _walk(model: nn.Module) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+def _find_modules(model: nn.Module) -> dict[str, nn.Module]:
+    modules: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    waiting: list[tuple[str, nn.Module]] = [("", model)]
-    while waiting:
-        path, module = waiting.pop()
+    pending: list[tuple[str, nn.Module]] = [("", model)]
+    while pending:
+        path, module = pending.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        found[path] = module
+        modules[path] = module
         children = (unwrap(module) if isinstance(module, Adapted) else module)._modules
         if children:
             prefix = f"{path}." if path else ""
             below = [(prefix + name, c) for name, c in children.items() if c is not None]
-            waiting += below[::-1]
-    return found
+            pending += below[::-1]
+    return modules
 
 
-def every_module(model: nn.Module) -> list[nn.Module]:
+def all_modules(model: nn.Module) -> list[nn.Module]:
     """Return all modules of a model, wrappers and what they do included."""
-    found = []
-    for module in called_by_path(model).values():
-        found.append(module)
+    modules = []
+    for module in outer_modules_by_path(model).values():
+        modules.append(module)
         if isinstance(module, Adapted):
-            found += [part for part in module._modules.values() if part is not None]
-    return found
+            modules += [part for part in module._modules.values() if part is not None]
+    return modules
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:
@@ -122,9 +122,9 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by their first name; tied ones appear once."""
-    walk = _WALKS.get().get(id(model))
-    return _named_tensors(model) if walk is None else dict(walk.tensors)
+    """Return parameters and buffers by their first name; tied ones appear once."""
+    index = _INDEXES.get().get(id(model))
+    return _named_tensors(model) if index is None else dict(index.tensors)
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -144,14 +144,14 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of another, wherever the model holds that one."""
+    """Replace a module wherever the model holds it."""
     replace_modules_(model, {old: new})
 
 
 def replace_modules_(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
-    """Put modules in the place of others, wherever the model holds those.
+    """Replace modules wherever the model holds them.
 
-    Also in attributes that torch does not know for modules: lists, tuples and dicts of them.
+    Also in attributes that torch does not register: lists, tuples and dicts of modules.
     """
     if not new:
         return
@@ -161,16 +161,16 @@ def replace_modules_(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> No
             if id(child) in successors:
                 parent._modules[name] = successors[id(child)]
         for name, value in vars(parent).items():
-            if name not in TABLES and isinstance(value, _HOLDERS):
-                vars(parent)[name] = _replaced(value, successors)
+            if name not in MODULE_ATTRIBUTES and isinstance(value, _CONTAINERS):
+                vars(parent)[name] = _replace_in(value, successors)
 
 
-TABLES = frozenset(nn.Module().__dict__)
-"""What every module holds: tables of its own that nothing else shares."""
-_HOLDERS = (nn.Module, list, tuple, dict)
+MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
+"""Attributes that every module has."""
+_CONTAINERS = (nn.Module, list, tuple, dict)
 
 
-def _replaced(value: Any, new: Mapping[int, nn.Module]) -> Any:
+def _replace_in(value: Any, new: Mapping[int, nn.Module]) -> Any:
     """Return a module's successor, or a list or dict with modules replaced in place."""
     if isinstance(value, nn.Module):
         return new.get(id(value), value)
@@ -183,25 +183,25 @@ def _replaced(value: Any, new: Mapping[int, nn.Module]) -> Any:
     return value
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's module inside DataParallel, DDP and torch.compile, whose names carry a prefix."""
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the user's module inside DataParallel, DDP and torch.compile."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return unwrapped(model.module)
+        return unwrap_model(model.module)
     if isinstance(model, torch.jit.ScriptModule):  # whose table of modules is of another kind
         return model
     inner = model._modules.get("_orig_mod")
-    return model if inner is None else unwrapped(inner)
+    return model if inner is None else unwrap_model(inner)
 
 
 def tensors_sha256(model: nn.Module) -> str:
-    """Digest of a model's tensors, by which an original is known again."""
+    """Return a digest of a model's tensors, to recognize the original."""
     digest = hashlib.sha256()
-    add_tensors(digest, model.state_dict())
+    update_digest(digest, model.state_dict())
     return digest.hexdigest()
 
 
-def add_tensors(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:
-    """Let a digest take in tensors: names, kinds, shapes and values."""
+def update_digest(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:
+    """Update a digest with tensors: names, dtypes, shapes and values."""
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

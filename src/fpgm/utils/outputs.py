@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fpgm.errors import ModelError
 
-PLAIN = (
+PLAIN_TYPES = (
     bool, int, float, complex, str, bytes, type(None), numbers.Number, enum.Enum, range, slice,
     torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format,
     datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, pathlib.PurePath,
@@ -56,53 +56,53 @@ def read_outputs(value: Any) -> list[Leaf]:
         ...
     fpgm.errors.ModelError: The model returns a generator at out, which can be read only once: return a list instead.
     """  # noqa: E501
-    return list(_Walk(strict=True).leaves(value, "out"))
+    return list(_OutputReader(strict=True).leaves(value, "out"))
 
 
 def find_tensors(value: Any) -> list[Tensor]:
     """List the tensors in a nested value; what cannot be read is skipped."""
     if type(value) in (tuple, list) and all(type(item) in _NUMBERS for item in value):
         return []  # a stride, a padding: what most modules hold
-    found = _Walk(strict=False).leaves(value, "")
-    return [leaf.value for leaf in found if isinstance(leaf.value, Tensor)]
+    leaves = _OutputReader(strict=False).leaves(value, "")
+    return [leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)]
 
 
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
 
 
-class _Walk:
+class _OutputReader:
     """A depth-first walk; objects that contain themselves are entered once."""
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
-        self.entered: set[int] = set()
+        self.open_ids: set[int] = set()
 
     def leaves(self, value: Any, path: str) -> Iterator[Leaf]:
         if isinstance(value, Tensor):
             if self.strict and value.is_nested:
-                raise _refused(value, path, "return a list of tensors, or a padded tensor")
+                raise _unreadable_error(value, path, "return a list of tensors, or a padded tensor")
             yield Leaf(path, value)
-            yield from self._beside(value, path)
-        elif isinstance(value, PLAIN):
+            yield from self._tensor_attributes(value, path)
+        elif isinstance(value, PLAIN_TYPES):
             yield Leaf(path, value)
-        elif id(value) not in self.entered:
-            self.entered.add(id(value))
-            yield from self._inside(value, path)
-            self.entered.discard(id(value))
+        elif id(value) not in self.open_ids:
+            self.open_ids.add(id(value))
+            yield from self._container_leaves(value, path)
+            self.open_ids.discard(id(value))
 
-    def _beside(self, value: Tensor, path: str) -> Iterator[Leaf]:
+    def _tensor_attributes(self, value: Tensor, path: str) -> Iterator[Leaf]:
         """List tensors in attributes that user code has put on a tensor."""
         held = vars(value)
-        if not held or id(value) in self.entered:
+        if not held or id(value) in self.open_ids:
             return
-        self.entered.add(id(value))
+        self.open_ids.add(id(value))
         strict, self.strict = self.strict, False
         for name, item in list(held.items()):
             yield from (leaf for leaf in self.leaves(item, f"{path}.{name}") if leaf.is_tensor)
         self.strict = strict
-        self.entered.discard(id(value))
+        self.open_ids.discard(id(value))
 
-    def _inside(self, value: Any, path: str) -> Iterator[Leaf]:
+    def _container_leaves(self, value: Any, path: str) -> Iterator[Leaf]:
         if isinstance(value, Mapping):
             items = self._items(value, path)
         elif isinstance(value, Set):
@@ -133,17 +133,17 @@ class _Walk:
         for number, (key, item) in enumerate(value.items()):
             if isinstance(key, Tensor):
                 yield Leaf(f"{path}.keys()[{number}]", key)
-            name = repr(key) if isinstance(key, PLAIN) else f"key {number}"
+            name = repr(key) if isinstance(key, PLAIN_TYPES) else f"key {number}"
             yield from self.leaves(item, f"{path}[{name}]")
 
     def _members(self, value: Set[Any], path: str) -> Iterator[Leaf]:
-        """Members have no order: plain ones are sorted, of others there may be one."""
-        if all(isinstance(item, PLAIN) for item in value):
+        """Yield the members of a set, which has no order: plain ones sorted, or a single other."""
+        if all(isinstance(item, PLAIN_TYPES) for item in value):
             yield Leaf(path, tuple(sorted(map(repr, value))))
         elif len(value) == 1:
             yield from self.leaves(next(iter(value)), f"{path}.pop()")
         elif self.strict:
-            raise _refused(value, path, "has no order: return a list instead", "which ")
+            raise _unreadable_error(value, path, "has no order: return a list instead", "which ")
         else:
             for item in value:
                 yield from self.leaves(item, path)
@@ -179,17 +179,21 @@ class _Walk:
 
 def _check_readable(value: Any, path: str) -> None:
     if isinstance(value, Iterator):
-        raise _refused(value, path, "can be read only once: return a list instead", "which ")
+        raise _unreadable_error(
+            value, path, "can be read only once: return a list instead", "which "
+        )
     if isinstance(value, nn.Module):
-        raise _refused(value, path, "is a module: return tensors instead", "which ")
+        raise _unreadable_error(value, path, "is a module: return tensors instead", "which ")
     if callable(value) and not dataclasses.is_dataclass(value):
-        raise _refused(value, path, "is a function: return what it computes instead", "which ")
+        raise _unreadable_error(
+            value, path, "is a function: return what it computes instead", "which "
+        )
     if not hasattr(value, "__dict__") and not _slots(type(value)):
         why = "whose contents cannot be read: return tensors in lists, dicts or dataclasses"
-        raise _refused(value, path, why)
+        raise _unreadable_error(value, path, why)
 
 
-def _refused(value: Any, path: str, why: str, link: str = "") -> ModelError:
+def _unreadable_error(value: Any, path: str, why: str, link: str = "") -> ModelError:
     name = type(value).__name__
     if isinstance(value, Tensor):
         name = "nested tensor"
@@ -199,17 +203,17 @@ def _refused(value: Any, path: str, why: str, link: str = "") -> ModelError:
 
 
 def _is_plain_function(value: Any) -> bool:
-    """Whether a function holds no values of its own, so that both models return the same one."""
+    """Return whether a function holds no values, so that both models return the same one."""
     if isinstance(value, types.BuiltinFunctionType):
         return isinstance(value.__self__, types.ModuleType | type | types.NoneType)
     if not isinstance(value, types.FunctionType) or value.__closure__:
         return False
     held = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    return all(isinstance(item, PLAIN) for item in held)
+    return all(isinstance(item, PLAIN_TYPES) for item in held)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds by name: fields of a dataclass, slots, and its own dict."""
+    """Yield an object's attributes: fields of a dataclass, slots, and its dict."""
     if isinstance(value, type):
         return
     names = dict.fromkeys((*_slots(type(value)), *getattr(value, "__dict__", {})))
@@ -219,22 +223,22 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _slots(kind: type) -> list[str]:
-    """Names of an object's slots, those of its base classes first.
+    """List the names of an object's slots, those of its base classes first.
 
     >>> class Point:
     ...     __slots__ = ("x", "y")
     >>> _slots(Point)
     ['x', 'y']
     """
-    found: list[str] = []
+    names: list[str] = []
     for base in reversed(kind.__mro__):
-        own = base.__dict__.get("__slots__", ())
-        for name in (own,) if isinstance(own, str) else own:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
             hidden = name.startswith("__") and not name.endswith("__")
-            found.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def find_undefined(outputs: list[Leaf]) -> set[str]:
+def find_nan(outputs: list[Leaf]) -> set[str]:
     """Return the paths of the outputs that hold NaN."""
     return {leaf.path for leaf in outputs if leaf.is_tensor and bool(leaf.value.isnan().any())}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 Role = Literal["filter", "depthwise", "both", "direction", "gain", "shift", "scale", "reads"]
-WRITES: tuple[Role, ...] = ("filter", "depthwise", "both", "direction")
+PRODUCER_ROLES: tuple[Role, ...] = ("filter", "depthwise", "both", "direction")
 """Roles of an axis whose rows are filters."""
 
 
 def layer_of(tensor: str) -> str:
-    """Path of the module that owns a tensor, however the tensor is made up.
+    """Return the path of the module that owns a tensor, parametrized or not.
 
     >>> layer_of("a.conv.weight"), layer_of("a.conv.parametrizations.weight.original1")
     ('a.conv', 'a.conv')
@@ -18,7 +18,7 @@ def layer_of(tensor: str) -> str:
     'weight'
     """
     owner = tensor.rpartition(".")[0]
-    before, found, _ = owner.rpartition("parametrizations.")
-    if found and (not before or before.endswith(".")):
+    before, separator, _ = owner.rpartition("parametrizations.")
+    if separator and (not before or before.endswith(".")):
         owner = before.rstrip(".")
     return owner or tensor

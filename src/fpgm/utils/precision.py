@@ -1,4 +1,4 @@
-"""Matrix products in full, whatever the caller allows for training."""
+"""Matrix products in full precision, whatever the caller allows for training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Without autocast, and without TF32 or bfloat16 products.
+    """Disable autocast, TF32 and bfloat16 products.
 
     They would turn close filters into equal ones, and take digits from equations that have few to
     spare; autocast's cache would also keep weights as they were.
@@ -22,15 +22,15 @@ def full_precision() -> Iterator[None]:
     name, full = ("fp32_precision", "ieee") if modern else ("allow_tf32", False)
     reduced = []
     for product, backend in products:
-        if (was := getattr(product, name)) in ("tf32", "bf16", True):
+        if (previous := getattr(product, name)) in ("tf32", "bf16", True):
             above = [getattr(place, name, None) for place in (backend, torch.backends)]
-            inherited = modern and was in above  # to be left so, and not pinned
-            reduced.append((product, "none" if inherited else was))
+            inherited = modern and previous in above  # to be left so, and not pinned
+            reduced.append((product, "none" if inherited else previous))
     try:
         for product, _ in reduced:
             setattr(product, name, full)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        for product, was in reduced:
-            setattr(product, name, was)
+        for product, previous in reduced:
+            setattr(product, name, previous)

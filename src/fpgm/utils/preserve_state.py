@@ -1,4 +1,4 @@
-"""Running a model only to look at it: what a forward pass changes is put back afterwards.
+"""Restores what a forward pass changes in a model.
 
 That is mode, buffers, random numbers, and what modules keep in plain attributes: cached tensors,
 counters, lists that grow. Values of parameters are not copied: a forward pass that writes into its
@@ -19,29 +19,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fpgm.utils.locking import TURN
-from fpgm.utils.modules import every_module
+from fpgm.utils.locking import GLOBAL_LOCK
+from fpgm.utils.modules import all_modules
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore mode, state and random numbers afterwards; one thread at a time."""
-    with TURN:
-        state = State(model)
-        numbers = random.getstate()
-        numpy = sys.modules.get("numpy")
-        drawn = None if numpy is None else numpy.random.get_state()
+def preserve_state(model: nn.Module) -> Iterator[ModelState]:
+    """Restore mode, state and random numbers afterwards; one thread at a time.
+
+    Yields the saved state, which can also be restored in between.
+    """
+    with GLOBAL_LOCK:
+        state = ModelState(model)
         try:
-            with torch.random.fork_rng():
-                yield
+            with preserve_rng():
+                yield state
         finally:
-            random.setstate(numbers)
-            if numpy is not None:
-                numpy.random.set_state(drawn)
             state.restore()
 
 
-class State:
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Restore the random state of Python, numpy and torch afterwards."""
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+
+class ModelState:
     """What a model's modules hold: attributes, containers in them, and values of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,65 +65,65 @@ class State:
         self._scripted: list[tuple[nn.Module, bool]] = []
         self._caches: dict[int, tuple[Any, int]] = {}
         """Functions that remember their results, with how often they had to compute one."""
-        self._waiting: list[tuple[Any, bool]] = []
+        self._pending: list[tuple[Any, bool]] = []
         """Values still to look at, and whether only an object outside the model holds them."""
-        for module in every_module(model):
+        for module in all_modules(model):
             kind: Any = type(module)
             for function in _cached_methods(kind):
-                self._note_cache(function)
+                self._record_cache(function)
             if isinstance(module, torch.jit.ScriptModule):
                 self._scripted.append((module, module.training))
             else:
-                self._waiting.append((module, False))
-        while self._waiting:
-            self._note(*self._waiting.pop())
+                self._pending.append((module, False))
+        while self._pending:
+            self._record(*self._pending.pop())
 
-    def _note_layer(self, layer: nn.Module) -> None:
+    def _record_layer(self, layer: nn.Module) -> None:
         """Remember a layer of torch's own: its attributes, its tensors, that it has no hooks."""
-        own = vars(layer)
-        self._held[id(layer)] = (layer, own.copy())
-        for name in _TABLES & own.keys():
-            table = own[name]
+        attributes = vars(layer)
+        self._held[id(layer)] = (layer, attributes.copy())
+        for name in _TABLES & attributes.keys():
+            table = attributes[name]
             if table:
-                self._waiting.append((table, False))
+                self._pending.append((table, False))
             elif isinstance(table, dict):
                 self._empty.append(table)
 
-    def _note(self, value: Any, outside: bool) -> None:
+    def _record(self, value: Any, outside: bool) -> None:
         """Remember a value that can change; what it holds is looked at later."""
         if id(value) in self._held or isinstance(value, torch.jit.ScriptModule):
             return
         if isinstance(value, Tensor):
-            self._note_tensor(value, outside)
+            self._record_tensor(value, outside)
         elif isinstance(value, dict | list | set | deque):
-            if outside and len(value) > _MOST_ITEMS:
+            if outside and len(value) > _MAX_ITEMS:
                 return
             if value:
                 self._held[id(value)] = (value, value.copy())
-                self._note_all(value.values() if isinstance(value, dict) else value, outside)
+                self._record_all(value.values() if isinstance(value, dict) else value, outside)
             else:
                 self._empty.append(value)
         elif isinstance(value, tuple):
-            self._note_all(value, outside)
-        elif isinstance(value, CACHED):
-            self._note_cache(value)
+            self._record_all(value, outside)
+        elif isinstance(value, CACHED_FUNCTION):
+            self._record_cache(value)
         elif isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn."):
-            self._note_layer(value)
+            self._record_layer(value)
         elif isinstance(value, nn.Module) or _is_plain_object(value):
             self._held[id(value)] = (value, vars(value).copy())
-            self._note_all(vars(value).values(), not isinstance(value, nn.Module))
+            self._record_all(vars(value).values(), not isinstance(value, nn.Module))
 
-    def _note_tensor(self, value: Tensor, outside: bool) -> None:
+    def _record_tensor(self, value: Tensor, outside: bool) -> None:
         if isinstance(value, nn.Parameter):
             self._parameters[id(value)] = (value, value.data, value.requires_grad)
-        elif not value.is_meta and not (outside and value.numel() > _MOST_NUMBERS):
+        elif not value.is_meta and not (outside and value.numel() > _MAX_NUMBERS):
             self._values.setdefault(id(value), (value, value.detach().clone()))
 
-    def _note_cache(self, function: Any) -> None:
+    def _record_cache(self, function: Any) -> None:
         self._caches.setdefault(id(function), (function, function.cache_info().misses))
 
-    def _note_all(self, values: Iterable[Any], outside: bool) -> None:
-        self._waiting += [(value, outside) for value in values if type(value) not in _ATOMIC]
+    def _record_all(self, values: Iterable[Any], outside: bool) -> None:
+        self._pending += [(value, outside) for value in values if type(value) not in _ATOMIC]
 
     def restore(self, except_for: Collection[int] = ()) -> None:
         """Put everything back, the same objects in the same places.
@@ -125,9 +137,7 @@ class State:
         for value, before in self._held.values():
             now = value if isinstance(value, dict | list | set | deque) else vars(value)
             if not _is_same(now, before):
-                now.clear()
-                fill = now.extend if isinstance(now, list | deque) else now.update
-                fill(before)
+                _restore_items(now, before)
         for function, misses in self._caches.values():
             if function.cache_info().misses != misses:  # it may remember what was only looked at
                 function.cache_clear()
@@ -148,21 +158,24 @@ class State:
                 parameter.requires_grad_(trained)
 
 
-CACHED = type(functools.lru_cache(id))
+CACHED_FUNCTION = type(functools.lru_cache(id))
 """Functions that remember their results."""
 
 
 @functools.cache
 def _cached_methods(kind: type) -> tuple[Any, ...]:
     """List the methods of a class that remember their results."""
-    own = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+    classes = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
     return tuple(
-        value for base in own for value in vars(base).values() if isinstance(value, CACHED)
+        value
+        for base in classes
+        for value in vars(base).values()
+        if isinstance(value, CACHED_FUNCTION)
     )
 
 
-_MOST_ITEMS = 1000
-_MOST_NUMBERS = 2**20
+_MAX_ITEMS = 1000
+_MAX_NUMBERS = 2**20
 """What objects outside the model hold (a trainer's data set) is kept up to these sizes only."""
 
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
@@ -183,6 +196,19 @@ def _is_plain_object(value: Any) -> bool:
     )
 
 
+def _restore_items(now: Any, before: Any) -> None:
+    """Give a container the items it had; other threads may read a dict meanwhile."""
+    if isinstance(now, dict):
+        for key in [key for key in now if key not in before]:
+            del now[key]
+        now.update(before)
+        if all(map(operator.is_, now, before)):
+            return
+    now.clear()
+    fill = now.extend if isinstance(now, list | deque) else now.update
+    fill(before)
+
+
 def _is_same(now: Any, before: Any) -> bool:
     """Whether a container still holds the very same objects."""
     if isinstance(now, set):
@@ -196,9 +222,9 @@ def _is_same(now: Any, before: Any) -> bool:
 
 
 @contextmanager
-def plain_attention() -> Iterator[None]:
-    """The fused transformer path hides its operators; use the plain one while watching."""
-    with TURN:
+def disable_fused_attention() -> Iterator[None]:
+    """Disable the fused transformer path, which hides its operators from a trace."""
+    with GLOBAL_LOCK:
         before = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -207,10 +233,10 @@ def plain_attention() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(before)
 
 
-def without_compiling() -> AbstractContextManager[object]:
-    """Run eagerly what asks to be compiled (`torch.cond` does): torch compiles nothing under modes.
+def disable_compilation() -> AbstractContextManager[object]:
+    """Run eagerly what would be compiled (`torch.cond`): torch compiles nothing under modes.
 
-    It would also remember that for good, and then refuse the same code without a mode.
+    It would also cache the failure, and then refuse the same code without a mode.
     """
     stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
     return nullcontext() if stance is None else stance("force_eager")

@@ -1,6 +1,6 @@
-"""What long work tells whoever shows it."""
+"""The callback that reports progress."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being worked on, how much is done, and of how much; 0 of 0 where nobody knows."""
+"""Called with the current item, how many are done, and the total; 0 of 0 if unknown."""

@@ -1,52 +1,57 @@
 """Several files of a folder replaced together: all are new or all are old, even after a kill.
 
-The old ones are moved aside, the new ones in. A file system cannot do that at once, so the folder
-aside tells how far it came, and the next process to look goes back to the old ones. One process at
-a time does either.
+Old files are moved to a temporary folder, then new ones are moved in. That is not one operation of
+a file system, so the temporary folder records the progress, and after a kill the next process
+restores the old files. A lock allows one process at a time.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fpgm.utils.atomic_io import KEPT, alone, dead, unfinished
+from fpgm.utils.atomic_io import (
+    BACKUP,
+    exclusive_lock,
+    list_unfinished,
+    lock_abandoned,
+    remove_abandoned,
+)
 
 NEW = "new"
-_OUT = "out"
-"""A mark that all old files are kept: what is in their place is new."""
+_BACKED_UP = "out"
+"""A marker that all old files are in the backup: those in their place are new."""
 _DONE = "done"
-"""All old files, no longer wanted."""
+"""The backup, no longer needed."""
 
 
-def swap(place: Path, part: Path, names: Sequence[str], check: Callable[[], None]) -> None:
+def replace_files(place: Path, part: Path, names: Sequence[str], check: Callable[[], None]) -> None:
     """Replace all files with these names by those in `part`'s folder of new ones.
 
-    `check` may refuse what it finds there, once nobody else is at it.
+    `check` is called under the lock and may refuse to replace them.
     """
-    with alone(place):
-        _settle(place, names)
+    with exclusive_lock(place):
+        _undo_interrupted(place, names)
         check()
-        _move(place, part, names)
+        _move_files(place, part, names)
 
 
-def settle(place: Path, names: Sequence[str]) -> None:
-    """Bring back what was there before, if a process was killed half-way through a swap."""
-    if unfinished(place):
-        with alone(place):
-            _settle(place, names)
+def recover_interrupted_write(place: Path, names: Sequence[str]) -> None:
+    """Restore the old files if a process was killed while it replaced them."""
+    if list_unfinished(place):
+        with exclusive_lock(place):
+            _undo_interrupted(place, names)
 
 
-def _move(place: Path, part: Path, names: Sequence[str]) -> None:
-    kept = part / KEPT
+def _move_files(place: Path, part: Path, names: Sequence[str]) -> None:
+    kept = part / BACKUP
     kept.mkdir()
     try:
         for name in names:
             if (place / name).exists():
                 (place / name).rename(kept / name)
-        (part / _OUT).touch()
+        (part / _BACKED_UP).touch()
         for file in list((part / NEW).iterdir()):
             file.rename(place / file.name)
         kept.rename(part / _DONE)
@@ -55,24 +60,24 @@ def _move(place: Path, part: Path, names: Sequence[str]) -> None:
         raise
 
 
-def _settle(place: Path, names: Sequence[str]) -> None:
-    for part in unfinished(place):
-        with dead(part) as gone:
-            if gone:
-                with suppress(OSError):  # on a disk that is only read nothing can be mended
+def _undo_interrupted(place: Path, names: Sequence[str]) -> None:
+    for part in list_unfinished(place):
+        with lock_abandoned(part) as abandoned:
+            if abandoned:
+                with suppress(OSError):  # nothing can be restored on a read-only disk
                     _undo(place, part, names)
-                    shutil.rmtree(part)
+        remove_abandoned(part)
 
 
 def _undo(place: Path, part: Path, names: Sequence[str]) -> None:
-    """Done again after a kill within, it comes to the same."""
-    kept = part / KEPT
+    """Restore the old files; idempotent, so it can be repeated after a kill."""
+    kept = part / BACKUP
     if not kept.is_dir():
         return
-    if (part / _OUT).exists():
+    if (part / _BACKED_UP).exists():
         for name in names:
             (place / name).unlink(missing_ok=True)
-        (part / _OUT).unlink()
+        (part / _BACKED_UP).unlink()
     for file in list(kept.iterdir()):
         file.replace(place / file.name)
     kept.rmdir()

@@ -10,7 +10,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Where Python, numpy and torch stand, on this process's device."""
+    """Return the random state of Python, numpy and torch, on this process's device."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (what the user's code draws from)
     return {
         "python": random.getstate(),
@@ -21,7 +21,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Go back to where they stood."""
+    """Restore what `random_state` returned."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = state["numpy"]
@@ -32,7 +32,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Start all of them from one number."""
+    """Seed Python, numpy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Reading what anyone may have written: ordinary files only, none without end, none that nests so.
+"""Safe reading of untrusted files: regular files only, of limited size and nesting.
 
-Faults come as the OSError or ValueError that a caller expects of any file, for its own words.
+Errors are OSError or ValueError, for callers to add their context.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from typing import Any
 from fpgm.errors import FileError
 from fpgm.utils.text import reason
 
-LARGEST = 256 * 2**20
-"""Bytes of a text: no plan of any network comes near."""
+MAX_BYTES = 256 * 2**20
+"""Largest size of a text file, far above that of any plan."""
 
 
-def ordinary(path: Path) -> int:
-    """How many bytes a file has; what is no file is an OSError: some pipes never say a word."""
-    about = path.stat()
-    if stat.S_ISDIR(about.st_mode):
+def regular_file_size(path: Path) -> int:
+    """Return the size of a file; OSError if it is not a regular file (a pipe may block)."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(about.st_mode):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-    return about.st_size
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return status.st_size
 
 
-def bytes_of(path: Path, most: int = LARGEST) -> bytes:
-    """What is in a file; what it grows by meanwhile is not read."""
-    size = ordinary(path)
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a file; what is appended meanwhile is not read."""
+    size = regular_file_size(path)
     if size > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     with path.open("rb") as stream:
         return stream.read(size)
 
 
-def text_of(path: Path, most: int = LARGEST) -> str:
-    """The text in a file; UnicodeDecodeError if it is none."""
-    return bytes_of(path, most).decode()
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
+    """Read a text file; UnicodeDecodeError if it is not text."""
+    return read_bytes(path, most).decode()
 
 
-def parsed(text: str) -> Any:
-    """JSON; what nests too deep is a ValueError, as all that is none.
+def parse_json(text: str) -> Any:
+    """Parse JSON; ValueError if it is invalid or nests too deep.
 
-    >>> parsed("[" * 100_000)
+    >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
         ...
     ValueError: it nests too deep
@@ -58,13 +58,13 @@ def parsed(text: str) -> Any:
         raise ValueError("it nests too deep") from error
 
 
-def json_of(path: Path) -> Any:
-    """The JSON in a file: OSError or ValueError if there is none."""
-    return parsed(text_of(path))
+def read_json(path: Path) -> Any:
+    """Read a JSON file; OSError or ValueError if that fails."""
+    return parse_json(read_text(path))
 
 
-def at_home(name: str | Path) -> Path:
-    """A path that may begin with a tilde."""
+def expand_user(name: str | Path) -> Path:
+    """Expand a leading tilde of a path."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # ~nobody
@@ -72,12 +72,12 @@ def at_home(name: str | Path) -> Path:
 
 
 def cache_root(variable: str) -> Path:
-    """Where things are kept: as the environment says, or ~/.cache/fpgm.
+    """Return the cache folder: the one the environment variable names, or ~/.cache/fpgm.
 
     A user without a home, as in some containers, has a folder among the temporary files instead.
     """
-    if told := os.environ.get(variable):
-        return at_home(told)
+    if value := os.environ.get(variable):
+        return expand_user(value)
     try:
         return Path("~/.cache/fpgm").expanduser()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Reading safetensors files: what is looked at before a file is believed, and what it holds."""
+"""Reading and checking safetensors files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fpgm.errors import FileError
-from fpgm.utils.safe_read import ordinary
+from fpgm.utils.safe_read import regular_file_size
 from fpgm.utils.text import reason
 
-SHARED = "fpgm_shared"
+SHARED_KEY = "fpgm_shared"
 """Under this key the metadata name the tensors that are stored under another name, as JSON."""
 
 
-def first_bytes(path: Path) -> bytes:
-    """As much of a file as tells its kind; what is no readable file is refused."""
+def read_head(path: Path) -> bytes:
+    """Read the first bytes of a file, which tell its format; FileError if that fails."""
     try:
-        ordinary(path)
+        regular_file_size(path)
         with path.open("rb") as stream:
             head = stream.read(9)
     except FileNotFoundError:
@@ -41,9 +41,9 @@ def is_safetensors(head: bytes) -> bool:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A file's tensors as they are stored, and its metadata."""
+    """Read a file's tensors as they are stored, and its metadata."""
     try:
-        with _in_text(path) as name, safe_open(name, framework="pt") as stream:
+        with _utf8_path(path) as name, safe_open(name, framework="pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             return tensors, stream.metadata() or {}
     except (SafetensorError, OSError) as error:
@@ -51,8 +51,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 @contextmanager
-def _in_text(path: Path) -> Iterator[str]:
-    """A name in UTF-8, as safetensors wants it: of a file that has none, the system's for it."""
+def _utf8_path(path: Path) -> Iterator[str]:
+    """Yield a path in UTF-8, as safetensors needs it; else one by file descriptor."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -62,12 +62,12 @@ def _in_text(path: Path) -> Iterator[str]:
         yield str(path)
 
 
-def with_shared(
+def add_shared_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """The tensors under all their names: those that modules share are stored once."""
+    """Return the tensors under all their names: shared ones are stored once."""
     try:
-        shared = json.loads(metadata.get(SHARED, "{}"))
+        shared = json.loads(metadata.get(SHARED_KEY, "{}"))
         return {**tensors, **{name: tensors[same] for name, same in shared.items()}}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(

@@ -10,10 +10,10 @@ _SPECIAL = {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\
             "±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "−": "$-$", "–": "--"}  # fmt: skip
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """With all but the first `left` columns to the right.
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Write a Markdown table; all but the first `left` columns are right-aligned.
 
-    >>> print(markdown(("name", "n"), [("a", "1")]))
+    >>> print(markdown_table(("name", "n"), [("a", "1")]))
     | name | n |
     | --- | --: |
     | a | 1 |
@@ -24,10 +24,10 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
                      for line in lines)  # fmt: skip
 
 
-def latex(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    r"""As a tabular, every special letter escaped.
+def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    r"""Write a LaTeX tabular with special characters escaped.
 
-    >>> print(latex(("name", "acc. %"), [("a_b", "1")]))
+    >>> print(latex_table(("name", "acc. %"), [("a_b", "1")]))
     \begin{tabular}{lr}
     \hline
     name & acc. \% \\
@@ -37,7 +37,7 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     \end{tabular}
     """
     kinds = "".join("l" if place < left else "r" for place in range(len(header)))
-    lines = [" & ".join(escaped(cell) for cell in line) + r" \\" for line in (header, *rows)]
+    lines = [" & ".join(escape_latex(cell) for cell in line) + r" \\" for line in (header, *rows)]
     return "\n".join(
         [rf"\begin{{tabular}}{{{kinds}}}", r"\hline", lines[0], r"\hline", *lines[1:], r"\hline",
          r"\end{tabular}"]
@@ -45,7 +45,7 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 
 def mean_and_spread(values: Sequence[float], form: str = ".2%") -> str:
-    """Their mean, and the deviation beside it if there are several.
+    """Format a mean, and the standard deviation if there are several values.
 
     >>> mean_and_spread([0.5]), mean_and_spread([0.4, 0.6]), mean_and_spread([])
     ('50.00%', '50.00% ± 14.14%', '–')
@@ -56,6 +56,6 @@ def mean_and_spread(values: Sequence[float], form: str = ".2%") -> str:
     return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), form)}"
 
 
-def escaped(text: str) -> str:
-    """A text as LaTeX prints it."""
+def escape_latex(text: str) -> str:
+    """Escape LaTeX's special characters."""
     return "".join(_SPECIAL.get(letter, letter) for letter in text)

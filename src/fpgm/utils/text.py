@@ -1,4 +1,4 @@
-"""Words for messages: sizes, figures, the first of many names, an error in one line."""
+"""Formatting for messages: shapes, numbers, lists of names, errors in one line."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ _CONTROL = re.compile(
 """What moves a terminal's cursor, colours it, reorders or hides text, or is no character at all."""
 
 
-def size(shape: Iterable[int]) -> str:
-    """A shape for people.
+def format_shape(shape: Iterable[int]) -> str:
+    """Format a shape for people.
 
-    >>> size((1, 3, 8, 8)), size(())
+    >>> format_shape((1, 3, 8, 8)), format_shape(())
     ('1×3×8×8', 'a scalar')
     """
     return "×".join(str(n) for n in shape) or "a scalar"
 
 
-def figure(value: float) -> str:
-    """A measured number in three digits, however large.
+def format_number(value: float) -> str:
+    """Format a measured number in three digits, however large.
 
-    >>> figure(0.7871), figure(27.66), figure(999.7), figure(2487.3)
+    >>> format_number(0.7871), format_number(27.66), format_number(999.7), format_number(2487.3)
     ('0.787', '27.7', '1,000', '2,490')
     """
     rounded = f"{value:.3g}"
     return f"{float(rounded):,.0f}" if abs(float(rounded)) >= 1000 else rounded
 
 
-def printable(text: str, most: int = 1000) -> str:
-    r"""Text of unknown origin in one line that a terminal only shows: controls become escapes.
+def escape_text(text: str, most: int = 1000) -> str:
+    r"""Escape control characters, so that untrusted text is safe to print in one line.
 
     What is longer than `most` characters loses its middle.
 
-    >>> printable("\x1b[2Jconv1\n"), printable("x" * 5000, most=8)
+    >>> escape_text("\x1b[2Jconv1\n"), escape_text("x" * 5000, most=8)
     ('\\x1b[2Jconv1\\n', 'xxxxx…xx')
     """
     text = escape_controls(text, lambda character: repr(character)[1:-1])
@@ -61,7 +61,7 @@ def json_escape(character: str) -> str:
 
 
 def shorten(names: Sequence[str], most: int = 3) -> str:
-    """The first names and how many more.
+    """List the first names and how many more there are.
 
     >>> shorten(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'
@@ -70,18 +70,30 @@ def shorten(names: Sequence[str], most: int = 3) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def meant(given: object, names: Iterable[str]) -> str:
-    """A hint at the name that was perhaps meant, to put behind the one given.
+def suggest_name(given: object, names: Iterable[str]) -> str:
+    """Suggest the nearest name in brackets, to put behind the one given.
 
-    >>> meant("fpmg", ["fpgm", "l2"]), meant("x", ["fpgm"])
+    >>> suggest_name("fpmg", ["fpgm", "l2"]), suggest_name("x", ["fpgm"])
     (" (did you mean 'fpgm'?)", '')
     """
-    near = get_close_matches(str(given), list(names), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    hint = did_you_mean(given, names)
+    return f" ({hint})" if hint else ""
+
+
+def did_you_mean(given: object, names: Iterable[str], most: int = 1) -> str:
+    """Suggest the names nearest to one that does not exist; no text if none is near.
+
+    >>> did_you_mean("resnet65", ["resnet56", "resnet20"], most=3)
+    "did you mean 'resnet56', 'resnet20'?"
+    >>> did_you_mean("x", ["fpgm"])
+    ''
+    """
+    near = get_close_matches(str(given), list(names), n=most)
+    return f"did you mean {', '.join(map(repr, near))}?" if near else ""
 
 
 def reason(error: BaseException) -> str:
-    r"""Why something failed, in one line without the full stop.
+    r"""Return why something failed, in one line without the full stop.
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "a.png"))
     'No such file or directory'

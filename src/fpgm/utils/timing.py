@@ -1,4 +1,4 @@
-"""How long calls take, measured side by side: what one pays for a busy machine all of them pay."""
+"""Times calls, interleaved, so that a busy machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 Call = Callable[[], Any]
 
-_SHORTEST = 1e-3
+_MIN_SECONDS = 1e-3
 """Seconds a sample must take at least; shorter calls are repeated within it."""
 _WARM_UP = 3
 """Calls before the first sample: caches fill, runtimes choose their kernels."""
-_FEWEST = 5
+_MIN_ROUNDS = 5
 """Rounds even of calls that take longer than all the time there is."""
 
 
@@ -32,46 +32,46 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Middle half of the samples, as a share of the median."""
+        """Middle half of the samples, as a fraction of the median."""
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4)
         return (high - low) / self.median
 
 
-def side_by_side(
+def time_interleaved(
     calls: Sequence[Call],
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
-    """Sample all calls in turns for about so many seconds; every round begins with another one.
+    """Time calls in turns for about `seconds`; every round begins with another one.
 
     >>> ticks = iter(range(1000))
-    >>> [t.median for t in side_by_side([lambda: None], 10.0, lambda: float(next(ticks)))]
+    >>> [t.median for t in time_interleaved([lambda: None], 10.0, lambda: float(next(ticks)))]
     [1.0]
     """
-    repeats = [_repeats(call, clock) for call in calls]
+    repeats = [_choose_repeats(call, clock) for call in calls]
     samples: list[list[float]] = [[] for _ in calls]
     start = clock()
     rounds = 0
-    while rounds < _FEWEST or clock() - start < seconds:
+    while rounds < _MIN_ROUNDS or clock() - start < seconds:
         for place in range(len(calls)):
             number = (place + rounds) % len(calls)
             samples[number].append(_sample(calls[number], repeats[number], clock))
         rounds += 1
-    return [Timing(tuple(own)) for own in samples]
+    return [Timing(tuple(times)) for times in samples]
 
 
-def ratio(first: Timing, second: Timing) -> float:
-    """How many times as long the first takes: the median over rounds, each against its own."""
+def time_ratio(first: Timing, second: Timing) -> float:
+    """Return how many times as long the first takes: the median of ratios over rounds."""
     return statistics.median(a / b for a, b in zip(first.samples, second.samples, strict=True))
 
 
-def _repeats(call: Call, clock: Callable[[], float]) -> int:
+def _choose_repeats(call: Call, clock: Callable[[], float]) -> int:
     """Warm up, and find how often a call must be repeated to fill a sample."""
     for _ in range(_WARM_UP):
         took = _sample(call, 1, clock)
-    return max(1, math.ceil(_SHORTEST / max(took, 1e-9)))
+    return max(1, math.ceil(_MIN_SECONDS / max(took, 1e-9)))
 
 
 def _sample(call: Call, repeats: int, clock: Callable[[], float]) -> float:

@@ -1,12 +1,13 @@
-"""Where in the user's own code an error came from."""
+"""Where in the user's own code something happens, or an error came from."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
@@ -16,11 +17,11 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 def user_line(error: BaseException) -> str:
     """File and line of the innermost frame that is neither torch's nor this package's."""
-    found = ""
+    place = ""
     for name, line in _frames(error.__traceback__):
         if (file := user_file(name)) is not None:
-            found = f"{file}:{line}"
-    return found
+            place = f"{file}:{line}"
+    return place
 
 
 @cache
@@ -47,3 +48,13 @@ def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
     while traceback is not None:
         yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
         traceback = traceback.tb_next
+
+
+def source_line() -> str:
+    """File and line of the innermost frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (file := user_file(frame.f_code.co_filename)) is not None:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -19,7 +19,7 @@ from torch.nn.utils.weight_norm import WeightNorm as _Hook
 from fpgm.utils.modules import modules_by_path
 from fpgm.utils.weight_hooks import weight_hooks
 
-WHOLE = -1
+ALL_DIMS = -1
 """What torch takes for `dim=None`: one norm for the whole weight."""
 
 
@@ -32,44 +32,46 @@ class WeightNorm:
     dim: int
 
     def norms(self, direction: Tensor | None = None) -> Tensor:
-        """Norms of the slices of a direction, in the shape of the gain, in float64."""
+        """Compute the norms of the slices of a direction, in the shape of the gain, in float64."""
         v = (self.direction if direction is None else direction).detach().double()
-        dims = [d for d in range(v.ndim) if self.dim == WHOLE or d != self.dim % v.ndim]
+        dims = [d for d in range(v.ndim) if self.dim == ALL_DIMS or d != self.dim % v.ndim]
         norms: Tensor = torch.linalg.vector_norm(v, dim=dims, keepdim=True)
-        return norms.reshape(self.gain.shape) if self.dim == WHOLE else norms
+        return norms.reshape(self.gain.shape) if self.dim == ALL_DIMS else norms
 
 
 def weight_norms(model: nn.Module) -> list[WeightNorm]:
     """Find every weight norm of a model."""
-    found = []
+    norms = []
     for module in modules_by_path(model).values():
         for _, hook in weight_hooks(module):
             if isinstance(hook, _Hook):
-                own = module._parameters
-                pair = own.get(f"{hook.name}_g"), own.get(f"{hook.name}_v")
+                parameters = module._parameters
+                pair = parameters.get(f"{hook.name}_g"), parameters.get(f"{hook.name}_v")
                 if pair[0] is not None and pair[1] is not None:
-                    found.append(WeightNorm(pair[0], pair[1], hook.dim))
+                    norms.append(WeightNorm(pair[0], pair[1], hook.dim))
         if isinstance(module, nn.utils.parametrize.ParametrizationList) and len(module):
-            first, own = module[0], module._parameters
-            pair = own.get("original0"), own.get("original1")
+            first, parameters = module[0], module._parameters
+            pair = parameters.get("original0"), parameters.get("original1")
             if isinstance(first, parametrizations._WeightNorm) and pair[0] is not None:
                 assert pair[1] is not None
-                found.append(WeightNorm(pair[0], pair[1], first.dim))
-    return found
+                norms.append(WeightNorm(pair[0], pair[1], first.dim))
+    return norms
 
 
 @contextmanager
-def gains_follow(model: nn.Module, changed: Iterable[Tensor]) -> Iterator[None]:
-    """Scale the gains so that what is left of these tensors makes the same weights as before."""
-    wanted = {id(tensor) for tensor in changed}
-    norms = [n for n in weight_norms(model) if id(n.direction) in wanted] if wanted else []
+def rescale_gains(model: nn.Module, changed: Iterable[Tensor]) -> Iterator[None]:
+    """Rescale gains so that the remaining slices of these tensors give the same weights."""
+    changed_ids = {id(tensor) for tensor in changed}
+    norms = (
+        [n for n in weight_norms(model) if id(n.direction) in changed_ids] if changed_ids else []
+    )
     before = [n.norms() for n in norms]
     yield
     with torch.no_grad():
         for norm, old in zip(norms, before, strict=True):
-            norm.gain.copy_(norm.gain.double() * ratio(norm.norms(), old))
+            norm.gain.copy_(norm.gain.double() * gain_ratio(norm.norms(), old))
 
 
-def ratio(after: Tensor, before: Tensor) -> Tensor:
-    """Factor of each gain; one where a slice is as it was, or was zero already."""
+def gain_ratio(after: Tensor, before: Tensor) -> Tensor:
+    """Return the factor of each gain; 1 where a slice is unchanged or was zero."""
     return torch.where((after == before) | (before == 0), torch.ones_like(after), after / before)

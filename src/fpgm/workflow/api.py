@@ -10,10 +10,11 @@ from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.latency.best_alignment import best_step
-from fpgm.latency.budget_search import Where, plan_for_latency
-from fpgm.latency.lookup_table import Table
-from fpgm.planning.budget import ALIGN, Budget, Rounding
-from fpgm.planning.planner import Criterion, Planner, check_model
+from fpgm.latency.budget_search import BackendConfig, plan_for_latency
+from fpgm.latency.lookup_table import LatencyTable
+from fpgm.planning.budget import ALIGN, Rounding
+from fpgm.planning.options import Criterion
+from fpgm.planning.planner import Planner, check_model
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate, certify
@@ -23,13 +24,14 @@ from fpgm.recovery.sensitivity.runner import measure_sensitivity
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.tracing.residual import Residual
 from fpgm.utils.denormals import count_denormals
-from fpgm.utils.example_inputs import as_examples, beside
-from fpgm.utils.modules import walks_once
+from fpgm.utils.example_inputs import as_examples, to_model_device
+from fpgm.utils.keywords import reject_unknown_keywords, with_options_of
+from fpgm.utils.modules import with_cached_modules
 from fpgm.utils.progress import Progress
+from fpgm.workflow.request import Allocate, PlanRequest
 
-Allocate = Literal["uniform", "sensitivity"] | Sensitivity
 
-
+@reject_unknown_keywords
 def plan(
     model: nn.Module,
     example_inputs: Any,
@@ -57,100 +59,123 @@ def plan(
 ) -> Plan:
     """Decide which units to remove; nothing happens to the model.
 
-    How much goes: `rate` (share of every group's units), or `macs`, `params` or `latency` (share
-    of the model's multiply-accumulates, parameters, or time), with `rates` by layer pattern beside
-    it. Time is measured on this machine with the first example, in a `backend` (eager,
-    channels-last, compile, onnxruntime, openvino, cuda, cuda-compile) with so many `threads`.
-    Which: `criterion` (a name in `fpgm.criteria`, or a function [n, d] → n scores, low goes first),
-    `distance` for FPGM, `seed` for random.
-    Where: `ignore` keeps the widths of layers by pattern; `residual` says whether layers that add
-    into one stream shrink together (`coupled`) or each on its own (`independent`, the paper's);
-    `approximate` allows norms over fewer channels; `keep_outputs=False` lets outputs shrink.
-    `allocate="sensitivity"` gives every group the rate at which all together do the least harm
-    for the same cost, measured on batches of a `loader`; or give a measured `Sensitivity`.
-    How widths are rounded: to multiples of `align` (smaller in narrow layers; "auto" measures
-    which is best in the `backend`); `rounding="paper"` removes int(n · rate); `min_channels` always
-    stay.
+    Give one of `rate`, `macs`, `params` and `latency`, or `rates`, or one of them with `rates`.
+
+    Args:
+        model: The network to prune.
+        example_inputs: A tensor, a tuple of arguments, a dict of keyword arguments, or a list of
+            several of these.
+        rate: Fraction of the units to remove from every group.
+        macs: Fraction of the model's multiply-accumulates to remove.
+        params: Fraction of the model's parameters to remove.
+        latency: Fraction of the time of one inference to remove, measured on this machine with
+            the first example, in `backend`.
+        rates: Rates of single layers, by pattern: `{"layer3.*": 0.2}`.
+        criterion: How filters are scored: a name in `fpgm.criteria`, or a function [n, d] → n
+            scores. The lowest scores go first.
+        distance: Distance between filters: "l2", "l1" or "cosine"; for the criteria fpgm and mix.
+        residual: "coupled" prunes layers that add into one residual stream together;
+            "independent" prunes each on its own, as the paper does.
+        ignore: Patterns of layers that keep their widths.
+        align: Multiple that widths are rounded to, smaller in narrow layers; 1 turns rounding off,
+            "auto" measures which multiple is fastest in `backend`.
+        rounding: "nearest" rounds to the nearest multiple; "paper" removes int(n · rate) units.
+        min_channels: Smallest number of channels that a layer keeps.
+        approximate: Also prune channels that a norm averages over, which changes its statistics.
+        keep_outputs: If False, the model's own outputs may lose channels too.
+        seed: Seed of the criterion "random".
+        allocate: "uniform" gives every group the same rate; "sensitivity" gives each the rate at
+            which the output error is smallest for the same cost, measured on `loader`; or the
+            result of `fpgm.sensitivity`.
+        loader: Batches of inputs, for `allocate="sensitivity"`.
+        backend: Runtime in which time is measured: eager, channels-last, compile, onnxruntime,
+            openvino, cuda or cuda-compile.
+        threads: Number of threads of that runtime; by default PyTorch's.
+        progress: Called with the layer in work, how many are done, and how many there are.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> print(plan(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1).groups[0].kept)
     4
     """
-    made, _ = planned(
-        model, example_inputs,
+    request = PlanRequest(
         rate=rate, macs=macs, params=params, latency=latency, rates=rates, criterion=criterion,
         distance=distance, residual=residual, ignore=ignore, align=align, rounding=rounding,
         min_channels=min_channels, approximate=approximate, keep_outputs=keep_outputs, seed=seed,
         allocate=allocate, loader=loader, backend=backend, threads=threads, progress=progress,
     )  # fmt: skip
-    return made
+    result, _ = make_plan(model, example_inputs, request)
+    return result
 
 
-@walks_once
-def planned(
-    model: nn.Module,
-    /,
-    example_inputs: Any,
-    *,
-    rate: float | None = None,
-    macs: float | None = None,
-    params: float | None = None,
-    latency: float | None = None,
-    rates: Mapping[str, float] | None = None,
-    align: int | Literal["auto"] = ALIGN,
-    allocate: Allocate = "uniform",
-    loader: Iterable[Any] | None = None,
-    backend: str = "eager",
-    threads: int | None = None,
-    progress: Progress | None = None,
-    **choices: Any,
+@with_options_of(plan)
+def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
+    """Plan, compact and verify in one call; takes the options of `plan`.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> prune(net, torch.zeros(1, 3, 8, 8), rate=0.5, align=1)[0].out_channels
+    4
+    """
+    request = PlanRequest(**options)
+    result, planner = make_plan(model, example_inputs, request)
+    return compact_certified(planner, result, request).model
+
+
+@with_cached_modules
+def make_plan(
+    model: nn.Module, /, example_inputs: Any, request: PlanRequest
 ) -> tuple[Plan, Planner]:
-    """A plan, and the planner that drew it: what it knows of the model need not be found again."""
+    """Return a plan and the planner that made it, which knows the traced model."""
     notes: list[str] = []
-    if align == "auto":
-        found = measured_align(model, example_inputs, Where.of(backend, threads))
-        align = found or ALIGN
-        how = "as measured" if found else "for no layer is wide enough to measure which is best"
-        notes.append(f"Widths are multiples of {align} where layers are wide enough, {how}.")
-    planner = Planner(
-        model,
-        example_inputs,
-        budget=Budget(rate, macs, params, dict(rates or {}), latency),
-        align=align,
-        **choices,
-    )
-    if isinstance(allocate, Sensitivity):
-        allocate_by(planner, allocate)
-    elif allocate == "sensitivity":
-        if loader is None:
-            raise RequestError("allocate='sensitivity' is measured on data: give loader=.")
-        allocate_by(planner, measure_sensitivity(planner, loader, progress=progress))
-    elif allocate != "uniform":
-        raise RequestError(f"allocate is {allocate!r}: give 'uniform', 'sensitivity' or a result.")
-    made = _decide(planner, Where.of(backend, threads), progress)
+    if request.align == "auto":
+        measured = measure_alignment(model, example_inputs, request.where)
+        request = replace(request, align=measured or ALIGN)
+        how = "as measured" if measured else "for no layer is wide enough to measure which is best"
+        notes.append(
+            f"Widths are multiples of {request.align} where layers are wide enough, {how}."
+        )
+    planner = Planner(model, example_inputs, budget=request.budget, options=request)
+    _allocate(planner, request)
+    result = _choose_plan(planner, request)
     if count := count_denormals(model):
         notes.append(
             f"{count} weights are too small to be normal numbers; compact sets them to zero."
         )
-    return (replace(made, notes=(*made.notes, *notes)) if notes else made), planner
+    return (replace(result, notes=(*result.notes, *notes)) if notes else result), planner
 
 
-def measured_align(model: nn.Module, example_inputs: Any, where: Where) -> int | None:
-    """The multiple of which widths should be for speed there, found by timing the model's layers.
+def _allocate(planner: Planner, request: PlanRequest) -> None:
+    """Let a planner choose rates by sensitivity, if that is requested."""
+    allocate = request.allocate
+    if isinstance(allocate, Sensitivity):
+        allocate_by(planner, allocate)
+    elif allocate == "sensitivity":
+        if request.loader is None:
+            raise RequestError("allocate='sensitivity' is measured on data: give loader=.")
+        allocate_by(
+            planner, measure_sensitivity(planner, request.loader, progress=request.progress)
+        )
+    elif allocate != "uniform":
+        raise RequestError(f"allocate is {allocate!r}: give 'uniform', 'sensitivity' or a result.")
+
+
+def measure_alignment(model: nn.Module, example_inputs: Any, where: BackendConfig) -> int | None:
+    """Find the multiple of widths that is fastest by timing the model's layers.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    >>> print(measured_align(net, torch.zeros(1, 3, 8, 8), Where.of("eager", 1)))  # too narrow
+    >>> where = BackendConfig.of("eager", 1)
+    >>> print(measure_alignment(net, torch.zeros(1, 3, 8, 8), where))  # too narrow
     None
     """
     model = check_model(model)
-    called = called_layers(model, as_examples(beside(model, example_inputs))[0])
-    return best_step(called, Table(where.backend, where.threads))
+    called = called_layers(model, as_examples(to_model_device(model, example_inputs))[0])
+    return best_step(called, LatencyTable(where.backend, where.threads))
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneResult:
     """A compact model, the plan that made it and the certificate that it is right."""
 
     model: nn.Module
@@ -158,44 +183,37 @@ class Pruned:
     certificate: Certificate
 
 
-def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
-    """Plan, compact and verify in one call; takes the options of `plan`."""
-    made, planner = planned(model, example_inputs, **options)
-    where = Where.of(options.get("backend", "eager"), options.get("threads"))
-    return compact_certified(planner, made, where, options.get("progress")).model
-
-
-def compact_certified(
-    planner: Planner, made: Plan, where: Where, progress: Progress | None = None
-) -> Pruned:
+def compact_certified(planner: Planner, plan: Plan, request: PlanRequest) -> PruneResult:
     """Compact and verify; where outputs differ, freeze the groups to blame and plan again."""
-    found = _compact_and_certify(planner, made)
-    if not found.certificate.differs:
-        return _checked(found)
+    first = _compact_and_certify(planner, plan)
+    if not first.certificate.differs:
+        return _check_certificate(first)
     planner.certifies = True
-    again = _decide(planner, where, progress)
-    notes = tuple(note for note in made.notes if note not in again.notes)
-    return _checked(_compact_and_certify(planner, replace(again, notes=(*again.notes, *notes))))
+    again = _choose_plan(planner, request)
+    notes = tuple(note for note in plan.notes if note not in again.notes)
+    return _check_certificate(
+        _compact_and_certify(planner, replace(again, notes=(*again.notes, *notes)))
+    )
 
 
-def _compact_and_certify(planner: Planner, made: Plan) -> Pruned:
-    check_prunes(made)
-    small = compact(planner.model, made)
-    return Pruned(small, made, certify(planner.model, made, planner.examples, small))
+def _compact_and_certify(planner: Planner, plan: Plan) -> PruneResult:
+    check_prunes(plan)
+    small = compact(planner.model, plan)
+    return PruneResult(small, plan, certify(planner.model, plan, planner.examples, small))
 
 
-def _checked(found: Pruned) -> Pruned:
-    found.certificate.check()
-    return found
+def _check_certificate(pruned: PruneResult) -> PruneResult:
+    pruned.certificate.check()
+    return pruned
 
 
-def _decide(planner: Planner, where: Where, progress: Progress | None) -> Plan:
+def _choose_plan(planner: Planner, request: PlanRequest) -> Plan:
     if planner.budget.latency is not None:
-        return plan_for_latency(planner, where, progress)
-    return planner.draw().plan
+        return plan_for_latency(planner, request.where, request.progress)
+    return planner.build_plan().plan
 
 
-def check_prunes(made: Plan) -> None:
+def check_prunes(plan: Plan) -> None:
     """Refuse a plan that removes nothing."""
-    if not made.cuts:
-        raise RequestError("No unit would go: ask for more, or for finer steps with align=1.")
+    if not plan.cuts:
+        raise RequestError("No unit would go: ask for more, or for finer steps (align of 1).")

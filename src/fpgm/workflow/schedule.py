@@ -8,14 +8,14 @@ from fpgm.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PruneSchedule:
     """Every `interval` epochs from `start` to `end`, rising over the first `ramp` of them.
 
     What is zero at the end of epoch `hold` stays zero.
 
     Epochs count from 1, and pruning happens at their ends.
 
-    >>> [Schedule(interval=2, ramp=4).share(epoch) for epoch in range(1, 7)]
+    >>> [PruneSchedule(interval=2, ramp=4).fraction(epoch) for epoch in range(1, 7)]
     [None, 0.5, None, 1.0, None, 1.0]
     """
 
@@ -37,8 +37,8 @@ class Schedule:
         if self.hold is not None and (not isinstance(self.hold, int) or self.hold < 1):
             raise RequestError(f"hold is {self.hold!r}: give a whole number from 1 up, or None.")
 
-    def share(self, epoch: int) -> float | None:
-        """The share of the full amount to prune at the end of an epoch; None: leave it alone."""
+    def fraction(self, epoch: int) -> float | None:
+        """Return the fraction of the full amount to prune after an epoch; None: do not prune."""
         passed = epoch - self.start + 1
         if passed < 1 or (self.end is not None and epoch > self.end):
             return None
@@ -53,5 +53,5 @@ class Schedule:
     def rises_while_holding(self) -> bool:
         """Whether the amount still grows when nothing may return any more."""
         rising = range(self.start, self.start + self.ramp)
-        shares = [self.share(epoch) for epoch in rising if self.holds(epoch)]
+        shares = [self.fraction(epoch) for epoch in rising if self.holds(epoch)]
         return any(share is not None and share < 1 for share in shares)

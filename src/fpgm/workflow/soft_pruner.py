@@ -6,9 +6,11 @@ units are left to training and may come back; in `hard` mode they are held at ze
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -18,15 +20,24 @@ from torch.utils.hooks import RemovableHandle
 
 from fpgm.errors import FpgmError, ModelError, RequestError
 from fpgm.planning.budget import Budget
-from fpgm.planning.planner import Drawn, Planner
+from fpgm.planning.options import PlanKeywords, PlanOptions
+from fpgm.planning.planner import BuiltPlan, Planner
 from fpgm.pruning.compaction import check_fits, compact
-from fpgm.pruning.masking import HELD, SILENT, Silencer, mask_
+from fpgm.pruning.masking import MASKED_ROLES, PRODUCER_ROLES, SliceMasker, mask_
 from fpgm.pruning.optimizer_state import check_optimizer, inner_optimizer, move_optimizer_
-from fpgm.pruning.plan import Plan
+from fpgm.pruning.plan import Group, Plan
+from fpgm.pruning.plan_text import safe_text
 from fpgm.pruning.verification import Certificate, verify
-from fpgm.utils.modules import named_tensors, unwrapped
+from fpgm.utils.html_table import html_table
+from fpgm.utils.keywords import check_keywords
+from fpgm.utils.modules import named_tensors, unwrap_model
 from fpgm.workflow.api import check_prunes
-from fpgm.workflow.schedule import Schedule
+from fpgm.workflow.schedule import PruneSchedule
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    from typing_extensions import Unpack
 
 Mode = Literal["soft", "hard"]
 
@@ -88,11 +99,12 @@ class SoftPruner:
         hold: int | None = None,
         mode: Mode = "soft",
         optimizer: torch.optim.Optimizer | None = None,
-        **options: Any,
+        **options: Unpack[PlanKeywords],
     ) -> None:
+        check_keywords("SoftPruner", options, _OPTIONS)
         if mode not in ("soft", "hard"):
             raise RequestError(f"mode is {mode!r}: give 'soft' or 'hard'.")
-        self.schedule = Schedule(interval, start, end, ramp, 1 if mode == "hard" else hold)
+        self.schedule = PruneSchedule(interval, start, end, ramp, 1 if mode == "hard" else hold)
         holding = "mode='hard'" if mode == "hard" else f"hold={hold}"
         if self.schedule.hold is not None and optimizer is None:
             raise RequestError(f"{holding} corrects the optimizer's steps: give optimizer=.")
@@ -102,28 +114,54 @@ class SoftPruner:
                 "units would have to return."
             )
         budget = Budget(rate, macs, params, dict(rates or {}))
-        self.model = unwrapped(model)
+        self.model = unwrap_model(model)
         self.mode = mode
         self.optimizer = None if optimizer is None else inner_optimizer(optimizer)
         self.example_inputs = example_inputs
-        self.planner = Planner(self.model, example_inputs, budget=budget, **options)
+        choice = PlanOptions(**options)
+        self.planner = Planner(self.model, example_inputs, budget=budget, options=choice)
         self.epoch = 0
         self.plan: Plan | None = None
         """The plan whose units were zeroed last."""
         self.certificate: Certificate | None = None
         """What verification found of the compact model."""
-        self._gone = torch.zeros(0, dtype=torch.int64)
+        self._removed = torch.zeros(0, dtype=torch.int64)
         self._holding = False
         """Whether the zeroed units are held at zero."""
         self._hooks: list[RemovableHandle] = []
-        weakref.finalize(self, _remove, self._hooks)
+        weakref.finalize(self, _remove_hooks, self._hooks)
         if self.schedule.hold is not None and self.optimizer is not None:
             self._check_trains(self.optimizer, holding)
 
+    def __repr__(self) -> str:
+        return f"SoftPruner({self._describe_outcome()})"
+
+    def _repr_html_(self) -> str:
+        rows = [(safe_text(g.name), str(g.units), str(g.units - g.kept)) for g in self._groups()]
+        header = ("group", "units", "zeroed") if rows else ()
+        return html_table(f"SoftPruner: {self._describe_outcome()}", header, rows)
+
+    def _describe_outcome(self) -> str:
+        """Say in one line how far the pruning is."""
+        start = f"{self.mode}, epoch {self.epoch}"
+        if self.plan is None:
+            return f"{start}: nothing zeroed yet"
+        units = sum(group.units for group in self._groups())
+        kept = sum(group.kept for group in self._groups())
+        held = ", held at zero" if self._holding else ""
+        verdict = "" if self.certificate is None else "; compacted and verified"
+        return (
+            f"{start}: {units - kept} of {units} units zeroed{held}, MACs would fall by "
+            f"{self.plan.macs_removed:.1%}{verdict}"
+        )
+
+    def _groups(self) -> tuple[Group, ...]:
+        return () if self.plan is None else self.plan.groups
+
     def step(self) -> Step:
-        """An epoch has ended: choose by the weights as they are now, and zero what is chosen."""
+        """Choose channels by the current weights and zero them; call it at the end of an epoch."""
         epoch = self.epoch + 1
-        share = self.schedule.share(epoch)
+        share = self.schedule.fraction(epoch)
         step = Step(epoch, None) if share is None else self._prune(share, epoch)
         if self.schedule.holds(epoch) and self.plan is not None and not self._holding:
             self._holding = True
@@ -144,9 +182,9 @@ class SoftPruner:
         check_prunes(self.plan)
         mask_(self.model, self.plan)
         small = compact(self.model, self.plan)
-        found = verify(self.model, self.plan, self.example_inputs, compacted=small)
-        self.certificate = found.check()
-        _remove(self._hooks)
+        certificate = verify(self.model, self.plan, self.example_inputs, compacted=small)
+        self.certificate = certificate.check()
+        _remove_hooks(self._hooks)
         if optimizer is not None:
             move_optimizer_(optimizer, self.model, small, self.plan)
         return small
@@ -158,9 +196,9 @@ class SoftPruner:
             "epoch": self.epoch,
             "mode": self.mode,
             "plan": plan,
-            "gone": self._gone.tolist(),
+            "gone": self._removed.tolist(),
             "holding": self._holding,
-            "frozen": self.planner.learned,
+            "frozen": self.planner.learned_constraints,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -176,66 +214,66 @@ class SoftPruner:
         holding = bool(state["holding"])
         if holding and self.optimizer is None:
             raise RequestError("The saved state holds units at zero: give optimizer=.")
-        self.planner.learn(state["frozen"])
-        self.epoch, self.plan, self._gone, self._holding = epoch, plan, gone, holding
+        self.planner.add_constraints(state["frozen"])
+        self.epoch, self.plan, self._removed, self._holding = epoch, plan, gone, holding
         self._hold(plan)
 
     def _prune(self, share: float, epoch: int) -> Step:
-        before = self._gone
-        regrown = self._regrown()
-        drawn = self._agreed(share)
-        self.plan, self._gone = drawn.plan, drawn.removed
+        before = self._removed
+        regrown = self._count_regrown()
+        choice = self._choose_together(share)
+        self.plan, self._removed = choice.plan, choice.removed
         self._holding |= self.schedule.holds(epoch)
-        self._zero(drawn.plan)
-        left = int((~torch.isin(before, self._gone)).sum())
-        entered = int((~torch.isin(self._gone, before)).sum())
-        units = sum(group.units for group in drawn.plan.groups)
-        zeroed = len(self._gone)
+        self._zero(choice.plan)
+        left = int((~torch.isin(before, self._removed)).sum())
+        entered = int((~torch.isin(self._removed, before)).sum())
+        units = sum(group.units for group in choice.plan.groups)
+        zeroed = len(self._removed)
         return Step(epoch, share, units, zeroed, regrown, left, changed=left + entered)
 
-    def _agreed(self, share: float) -> Drawn:
-        """The plan all processes follow: the first one's."""
-        first = self._gone if self._holding and len(self._gone) else None
+    def _choose_together(self, share: float) -> BuiltPlan:
+        """Return the plan that all processes follow: the first one's."""
+        first = self._removed if self._holding and len(self._removed) else None
         if not (dist.is_available() and dist.is_initialized()):
-            return self.planner.draw(share, first, certified=self.plan is None)
+            return self.planner.build_plan(share, first, certified=self.plan is None)
         sent: list[Any] = [None, None, None]
         if dist.get_rank() == 0:
             try:
-                drawn = self.planner.draw(share, first, certified=self.plan is None)
-                sent = [None, drawn.plan.to_json(), drawn.removed.tolist()]
+                choice = self.planner.build_plan(share, first, certified=self.plan is None)
+                sent = [None, choice.plan.to_json(), choice.removed.tolist()]
             except FpgmError as error:  # the others wait: they must hear of it
                 sent[0] = str(error)
         dist.broadcast_object_list(sent)
         problem, text, removed = sent
         if problem is not None:
             raise ModelError(problem)
-        return Drawn(Plan.from_json(text), torch.tensor(removed, dtype=torch.int64))
+        return BuiltPlan(Plan.from_json(text), torch.tensor(removed, dtype=torch.int64))
 
-    def _regrown(self) -> int:
+    def _count_regrown(self) -> int:
         """Units zeroed last time whose filters are no longer zero."""
-        if not len(self._gone):
+        if not len(self._removed):
             return 0
         structure, grown = self.planner.structure, torch.zeros(0, dtype=torch.int64)
         tensors = named_tensors(self.model)
-        for writer in structure.writers:
-            if writer.slot.name in tensors:
-                alive = writer.filters(tensors[writer.slot.name]).detach().any(1).cpu()
+        for writer in structure.producers:
+            if writer.info.name in tensors:
+                alive = writer.filters(tensors[writer.info.name]).detach().any(1).cpu()
                 grown = torch.cat([grown, writer.classes[alive]])
-        return int(torch.isin(self._gone, grown).sum())
+        return int(torch.isin(self._removed, grown).sum())
 
     def _zero(self, plan: Plan) -> None:
         """Zero the plan's units, with what would move them on, and hold them if that is asked."""
-        silencer = Silencer(self.model, plan, HELD if self._holding else SILENT)
-        silencer.weights_()
+        masker = SliceMasker(self.model, plan, MASKED_ROLES if self._holding else PRODUCER_ROLES)
+        masker.weights_()
         if self.optimizer is not None:
-            silencer.momentum_(self.optimizer)
+            masker.momentum_(self.optimizer)
         self._hold(plan)
 
     def _hold(self, plan: Plan | None) -> None:
         """Let go of what was held, and hold the plan's units at zero if it is time for that."""
-        _remove(self._hooks)
+        _remove_hooks(self._hooks)
         if self._holding and plan is not None and self.optimizer is not None:
-            self._hooks += Silencer(self.model, plan, HELD).hold(self.optimizer)
+            self._hooks += SliceMasker(self.model, plan, MASKED_ROLES).hold(self.optimizer)
 
     def _check_trains(self, optimizer: torch.optim.Optimizer, holding: str) -> None:
         """Refuse an optimizer whose steps have nothing to do with the model."""
@@ -247,7 +285,11 @@ class SoftPruner:
             )
 
 
-def _remove(hooks: list[RemovableHandle]) -> None:
+_OPTIONS = (*signature(SoftPruner).parameters, *PlanKeywords.__annotations__)
+"""Everything a pruner can be given by name."""
+
+
+def _remove_hooks(hooks: list[RemovableHandle]) -> None:
     """Take hooks off, now or when a pruner is no more."""
     while hooks:
         hooks.pop().remove()

@@ -3,10 +3,6 @@
 Written by `scripts/assets.py`.
 """
 
-from __future__ import annotations
+from fpgm.models.assets.paths import FOLDER, SAMPLE_IMAGES, WEIGHTS
 
-from pathlib import Path
-
-FOLDER = Path(__file__).parent
-WEIGHTS = FOLDER / "resnet20.safetensors"
-PICTURES = FOLDER / "cifar10_sample.npz"
+__all__ = ["FOLDER", "SAMPLE_IMAGES", "WEIGHTS"]

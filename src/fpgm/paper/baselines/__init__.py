@@ -1,1 +1,1 @@
-"""The methods the paper compares itself with, one file each."""
+"""The pruning methods that FPGM is compared with, one file each."""

@@ -1,4 +1,4 @@
-"""Batch norms' scales: which there are, whose channels they belong to, and scores by them."""
+"""Find the batch-norm scales of a model and score units by them."""
 
 from __future__ import annotations
 
@@ -8,48 +8,54 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import RequestError
-from fpgm.paper.baselines.base import classes_of
+from fpgm.paper.baselines.base import num_unit_classes
 from fpgm.planning.planner import Planner
 from fpgm.utils.modules import modules_by_path
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A batch norm's scale and shift, and the classes of its channels."""
+class BatchNormScale:
+    """A batch norm's scale and shift, and the unit classes of its channels."""
 
     scale: nn.Parameter
     shift: nn.Parameter | None
     classes: Tensor
 
 
-def norms_of(planner: Planner) -> list[Norm]:
-    """Every batch norm with a scale."""
+def batch_norm_scales(planner: Planner) -> list[BatchNormScale]:
+    """List all batch norms that have a trainable scale."""
     modules = modules_by_path(planner.model)
-    found = []
-    for slot in planner.structure.seen.slots.values():
+    scales = []
+    for slot in planner.structure.trace.parameter_infos.values():
         owner = modules.get(slot.name.rpartition(".")[0])
         if (
             isinstance(owner, nn.modules.batchnorm._BatchNorm)
             and slot.trainable
             and slot.roles == ["scale"]
         ):
-            found.append(Norm(owner.weight, owner.bias, planner.structure.of(slot.fields[0])))
-    return found
+            scales.append(
+                BatchNormScale(
+                    owner.weight, owner.bias, planner.structure.classes_of(slot.fields[0])
+                )
+            )
+    return scales
 
 
-def sizes(planner: Planner) -> Tensor:
-    """For every class of units the mean of |γ| over its norms; layers without one are told whole.
+def mean_scales(planner: Planner) -> Tensor:
+    """Compute the mean |γ| of every class of units; freeze groups without a batch norm.
 
-    A model none of whose units has a norm cannot be pruned by scales.
+    Raises a `RequestError` if no group has a batch norm.
     """
-    total = torch.zeros(classes_of(planner), dtype=torch.float64)
-    times = torch.zeros_like(total)
-    for norm in norms_of(planner):
+    total = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
+    counts = torch.zeros_like(total)
+    for norm in batch_norm_scales(planner):
         total.index_add_(0, norm.classes, norm.scale.detach().double().abs().cpu())
-        times.index_add_(0, norm.classes, torch.ones(len(norm.classes), dtype=torch.float64))
-    bare = [pool for pool in planner.structure.pools if not bool((times[pool.units] > 0).all())]
-    for pool in bare:
-        planner.structure.freeze(pool.units, "no batch norm with a scale is behind it")
-    if not planner.structure.pools:
-        raise RequestError("No unit has a batch norm with a scale behind it: use another method.")
-    return total / times.clamp(min=1)
+        counts.index_add_(0, norm.classes, torch.ones(len(norm.classes), dtype=torch.float64))
+    without_scale = [
+        pool for pool in planner.structure.groups if not bool((counts[pool.units] > 0).all())
+    ]
+    for pool in without_scale:
+        planner.structure.freeze(pool.units, "no batch norm with a scale follows it")
+    if not planner.structure.groups:
+        raise RequestError("No layer is followed by a batch norm with a scale: use another method.")
+    return total / counts.clamp(min=1)

@@ -1,8 +1,9 @@
-"""One model, one budget, several methods: what each keeps at once, recovered, and trained on.
+"""Compare methods on one model at one budget: one-shot, recovered, and fine-tuned accuracy.
 
-Every method prunes the same model to the same share of MACs. What comes of it is counted three
-times: as the method leaves it, with its choice of units recovered by `fpgm.recover`, and after a
-training that is as long for all, what a method spent before it pruned included.
+Every method prunes the same model by the same fraction of MACs. Accuracy is measured three times:
+of the model that the method returns, of the original with the same units removed and recovered by
+`fpgm.recover`, and after fine-tuning. All methods have the same number of training steps in total,
+including those that a method takes before it prunes.
 """
 
 from __future__ import annotations
@@ -15,85 +16,100 @@ from typing import Any
 import torch
 from torch import nn
 
-from fpgm.paper.baselines.base import Method, Pruned, Schedule, Task, trainable
+from fpgm.paper.baselines.base import Method, MethodResult, SgdSchedule, Task, trainable_copy
 from fpgm.paper.baselines.short_training import train_
 from fpgm.pruning.plan import Plan
 from fpgm.recovery.recover import recover
 
-Count = Callable[[nn.Module], float]
-"""A model's accuracy."""
+AccuracyFunction = Callable[[nn.Module], float]
+"""Measures a model's accuracy."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """What came of one method with one seed."""
+class ComparisonRow:
+    """The result of one method with one seed."""
 
     method: str
     seed: int
     macs_removed: float
     once: float
-    """Accuracy as the method leaves it, before any training that follows pruning."""
+    """Accuracy of the method's model, before any training after pruning."""
     recovered: float | None
-    """With its units gone from the original, recovered without training; None where none are, or
-    where that was not asked for."""
+    """Accuracy of the original without the same units, recovered without training; None if the
+    method removes no units, or recovery was not requested."""
     tuned: float | None
-    """After the training that all are given; None if there was none."""
+    """Accuracy after fine-tuning; None if there was none."""
     steps: int
-    """Of training in all, before and after pruning."""
+    """Training steps before and after pruning."""
     seconds: float
-    """Of the method itself."""
+    """Time that the method itself took."""
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A row, and the models behind it."""
+class ComparisonResult:
+    """A row of the comparison, and its models."""
 
-    row: Row
-    pruned: Pruned
-    best: nn.Module
-    """The most accurate of what was made: trained on, recovered, or as the method left it."""
+    row: ComparisonRow
+    pruned: MethodResult
+    best_model: nn.Module
+    """The most accurate of the one-shot, recovered and fine-tuned models."""
 
     @property
     def plan(self) -> Plan | None:
-        """Which units went."""
+        """Which units were removed."""
         return self.pruned.plan
 
 
 def compare(
-    method: Method, task: Task, tuning: Schedule, accuracy: Count, *, recovering: bool = True
-) -> Compared:
-    """Prune, recover, train on; the task's model stays as it is.
+    method: Method,
+    task: Task,
+    tuning: SgdSchedule,
+    accuracy: AccuracyFunction,
+    *,
+    with_recovery: bool = True,
+) -> ComparisonResult:
+    """Prune a model with one method, recover it, fine-tune it, and measure accuracy each time.
 
-    A method that trains before it prunes has that much less training left: `tuning` is for all.
+    Args:
+        method: the method.
+        task: the model, which is not changed, its budget and data.
+        tuning: the training budget; steps that a method takes before pruning are subtracted.
+        accuracy: measures a model.
+        with_recovery: also recover the original without the removed units.
     """
     torch.manual_seed(task.seed)
-    spent = min(task.before.steps, tuning.steps) if method.needs == "training" else 0
-    task = replace(task, before=replace(task.before, steps=spent))
+    pre_steps = min(task.before_pruning.steps, tuning.steps) if method.needs == "training" else 0
+    task = replace(task, before_pruning=replace(task.before_pruning, steps=pre_steps))
     start = time.perf_counter()
     pruned = method.prune(task)
     seconds = time.perf_counter() - start
     once = accuracy(pruned.model.eval())
-    made, recovered, tuned = [(once, pruned.model)], None, None
-    if recovering and pruned.plan is not None and task.loader != ():
-        # From the original, whatever the method trained: a zeroed network has nothing to give back.
-        solved = recover(task.model, pruned.plan, task.loader, images=task.images).eval()
-        recovered = accuracy(solved)
-        made.append((recovered, solved))
-    left = tuning.steps - spent
-    if left > 0:
-        net = trainable(pruned.model)
-        train_(net, task, replace(tuning, steps=left), title=f"{method.name}: training on")
+    candidates, recovered, tuned = [(once, pruned.model)], None, None
+    if with_recovery and pruned.plan is not None and task.loader != ():
+        # From the original, not from the model that the method trained, whose removed units are
+        # zero: nothing could be recovered from them.
+        recovered_model = recover(task.model, pruned.plan, task.loader, images=task.images).eval()
+        recovered = accuracy(recovered_model)
+        candidates.append((recovered, recovered_model))
+    remaining = tuning.steps - pre_steps
+    if remaining > 0:
+        net = trainable_copy(pruned.model)
+        train_(net, task, replace(tuning, steps=remaining), title=f"{method.name}: fine-tuning")
         tuned = accuracy(net)
-        made.append((tuned, net))
-    _, best = max(made, key=lambda own: own[0])
-    removed = pruned.macs_removed if pruned.saving is None else pruned.saving(made[-1][1])
-    row = Row(
+        candidates.append((tuned, net))
+    _, best = max(candidates, key=lambda pair: pair[0])
+    removed = (
+        pruned.macs_removed
+        if pruned.measure_saving is None
+        else pruned.measure_saving(candidates[-1][1])
+    )
+    row = ComparisonRow(
         method.name, task.seed, removed, once, recovered, tuned,
-        spent + max(0, left), round(seconds, 1), pruned.notes,
+        pre_steps + max(0, remaining), round(seconds, 1), pruned.notes,
     )  # fmt: skip
-    return Compared(row, pruned, best)
+    return ComparisonResult(row, pruned, best)

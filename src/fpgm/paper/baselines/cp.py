@@ -1,9 +1,9 @@
-"""CP: channels stay whose summands a LASSO needs to make up the next layer's output.
+"""CP (channel pruning): keep the channels that a LASSO selects to reconstruct the next layer.
 
-He, Zhang and Sun weigh the summands of a layer's input channels, penalise the sum of the weights'
-sizes, and raise the penalty until few enough are not zero; then the layer's weights are solved for
-by least squares, layer after layer, the input from the pruned network and the target from the
-original. That second half is what `fpgm.recover` does.
+He, Zhang and Sun give each input channel of a layer a coefficient, penalize the l1 norm of the
+coefficients, and raise the penalty until few enough are nonzero. Then they solve the layer's
+weights by least squares, layer by layer, with inputs from the pruned network and targets from the
+original. The second half is what `fpgm.recover` does.
 """
 
 from __future__ import annotations
@@ -13,75 +13,79 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fpgm.paper.baselines.base import Method, Pruned, Task, classes_of, cut
-from fpgm.paper.baselines.unit_contributions import known_products
-from fpgm.planning.precomputed_scores import Scored
+from fpgm.paper.baselines.base import Method, MethodResult, Task, num_unit_classes, prune_and_verify
+from fpgm.paper.baselines.unit_contributions import contribution_products
+from fpgm.planning.precomputed_scores import PrecomputedScores
 from fpgm.recovery.recover import recover
 
-PENALTIES = 60
-"""Steps from the penalty at which all weights are zero down to the smallest."""
-SMALLEST = 1e-4
-"""Of them, as a share of the largest."""
-SWEEPS = 50
-"""Rounds over all channels at one penalty, at most."""
+PENALTY_STEPS = 60
+"""Steps of the penalty, from the value at which all coefficients are zero to the smallest."""
+MIN_PENALTY = 1e-4
+"""Smallest penalty, as a fraction of the largest."""
+MAX_SWEEPS = 50
+"""Maximum sweeps over all channels at one penalty."""
 
 
-def cp(task: Task) -> Pruned:
-    """Choose by LASSO, then solve."""
+def cp(task: Task) -> MethodResult:
+    """Select channels by LASSO, then solve the weights by least squares."""
     planner = task.planner()
-    scores = torch.zeros(classes_of(planner), dtype=torch.float64)
-    for units, together in known_products(task, planner):
-        scores[units] = path(together)
-    planner.score_by(Scored.of_units("cp", planner.structure, scores))
-    pruned = cut(planner)
+    scores = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
+    for units, gram in contribution_products(task, planner):
+        scores[units] = lasso_scores(gram)
+    planner.score_by(PrecomputedScores.of_units("cp", planner.structure, scores))
+    pruned = prune_and_verify(planner)
     assert pruned.plan is not None
-    solved = recover(task.model, pruned.plan, task.loader, images=task.images)
-    return replace(pruned, model=solved)
+    recovered = recover(task.model, pruned.plan, task.loader, images=task.images)
+    return replace(pruned, model=recovered)
 
 
-def path(together: Tensor) -> Tensor:
-    """A score for every channel: the penalty at which the LASSO lets it in, then its weight there.
+def lasso_scores(gram: Tensor) -> Tensor:
+    """Score channels by the penalty at which their coefficient becomes nonzero on the LASSO path.
 
-    Of three channels of which the second says what the first says, only louder, the first is let
-    in last:
+    Ties are broken by the coefficient at that penalty. In this example the second channel is twice
+    the first, so the first enters last:
 
     >>> x = torch.tensor([[1., 2., 0.], [1., 2., 0.], [0., 0., 1.]])
-    >>> path(x.T @ x).argsort().tolist()
+    >>> lasso_scores(x.T @ x).argsort().tolist()
     [0, 2, 1]
     """
-    wide = together.double()
-    scale = float(wide.diagonal().max()) or 1.0
-    wide = wide / scale
-    target = wide.sum(1)  # of every summand with the sum of all
-    weights = torch.zeros(len(wide), dtype=torch.float64)
-    scores = torch.zeros(len(wide), dtype=torch.float64)
+    normalized = gram.double()
+    scale = float(normalized.diagonal().max()) or 1.0
+    normalized = normalized / scale
+    target = normalized.sum(1)  # inner products with the sum of all channels
+    weights = torch.zeros(len(normalized), dtype=torch.float64)
+    scores = torch.zeros(len(normalized), dtype=torch.float64)
     largest = float(target.abs().max()) or 1.0
-    for step in range(1, PENALTIES + 1):
-        penalty = largest * SMALLEST ** (step / PENALTIES)
-        weights = _descend(wide, target, weights, penalty)
+    for step in range(1, PENALTY_STEPS + 1):
+        penalty = largest * MIN_PENALTY ** (step / PENALTY_STEPS)
+        weights = _coordinate_descent(normalized, target, weights, penalty)
         entered = (weights != 0) & (scores == 0)
-        scores[entered] = 1 + PENALTIES - step + weights[entered].abs().clamp(max=1e3) / 2e3
+        scores[entered] = 1 + PENALTY_STEPS - step + weights[entered].abs().clamp(max=1e3) / 2e3
     never = scores == 0
-    scores[never] = wide.diagonal()[never] / (2 * wide.diagonal().max().clamp(min=1e-30))
+    scores[never] = normalized.diagonal()[never] / (
+        2 * normalized.diagonal().max().clamp(min=1e-30)
+    )
     return scores
 
 
-def _descend(wide: Tensor, target: Tensor, weights: Tensor, penalty: float) -> Tensor:
-    """The LASSO's weights at a penalty: one coordinate after the other, from where they were."""
+def _coordinate_descent(
+    normalized: Tensor, target: Tensor, weights: Tensor, penalty: float
+) -> Tensor:
+    """Solve the LASSO at one penalty by coordinate descent, starting from the given weights."""
     weights = weights.clone()
-    rest = target - wide @ weights
-    sizes = wide.diagonal().clamp(min=1e-12)
-    for _ in range(SWEEPS):
-        moved = 0.0
+    residual = target - normalized @ weights
+    sizes = normalized.diagonal().clamp(min=1e-12)
+    for _ in range(MAX_SWEEPS):
+        largest_step = 0.0
         for i in range(len(weights)):
             old = weights[i]
-            pull = rest[i] + sizes[i] * old
-            new = torch.sign(pull) * (pull.abs() - penalty).clamp(min=0) / sizes[i]
+            correlation = residual[i] + sizes[i] * old
+            new = torch.sign(correlation) * (correlation.abs() - penalty).clamp(min=0) / sizes[i]
             if new != old:
-                rest -= wide[:, i] * (new - old)
+                residual -= normalized[:, i] * (new - old)
                 weights[i] = new
-                moved = max(moved, float((new - old).abs()))
-        if moved < 1e-6:
+                largest_step = max(largest_step, float((new - old).abs()))
+        if largest_step < 1e-6:
             break
     return weights
 
@@ -91,7 +95,7 @@ METHOD = Method(
     "CP",
     "He, Zhang, Sun: Channel Pruning for Accelerating Very Deep Neural Networks (ICCV 2017), "
     "arXiv:1707.06168",
-    "LASSO choice of the channels that make up the next layer's output, then least squares.",
+    "Selects the channels that reconstruct the next layer's output by LASSO, then least squares.",
     "inputs",
     cp,
 )

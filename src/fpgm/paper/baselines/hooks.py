@@ -1,4 +1,4 @@
-"""Inputs shown to a copy of a model, with someone watching single layers."""
+"""Run a task's inputs through a model and record what single layers receive and return."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.paper.baselines.base import Task
-from fpgm.recovery.unfold import read
-from fpgm.utils.copying import shadow
-from fpgm.utils.example_inputs import batch_of, resized
+from fpgm.recovery.unfold import input_of
+from fpgm.utils.copying import copy_sharing_weights
+from fpgm.utils.example_inputs import batch_size, resize_batch
+from fpgm.utils.hooks import temporary_hooks
 
-Watcher = Callable[[Tensor, object], None]
-"""Told what a layer reads and what it gives out."""
+LayerHook = Callable[[Tensor, object], None]
+"""Called with a layer's input and output."""
 
 
 @contextmanager
-def watching(net: nn.Module, watchers: Mapping[str, Watcher]) -> Iterator[None]:
-    """In here the layers of these paths tell what they do."""
+def layer_hooks(net: nn.Module, hooks: Mapping[str, LayerHook]) -> Iterator[None]:
+    """Call the given functions with the input and output of the layers at these paths."""
 
-    def hook_of(watcher: Watcher) -> Callable[..., None]:
+    def make_hook(function: LayerHook) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any, out: object) -> None:
-            watcher(read(args, kwargs), out)
+            function(input_of(args, kwargs), out)
 
         return hook
 
-    handles = [
-        net.get_submodule(path).register_forward_hook(hook_of(watcher), with_kwargs=True)
-        for path, watcher in watchers.items()
-    ]
-    try:
+    with temporary_hooks() as handles:
+        for path, function in hooks.items():
+            layer = net.get_submodule(path)
+            handles.append(layer.register_forward_hook(make_hook(function), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
-def show(task: Task, watchers: Mapping[str, Watcher], most: int | None = None) -> None:
-    """Run the task's inputs, at most so many, and tell what the layers of these paths do.
+def run_inputs(task: Task, hooks: Mapping[str, LayerHook], max_inputs: int | None = None) -> None:
+    """Run the task's calibration inputs with hooks on a copy of the model that shares its weights.
 
-    The copy shares the model's weights, and nothing is ever hung on the model itself.
+    Args:
+        task: the model and its data.
+        hooks: functions by the path of their layer.
+        max_inputs: at most this many inputs; `task.images` by default.
     """
-    net = shadow(task.model).eval()
+    net = copy_sharing_weights(task.model).eval()
     inputs = task.inputs()
-    left = task.images if most is None else most
+    remaining = task.images if max_inputs is None else max_inputs
     try:
-        with watching(net, watchers):
+        with layer_hooks(net, hooks):
             for number in range(len(inputs)):
-                if left > 0:
+                if remaining > 0:
                     example = inputs[number]
-                    count = min(left, batch_of(example) or left)
-                    resized(example, count).call(net)
-                    left -= count
+                    count = min(remaining, batch_size(example) or remaining)
+                    resize_batch(example, count).call(net)
+                    remaining -= count
     finally:
         inputs.close()

@@ -1,8 +1,8 @@
-"""HRank: channels go whose feature maps have the lowest rank on average.
+"""HRank: remove the channels whose feature maps have the lowest mean rank.
 
-Lin and others find that a map's rank hardly depends on the picture, and take its mean over a few
-hundred of them as the information a filter gives. The maps looked at are what the next layer reads,
-so activations, norms and what is added to a filter's own are in them.
+Lin et al. observe that the rank of a feature map hardly depends on the image, and use its mean over
+a few hundred images as the importance of a filter. The maps are taken at the input of the next
+layer, so they include activations, batch norms and residual additions.
 """
 
 from __future__ import annotations
@@ -10,79 +10,84 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fpgm.paper.baselines.base import Method, Pruned, Task, classes_of, cut
-from fpgm.paper.baselines.hooks import Watcher, show
+from fpgm.paper.baselines.base import Method, MethodResult, Task, num_unit_classes, prune_and_verify
+from fpgm.paper.baselines.hooks import LayerHook, run_inputs
 from fpgm.planning.planner import Planner
-from fpgm.planning.precomputed_scores import Scored
+from fpgm.planning.precomputed_scores import PrecomputedScores
 
-MOST_IMAGES = 64
-"""Ranks vary little between pictures, and each is a decomposition."""
-
-
-def hrank(task: Task) -> Pruned:
-    """The same share of every layer goes, by rank; layers that give no maps stay whole."""
-    found = ranks(task, task.planner(residual="coupled"))  # who reads a stream is known there
-    flat = {layer for layer, own in found.items() if bool(own.isnan().any())}
-    planner = task.planner(Scored("hrank", {path: own.nan_to_num() for path, own in found.items()}))
-    for pool in list(planner.structure.pools):
-        if flat & set(pool.layers):
-            planner.structure.freeze(pool.units, "it gives no maps that have a rank")
-    return cut(planner)
+MAX_IMAGES = 64
+"""Images to average over: ranks vary little between images, and each needs an SVD."""
 
 
-def ranks(task: Task, planner: Planner) -> dict[str, Tensor]:
-    """For every layer the mean rank of its filters' maps; NaN where they have none.
+def hrank(task: Task) -> MethodResult:
+    """Remove the same fraction of every layer by rank; freeze layers without feature maps."""
+    # Only coupled groups know the consumers of a residual stream.
+    mean_ranks = mean_map_ranks(task, task.planner(residual="coupled"))
+    without_maps = {layer for layer, ranks in mean_ranks.items() if bool(ranks.isnan().any())}
+    planner = task.planner(
+        PrecomputedScores("hrank", {path: ranks.nan_to_num() for path, ranks in mean_ranks.items()})
+    )
+    for pool in list(planner.structure.groups):
+        if without_maps & set(pool.layers):
+            planner.structure.freeze(pool.units, "it has no feature maps to compute a rank of")
+    return prune_and_verify(planner)
 
-    Maps are what the first layer behind it reads; where nobody reads a map (behind a pooling to one
-    position, say), what the layer itself gives out.
+
+def mean_map_ranks(task: Task, planner: Planner) -> dict[str, Tensor]:
+    """Compute the mean rank of the feature maps of every layer's filters; NaN without maps.
+
+    A filter's map is taken at the input of the first layer that consumes it. If no layer consumes
+    a map (after global pooling, for example), it is the layer's own output.
     """
-    reads = dict(planner.structure.readers(torch.arange(classes_of(planner))))
-    writes = {w.layer: w.classes for w in planner.structure.writers}
-    maps = {path: (_Ranks(), _Ranks()) for path in (*reads, *writes)}
-    order: dict[str, None] = {}  # in which layers were called
+    reads = dict(planner.structure.consumers(torch.arange(num_unit_classes(planner))))
+    writes = {w.layer: w.classes for w in planner.structure.producers}
+    maps = {path: (_MeanRanks(), _MeanRanks()) for path in (*reads, *writes)}
+    call_order: dict[str, None] = {}  # of the layers
 
-    def watcher(path: str) -> Watcher:
-        def watch(x: Tensor, out: object) -> None:
-            order[path] = None
-            for own, seen in zip(maps[path], (x, out), strict=True):
-                own.add(seen)
+    def make_hook(path: str) -> LayerHook:
+        def hook(x: Tensor, out: object) -> None:
+            call_order[path] = None
+            for mean, maps_of_call in zip(maps[path], (x, out), strict=True):
+                mean.add(maps_of_call)
 
-        return watch
+        return hook
 
-    show(task, {path: watcher(path) for path in maps}, MOST_IMAGES)
-    behind = torch.full((classes_of(planner),), torch.nan, dtype=torch.float64)
-    found = {path: behind[classes] for path, classes in writes.items()}
-    for path in reversed(order):
-        read, given = maps[path]
+    run_inputs(task, {path: make_hook(path) for path in maps}, MAX_IMAGES)
+    consumed_ranks = torch.full((num_unit_classes(planner),), torch.nan, dtype=torch.float64)
+    mean_ranks = {path: consumed_ranks[classes] for path, classes in writes.items()}
+    for path in reversed(call_order):
+        read, produced = maps[path]
         if path in writes:
-            known = behind[writes[path]]
-            found[path] = torch.where(known.isnan(), given.mean(len(known)), known)
+            from_consumer = consumed_ranks[writes[path]]
+            mean_ranks[path] = torch.where(
+                from_consumer.isnan(), produced.mean(len(from_consumer)), from_consumer
+            )
         if path in reads:
             mean = read.mean(len(reads[path]))
-            mine = ~mean.isnan()
-            behind[reads[path][mine]] = mean[mine]
-    return found
+            has_rank = ~mean.isnan()
+            consumed_ranks[reads[path][has_rank]] = mean[has_rank]
+    return mean_ranks
 
 
-class _Ranks:
-    """Ranks of a layer's maps, channel by channel."""
+class _MeanRanks:
+    """Running mean of the ranks of a layer's feature maps, by channel."""
 
     def __init__(self) -> None:
         self._total: Tensor | None = None
-        self._times = 0
+        self._count = 0
 
     def add(self, maps: object) -> None:
-        """Count maps in, [pictures, channels, height, width], if that is what they are."""
+        """Add a batch of maps [images, channels, height, width]; ignore other shapes."""
         if isinstance(maps, Tensor) and maps.ndim == 4 and min(maps.shape[2:]) > 1:
-            found = torch.linalg.matrix_rank(maps.float()).double().sum(0).cpu()
-            self._total = found if self._total is None else self._total + found
-            self._times += len(maps)
+            ranks = torch.linalg.matrix_rank(maps.float()).double().sum(0).cpu()
+            self._total = ranks if self._total is None else self._total + ranks
+            self._count += len(maps)
 
     def mean(self, channels: int) -> Tensor:
-        """Of what was counted; NaN if that was nothing, or of another number of channels."""
+        """Return the mean rank by channel; NaN if there were no maps with that many channels."""
         if self._total is None or len(self._total) != channels:
             return torch.full((channels,), torch.nan, dtype=torch.float64)
-        return self._total / self._times
+        return self._total / self._count
 
 
 METHOD = Method(
@@ -90,7 +95,7 @@ METHOD = Method(
     "HRank",
     "Lin, Ji, Wang, Zhang, Zhang, Tian, Shao: HRank: Filter Pruning using High-Rank Feature Map "
     "(CVPR 2020), arXiv:2002.10179",
-    "Channels whose feature maps have the lowest mean rank go.",
+    "Removes the channels whose feature maps have the lowest mean rank.",
     "inputs",
     hrank,
 )

@@ -1,25 +1,24 @@
-"""MIL: beside each convolution a cheap one; where that gives zero, the dear one is not needed.
+"""MIL (More is Less): a cheap layer beside each convolution predicts where its output is zero.
 
-Dong and others put a 1×1 convolution with batch norm and ReLU (a low-cost collaborative layer)
-beside a 3×3 one and multiply the two, number by number. A zero of the cheap one stays zero, so the
-dear sum for that place can be left out. Nothing is removed, and nothing presses for zeros: their
-share is what training and ReLU happen to give. Saved is the dear layer's work at the zeros, less
-the work of the cheap one.
+Dong et al. put a 1×1 convolution with batch norm and ReLU (a low-cost collaborative layer) beside a
+3×3 convolution and multiply the two outputs elementwise. Where the cheap output is zero, the
+expensive convolution need not be computed. Nothing is removed, and no loss term encourages zeros:
+their fraction is what training and ReLU happen to give. The saving is the expensive layer's MACs at
+the zeros, minus the MACs of the cheap layer.
 
-Their text multiplies what comes behind both ReLUs; their code multiplies directly behind the
-convolution, before its own batch norm, and so does this. Their code has it at both 3×3 convolutions
-of every residual block, with a stride or without, and never at the first layer of the network; here
-every convolution larger than 1×1 has one, but for the first and those in groups. A cheap layer has
-a filter for every channel it guards, or one filter that all of them share, as in their code
-(`shared`).
+The paper's text multiplies after both ReLUs; the authors' code, like this one, multiplies right
+after the convolution, before its batch norm. Their code adds cheap layers to both 3×3 convolutions
+of every residual block and never to the first layer of the network. Here every ungrouped
+convolution larger than 1×1 has one, except the first layer. A cheap layer has one filter per output
+channel, or a single filter for all of them, as in their code (`shared`).
 
-What differs: they train the whole from random weights for hundreds of epochs, and their cheap
-layers begin with zeros in half of all places; so they do in `fpgm reproduce`, whose networks have
-their norms behind convolutions, though, and not before them. In a comparison a trained
-network goes on for a few steps, so cheap layers begin near one, where it computes nearly what it
-did, and few zeros come. They set savings against the layers that have a cheap one, here it is the
-whole network; they also count a residual block as saved if one of its layers is zero everywhere,
-here only zeros count.
+Differences: the authors train from random weights for hundreds of epochs, and half of the outputs
+of their cheap layers are zero at first. `fpgm reproduce` does the same, although its networks have
+batch norms after convolutions, not before them. `fpgm compare` continues to train a trained network
+for a few steps, so cheap layers start near one, where the network's function hardly changes, and
+few zeros appear. The authors report savings relative to the layers that have a cheap one; here they
+are relative to the whole network. They also count a residual block as saved if one of its layers is
+zero everywhere; here only zeros count.
 """
 
 from __future__ import annotations
@@ -34,30 +33,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fpgm.paper.baselines.base import Method, Pruned, Task
-from fpgm.paper.baselines.hooks import Watcher, watching
+from fpgm.paper.baselines.base import Method, MethodResult, Task
+from fpgm.paper.baselines.hooks import LayerHook, layer_hooks
 from fpgm.paper.baselines.short_training import train_
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.calibration_data import Inputs
-from fpgm.utils.example_inputs import Example, as_examples, beside
-from fpgm.utils.locking import TURN
+from fpgm.utils.example_inputs import Example, as_examples, to_model_device
+from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.preserve_state import preserve_state
 
-SPREAD = 0.1
-"""Standard deviation of a cheap map around one at first.
+INITIAL_STD = 0.1
+"""Initial standard deviation of a cheap layer's output, whose mean is one.
 
-Before any training the package's ResNet-20 loses about one point of accuracy by it (2,000 test
-pictures, three seeds); with 0.25 it would be ten to twenty.
+With it the package's ResNet-20 loses about one point of accuracy before any training (2,000 test
+images, three seeds); with 0.25 it would lose ten to twenty.
 """
 
 
-def mil(task: Task, *, shared: bool = False) -> Pruned:
-    """Put cheap layers in, train, and count what their zeros would save."""
-    model = task.copy()
-    example = as_examples(beside(model, task.example))[0]
+def mil(task: Task, *, shared: bool = False) -> MethodResult:
+    """Add cheap layers, train, and measure how many MACs their zeros would save.
 
-    def zeros_of(net: nn.Module) -> dict[str, float]:
+    Args:
+        task: the model, its budget and data. MIL cannot be steered to the budget.
+        shared: one filter per cheap layer instead of one per output channel.
+    """
+    model = task.trainable_copy()
+    example = as_examples(to_model_device(model, task.example))[0]
+
+    def measure_zeros(net: nn.Module) -> dict[str, float]:
         inputs = task.inputs()
         try:
             return zero_ratios(net, inputs)
@@ -66,34 +70,34 @@ def mil(task: Task, *, shared: bool = False) -> Pruned:
 
     inputs = task.inputs()
     try:
-        added = attach_(model, inputs[0], shared=shared, seed=task.seed)
+        added = attach_cheap_layers_(model, inputs[0], shared=shared, seed=task.seed)
     finally:
         inputs.close()
     if not added:
-        why = "no cheap layer: no convolution behind the first is larger than 1×1 and ungrouped"
-        return Pruned(model.eval(), 0.0, notes=(why,))
-    train_(model, task, task.before)
-    zeros = zeros_of(model)
-    came = saving(model, example, zeros)
-    return Pruned(
+        note = "no cheap layer: no convolution after the first is larger than 1×1 and ungrouped"
+        return MethodResult(model.eval(), 0.0, notes=(note,))
+    train_(model, task, task.before_pruning)
+    zeros = measure_zeros(model)
+    saved = macs_saving(model, example, zeros)
+    return MethodResult(
         model,
-        came,
-        saving=lambda net: saving(net, example, zeros_of(net)),
+        saved,
+        measure_saving=lambda net: macs_saving(net, example, measure_zeros(net)),
         notes=(
-            in_words(zeros),
-            f"{task.macs:.1%} of the MACs asked, {came:.1%} came: nothing presses for zeros",
-            "skipping needs a sparse kernel: the time does not fall in PyTorch",
+            describe_zeros(zeros),
+            f"requested {task.macs:.1%} of the MACs, saved {saved:.1%}: MIL cannot be steered",
+            "skipping needs a sparse kernel: the model is not faster in PyTorch",
         ),
     )
 
 
-class Collaborative(nn.Module):
-    """A convolution, multiplied by a cheap one: 1×1 with the same stride, batch norm, ReLU.
+class CollaborativeConv(nn.Module):
+    """A convolution multiplied by a cheap layer: 1×1 with the same stride, batch norm, ReLU.
 
-    The cheap one reads the middle of each window. It starts at about one everywhere: the product is
-    nearly what the convolution gave, and both get a gradient at every place. (With a norm's usual
-    start half of a trained network's numbers would be zero at once; with a scale of zero the cheap
-    convolution could not learn.)
+    The cheap convolution reads the center of each window. Its output is initially close to one, so
+    that the product is close to the convolution's output and both layers have gradients everywhere.
+    With the usual initialization of the batch norm, half of a trained network's outputs would be
+    zero at once; with a scale of zero the cheap convolution could not learn.
     """
 
     def __init__(self, conv: nn.Conv2d, *, shared: bool = False) -> None:
@@ -104,136 +108,139 @@ class Collaborative(nn.Module):
         self.cheap.stride = conv.stride
         self.norm = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU()
-        nn.init.constant_(self.norm.weight, SPREAD)
+        nn.init.constant_(self.norm.weight, INITIAL_STD)
         nn.init.ones_(self.norm.bias)
         for added in (self.cheap, self.norm, self.relu):
             added.to(conv.weight).train(conv.training)
-        self._margins = margins(conv)
+        self._padding = center_padding(conv)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(x) * self.relu(self.norm(self._seen(x)))
+        out: Tensor = self.conv(x) * self.relu(self.norm(self._cheap_output(x)))
         return out
 
     @torch.no_grad()
-    def fit_(self, x: Tensor) -> None:
-        """Take the norm's running statistics from an input, so that eval mode starts at one too."""
-        seen = self._seen(x)
+    def init_statistics_(self, x: Tensor) -> None:
+        """Initialize the batch norm's running statistics, so that eval mode starts near one too."""
+        output = self._cheap_output(x)
         assert self.norm.running_mean is not None
         assert self.norm.running_var is not None
-        self.norm.running_mean.copy_(seen.mean((0, 2, 3)))
-        self.norm.running_var.copy_(seen.var((0, 2, 3), correction=0))
+        self.norm.running_mean.copy_(output.mean((0, 2, 3)))
+        self.norm.running_var.copy_(output.var((0, 2, 3), correction=0))
 
-    def _seen(self, x: Tensor) -> Tensor:
-        seen: Tensor = self.cheap(F.pad(x, self._margins))
-        return seen
+    def _cheap_output(self, x: Tensor) -> Tensor:
+        output: Tensor = self.cheap(F.pad(x, self._padding))
+        return output
 
 
-def margins(conv: nn.Conv2d) -> tuple[int, int, int, int]:
-    """What to add to an input's left, right, top and bottom for a 1×1 window to see the middles.
+def center_padding(conv: nn.Conv2d) -> tuple[int, int, int, int]:
+    """Compute the padding (left, right, top, bottom) that aligns a 1×1 window with the centers.
 
-    >>> margins(nn.Conv2d(1, 1, 3, padding=1)), margins(nn.Conv2d(1, 1, (1, 4)))
+    >>> center_padding(nn.Conv2d(1, 1, 3, padding=1)), center_padding(nn.Conv2d(1, 1, (1, 4)))
     ((0, 0, 0, 0), (-1, -2, 0, 0))
     """
-    found: list[int] = []
+    padding: list[int] = []
     for axis in (1, 0):
         reach = conv.dilation[axis] * (conv.kernel_size[axis] - 1)
         if conv.padding == "same":
-            around = (reach // 2, reach - reach // 2)
+            existing = (reach // 2, reach - reach // 2)
         elif isinstance(conv.padding, str):
-            around = (0, 0)
+            existing = (0, 0)
         else:
-            around = (int(conv.padding[axis]),) * 2
-        found += [around[0] - reach // 2, around[1] - (reach - reach // 2)]
-    return found[0], found[1], found[2], found[3]
+            existing = (int(conv.padding[axis]),) * 2
+        padding += [existing[0] - reach // 2, existing[1] - (reach - reach // 2)]
+    return padding[0], padding[1], padding[2], padding[3]
 
 
 @torch.no_grad()
-def attach_(
+def attach_cheap_layers_(
     model: nn.Module, example: Example, *, shared: bool = False, seed: int = 0
-) -> dict[str, Collaborative]:
-    """Put a cheap layer beside every convolution that can have one; they come by its path.
+) -> dict[str, CollaborativeConv]:
+    """Add a cheap layer to every suitable convolution; return the new layers by path.
 
-    That is every nn.Conv2d the example calls that is larger than 1×1 and not in groups, but for the
-    first layer called.
+    Suitable is every ungrouped `nn.Conv2d` larger than 1×1 that the example input reaches, except
+    the first layer.
     """
     order = list(dict.fromkeys(call.path for call in called_layers(model, example)))
     convs = {path: model.get_submodule(path) for path in order[1:]}
-    with TURN, torch.random.fork_rng(devices=[]):
+    with GLOBAL_LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         added = {
-            path: Collaborative(conv, shared=shared)
+            path: CollaborativeConv(conv, shared=shared)
             for path, conv in convs.items()
             if isinstance(conv, nn.Conv2d) and conv.groups == 1 and max(conv.kernel_size) > 1
         }
 
-    def fitter(layer: Collaborative) -> Watcher:
-        return lambda x, _: layer.fit_(x)
+    def make_hook(layer: CollaborativeConv) -> LayerHook:
+        return lambda x, _: layer.init_statistics_(x)
 
-    with watching(model, {path: fitter(own) for path, own in added.items()}), undisturbed(model):
+    with (
+        layer_hooks(model, {path: make_hook(layer) for path, layer in added.items()}),
+        preserve_state(model),
+    ):
         model.eval()
         example.call(model)
-    around = {layer.conv: layer for layer in added.values()}
+    replacements = {layer.conv: layer for layer in added.values()}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if isinstance(child, nn.Conv2d) and child in around:
-                parent._modules[name] = around[child]
+            if isinstance(child, nn.Conv2d) and child in replacements:
+                parent._modules[name] = replacements[child]
     return added
 
 
 @torch.no_grad()
 def zero_ratios(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """The share of zeros in every cheap layer's output, by the path of the layer it stands in."""
+    """Measure the fraction of zeros in the output of every cheap layer, by path."""
     zeros: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
 
-    def counter(path: str) -> Watcher:
+    def make_hook(path: str) -> LayerHook:
         def count(_: Tensor, out: Any) -> None:
             zeros[path] += int((out == 0).sum())
             numbers[path] += out.numel()
 
         return count
 
-    watchers = {f"{path}.relu": counter(path) for path in layers_of(model)}
-    with watching(model, watchers), undisturbed(model):
+    hooks = {f"{path}.relu": make_hook(path) for path in collaborative_layers(model)}
+    with layer_hooks(model, hooks), preserve_state(model):
         model.eval()
         for number in range(len(inputs)):
             inputs[number].call(model)
     return {path: zeros[path] / count for path, count in numbers.items()}
 
 
-def in_words(zeros: Mapping[str, float]) -> str:
-    """Zero ratios as a note has them.
+def describe_zeros(zeros: Mapping[str, float]) -> str:
+    """Summarize zero ratios in a sentence.
 
-    >>> in_words({"layer1": 0.25, "layer2": 0.5})
+    >>> describe_zeros({"layer1": 0.25, "layer2": 0.5})
     'zero ratio of 2 layers: 37.5% (from 25.0% to 50.0%)'
     """
     mean = sum(zeros.values()) / len(zeros)
-    least, most = min(zeros.values()), max(zeros.values())
-    return f"zero ratio of {len(zeros)} layers: {mean:.1%} (from {least:.1%} to {most:.1%})"
+    lowest, highest = min(zeros.values()), max(zeros.values())
+    return f"zero ratio of {len(zeros)} layers: {mean:.1%} (from {lowest:.1%} to {highest:.1%})"
 
 
 @torch.no_grad()
-def saving(model: nn.Module, example: Example, zeros: Mapping[str, float]) -> float:
-    """Share of the network's MACs that zeros save, less the cheap layers' own.
+def macs_saving(model: nn.Module, example: Example, zeros: Mapping[str, float]) -> float:
+    """Compute the fraction of the network's MACs that zeros save, minus the cheap layers' MACs.
 
-    Below zero if these cost more than they save.
+    It is negative if the cheap layers cost more than they save.
     """
     macs: Counter[str] = Counter()
     for call in called_layers(model, example):
         macs[call.path] += call.macs
     cheap = sum(macs[f"{path}.cheap"] for path in zeros)
-    saved = sum(macs[f"{path}.conv"] * share for path, share in zeros.items())
-    with undisturbed(model), FlopCounterMode(display=False) as counter:
+    saved = sum(macs[f"{path}.conv"] * fraction for path, fraction in zeros.items())
+    with preserve_state(model), FlopCounterMode(display=False) as counter:
         model.eval()
         example.call(model)
     before = int(counter.get_total_flops()) // 2 - cheap
     return (saved - cheap) / before
 
 
-def layers_of(model: nn.Module) -> dict[str, Collaborative]:
-    """Convolutions with a cheap layer beside them, by path."""
-    found = modules_by_path(model).items()
-    return {path: layer for path, layer in found if isinstance(layer, Collaborative)}
+def collaborative_layers(model: nn.Module) -> dict[str, CollaborativeConv]:
+    """Return the convolutions that have a cheap layer, by path."""
+    modules = modules_by_path(model).items()
+    return {path: layer for path, layer in modules if isinstance(layer, CollaborativeConv)}
 
 
 METHOD = Method(
@@ -241,7 +248,7 @@ METHOD = Method(
     "MIL",
     "Dong, Huang, Yang, Yan: More is Less: A More Complicated Network with Less Inference "
     "Complexity (CVPR 2017), arXiv:1703.08651",
-    "A cheap 1×1 convolution beside each larger one says where its output is zero and need not be "
+    "Adds a cheap 1×1 convolution to each larger one, whose zeros mark outputs that need not be "
     "computed.",
     "training",
     partial(mil, shared=True),

@@ -1,8 +1,8 @@
-"""PFEC: filters with the smallest l1 norm go at once, and sensitive layers are spared.
+"""PFEC: one-shot pruning by l1 norm, optionally without sensitive layers.
 
-Li and others remove filters by the sum of their absolute weights, layer by layer, without any
-training in between, and train the result. Layers at whose pruning accuracy falls steeply are left
-alone: each is pruned by itself, and accuracy counted.
+Li et al. remove the filters with the smallest sum of absolute weights in one shot, and fine-tune
+the result. To find sensitive layers, each layer is pruned separately and accuracy is measured;
+layers with a large drop are not pruned.
 """
 
 from __future__ import annotations
@@ -14,82 +14,82 @@ import torch
 from torch import nn
 
 from fpgm.errors import RequestError
-from fpgm.paper.baselines.base import Method, Pruned, Task, class_scores, cut
+from fpgm.paper.baselines.base import Method, MethodResult, Task, class_logits, prune_and_verify
 from fpgm.planning.budget import Budget
 from fpgm.planning.planner import Planner
 from fpgm.pruning.masking import mask_
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.accuracy import AccuracyCounter
+from fpgm.utils.preserve_state import preserve_state
 
-PROBED = 0.3
-"""Share of a layer that is removed to see how sensitive it is."""
-DROP = 0.05
-"""Accuracy that may be lost by that; a layer that loses more stays whole."""
-
-
-def pfec(task: Task) -> Pruned:
-    """The smallest norms go, the same share of every layer."""
-    return cut(task.planner("l1"))
+PROBE_RATE = 0.3
+"""Fraction of a layer that is removed to measure its sensitivity."""
+MAX_DROP = 0.05
+"""Layers with a larger drop of accuracy are not pruned."""
 
 
-def careful(task: Task) -> Pruned:
-    """The same, but for layers that are sensitive; the others lose more instead."""
+def pfec(task: Task) -> MethodResult:
+    """Remove the same fraction of every layer by l1 norm."""
+    return prune_and_verify(task.planner("l1"))
+
+
+def pfec_with_sensitivity(task: Task) -> MethodResult:
+    """Remove filters by l1 norm from all layers that are not sensitive."""
     planner = task.planner("l1")
-    spared = spare_(planner, task)
-    told = f"spared {', '.join(spared)}" if spared else "no layer was sensitive: the same as PFEC"
-    return replace(cut(planner), notes=(told,))
+    skipped = skip_sensitive_layers_(planner, task)
+    note = f"not pruned: {', '.join(skipped)}" if skipped else "no sensitive layer: same as PFEC"
+    return replace(prune_and_verify(planner), notes=(note,))
 
 
-def spare_(planner: Planner, task: Task, drop: float = DROP) -> list[str]:
-    """Tell a planner to leave sensitive layers whole, and which they are.
+def skip_sensitive_layers_(planner: Planner, task: Task, max_drop: float = MAX_DROP) -> list[str]:
+    """Exclude sensitive layers from a planner's budget, and return them.
 
-    If too little is left to reach the budget, the milder half is given up, and again.
+    If the budget cannot be reached without them, the less sensitive half is pruned too, repeatedly.
     """
-    losses = sensitivities(planner, task)
-    spared = sorted((layer for layer in losses if losses[layer] > drop), key=lambda n: -losses[n])
-    asked = planner.budget
+    drops = accuracy_drops(planner, task)
+    skipped = sorted((layer for layer in drops if drops[layer] > max_drop), key=lambda n: -drops[n])
+    requested = planner.budget
     while True:
-        planner.budget = Budget(macs=asked.macs, rates=dict.fromkeys(spared, 0.0))
+        planner.budget = Budget(macs=requested.macs, rates=dict.fromkeys(skipped, 0.0))
         try:
             planner.choose(planner.budget)
         except RequestError:
-            if not spared:
+            if not skipped:
                 raise
-            spared = spared[: len(spared) // 2]
+            skipped = skipped[: len(skipped) // 2]
         else:
-            return spared
+            return skipped
 
 
-def sensitivities(planner: Planner, task: Task) -> dict[str, float]:
-    """Accuracy that is lost by pruning each group alone, by its layers' names."""
-    whole = accuracy(planner.model, task)
-    found: dict[str, float] = {}
-    asked = planner.budget
-    pools = list(planner.structure.pools)
+def accuracy_drops(planner: Planner, task: Task) -> dict[str, float]:
+    """Measure the drop of accuracy when each group is pruned separately, by layer."""
+    original = accuracy(planner.model, task)
+    drops: dict[str, float] = {}
+    requested = planner.budget
+    pools = list(planner.structure.groups)
     try:
         for number, pool in enumerate(pools):
             if task.progress is not None:
                 task.progress("sensitivity", number, len(pools))
-            planner.budget = Budget(rates=dict.fromkeys(pool.layers, PROBED))
+            planner.budget = Budget(rates=dict.fromkeys(pool.layers, PROBE_RATE))
             masked = copy.deepcopy(planner.model)
-            mask_(masked, planner.draw().plan)
-            loss = whole - accuracy(masked, task)
+            mask_(masked, planner.build_plan().plan)
+            drop = original - accuracy(masked, task)
             for layer in pool.layers:
-                found[layer] = max(loss, found.get(layer, 0.0))
+                drops[layer] = max(drop, drops.get(layer, 0.0))
     finally:
-        planner.budget = asked
-    return found
+        planner.budget = requested
+    return drops
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, task: Task) -> float:
-    """Share of the task's inputs that a classifier gets right."""
-    right = seen = 0
-    with undisturbed(model):
+    """Measure a classifier's accuracy on the task's calibration inputs."""
+    counter = AccuracyCounter()
+    with preserve_state(model):
         model.eval()
-        for x, classes in task.labelled():
-            right += int((class_scores(model, x).argmax(1) == classes).sum())
-            seen += len(x)
-    return right / max(1, seen)
+        for x, classes in task.labelled_batches():
+            counter.add(class_logits(model, x), classes)
+    return counter.accuracy or 0.0
 
 
 CITE = (
@@ -97,12 +97,12 @@ CITE = (
     "arXiv:1608.08710"
 )
 
-METHOD = Method("pfec", "PFEC", CITE, "The smallest l1 norms go, at once.", "weights", pfec)
-CAREFUL = Method(
+METHOD = Method("pfec", "PFEC", CITE, "Removes the smallest l1 norms in one shot.", "weights", pfec)
+SENSITIVITY_METHOD = Method(
     "pfec-sensitivity",
-    "PFEC, sensitive layers spared",
+    "PFEC, without sensitive layers",
     CITE,
-    "The smallest l1 norms go, at once; layers at whose pruning accuracy falls stay whole.",
+    "Removes the smallest l1 norms in one shot, except in layers whose pruning hurts accuracy.",
     "labels",
-    careful,
+    pfec_with_sensitivity,
 )

@@ -1,8 +1,8 @@
-"""Methods the paper compares itself with, and others a user would name, on one core.
+"""All compared methods by name: those of the paper, and other well-known ones.
 
-A method is a short file that says what is different about it. Which units can go, what goes with
-them, compaction and its proof are the same for all; so are the data, the share of MACs, and the
-steps of training that each may spend.
+Each method is a short file with what is specific to it. Finding channel groups, compaction and
+verification are the same for all methods, and so are the data, the fraction of MACs to remove, and
+the number of training steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from fpgm.paper.baselines import (
     hrank,
     mil,
     nisp,
+    one_shot,
     pfec,
     rethinking,
     slimming,
@@ -21,20 +22,19 @@ from fpgm.paper.baselines import (
     taylor,
     thinet,
 )
-from fpgm.paper.baselines import one_shot as once
-from fpgm.paper.baselines.base import Method, Pruned, Schedule, Task
-from fpgm.utils.text import meant
+from fpgm.paper.baselines.base import Method, MethodResult, SgdSchedule, Task
+from fpgm.utils.text import suggest_name
 
-__all__ = ["METHODS", "Method", "Pruned", "Schedule", "Task", "find"]
+__all__ = ["METHODS", "Method", "MethodResult", "SgdSchedule", "Task", "get_method"]
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        *once.METHODS,
+        *one_shot.METHODS,
         soft.FPGM,
         soft.MIX,
         pfec.METHOD,
-        pfec.CAREFUL,
+        pfec.SENSITIVITY_METHOD,
         soft.SFP,
         thinet.METHOD,
         cp.METHOD,
@@ -49,10 +49,10 @@ METHODS: dict[str, Method] = {
 }
 
 
-def find(name: str) -> Method:
-    """A method by name."""
+def get_method(name: str) -> Method:
+    """Return a method by name; raise a `RequestError` with a suggestion if it is unknown."""
     if name not in METHODS:
         raise RequestError(
-            f"There is no method {name!r}{meant(name, METHODS)}: give some of {', '.join(METHODS)}."
+            f"Unknown method {name!r}{suggest_name(name, METHODS)}. Methods: {', '.join(METHODS)}."
         )
     return METHODS[name]

@@ -1,10 +1,10 @@
-"""Rethinking: batch norms' scales are made small, and soft thresholds drive them to zero.
+"""Rethinking: shrink batch-norm scales to zero during training by soft thresholding (ISTA).
 
-Ye and others train with ISTA on γ: after every step each scale moves towards zero by the learning
-rate times a penalty that follows how much memory its channel costs, and stays there once it is
-reached. Scales are multiplied by α beforehand and the weights that read them divided by it: the
-function is the same, and small scales are sooner at zero. Channels at zero are constant: what they
-add to the layers behind is taken up there, here by their norms' statistics taken anew.
+Ye et al. move each scale γ towards zero after every step, by the learning rate times a penalty
+proportional to the memory of its channel. Beforehand they multiply the scales by α and divide the
+consuming weights by it, which leaves the function unchanged and lets scales reach zero sooner.
+Channels with a zero scale are constant; their contribution to the following layers is absorbed
+there, here by re-estimating the statistics of the batch norms.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import RequestError
-from fpgm.paper.baselines.base import Method, Pruned, Task, classes_of, scale_readers_
-from fpgm.paper.baselines.bn_scales import Norm, norms_of, sizes
-from fpgm.paper.baselines.global_threshold import cut_everywhere
+from fpgm.paper.baselines.base import Method, MethodResult, Task, num_unit_classes, scale_consumers_
+from fpgm.paper.baselines.bn_scales import BatchNormScale, batch_norm_scales, mean_scales
+from fpgm.paper.baselines.global_threshold import prune_globally
 from fpgm.paper.baselines.short_training import train_
 from fpgm.planning.planner import Planner
 from fpgm.recovery.recover import recover
@@ -26,44 +26,46 @@ from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.example_inputs import float_outputs
 
 ALPHA = 0.1
-"""What scales are multiplied by; the authors take 0.001 to 1, by how long the training is."""
+"""Factor for the scales; the authors use 0.001 to 1, depending on the length of training."""
 PENALTY = 0.005
-"""Mean of the penalties of all channels."""
-SAME = 1e-3
-"""Change of outputs, as a share of the largest, up to which a function is the same."""
+"""Mean penalty over all channels."""
+TOLERANCE = 1e-3
+"""Outputs count as equal up to this fraction of the largest one."""
 
 
-def rethinking(task: Task) -> Pruned:
-    """Make scales small, train with soft thresholds, cut by what is left of them."""
-    model = task.copy().eval()
+def rethinking(task: Task) -> MethodResult:
+    """Rescale, train with soft thresholds, and prune globally by the remaining scales."""
+    model = task.trainable_copy().eval()
     planner = task.planner(model=model)
-    norms = norms_of(planner)
+    norms = batch_norm_scales(planner)
     if not norms:
-        raise RequestError("Rethinking thresholds batch norms' scales: this model has none.")
-    alpha = ALPHA if _passes(task, planner, norms) else 1.0
-    rescale_(model, planner, norms, alpha)
-    penalties = penalties_of(planner, norms)
+        raise RequestError(
+            "This model has no batch norm with a scale, which Rethinking needs: use another method."
+        )
+    alpha = ALPHA if _rescaling_is_exact(task, planner, norms) else 1.0
+    rescale_batch_norms_(model, planner, norms, alpha)
+    penalties = memory_penalties(planner, norms)
 
-    def settle(rate: float) -> None:
+    def shrink_scales(rate: float) -> None:
         for norm, penalty in zip(norms, penalties, strict=True):
-            soften_(norm.scale, rate * penalty)
+            soft_threshold_(norm.scale, rate * penalty)
 
-    train_(model, task, task.before, settle=settle)
-    rescale_(model, planner, norms, 1 / alpha)
-    found = cut_everywhere(planner, "rethinking", sizes(planner))
-    assert found.plan is not None
-    small = recover(model, found.plan, task.loader, method="norms", images=task.images)
+    train_(model, task, task.before_pruning, after_step=shrink_scales)
+    rescale_batch_norms_(model, planner, norms, 1 / alpha)
+    result = prune_globally(planner, "rethinking", mean_scales(planner))
+    assert result.plan is not None
+    small = recover(model, result.plan, task.loader, method="norms", images=task.images)
     zero = sum(int((norm.scale == 0).sum()) for norm in norms)
-    told = f"{zero} of {sum(len(norm.scale) for norm in norms)} scales ended at zero."
-    return replace(found, model=small, trained=model, notes=(told,))
+    note = f"{zero} of {sum(len(norm.scale) for norm in norms)} scales ended at zero"
+    return replace(result, model=small, trained_model=model, notes=(note,))
 
 
 @torch.no_grad()
-def soften_(scale: Tensor, threshold: Tensor) -> None:
-    """Move every number towards zero by a threshold, and no further.
+def soft_threshold_(scale: Tensor, threshold: Tensor) -> None:
+    """Move every number towards zero by a threshold, but not past zero.
 
     >>> x = torch.tensor([3., -1., 0.5])
-    >>> soften_(x, torch.tensor(1.0))
+    >>> soft_threshold_(x, torch.tensor(1.0))
     >>> x
     tensor([2., -0., 0.])
     """
@@ -71,40 +73,42 @@ def soften_(scale: Tensor, threshold: Tensor) -> None:
 
 
 @torch.no_grad()
-def rescale_(model: nn.Module, planner: Planner, norms: list[Norm], alpha: float) -> None:
-    """Multiply scales and shifts and divide what reads them.
+def rescale_batch_norms_(
+    model: nn.Module, planner: Planner, norms: list[BatchNormScale], alpha: float
+) -> None:
+    """Multiply scales and shifts by alpha and divide the consuming weights by it.
 
-    Only units that reach their readers through one norm each way are touched.
+    Only units whose every filter is followed by exactly one batch norm are changed.
     """
-    factors = torch.where(_scalable(planner, norms), alpha, 1.0).double()
+    factors = torch.where(_rescalable_units(planner, norms), alpha, 1.0).double()
     for norm in norms:
         norm.scale.mul_(factors[norm.classes].to(norm.scale))
         if norm.shift is not None:
             norm.shift.mul_(factors[norm.classes].to(norm.shift))
-    scale_readers_(model, planner, 1 / factors)
+    scale_consumers_(model, planner, 1 / factors)
 
 
 @torch.no_grad()
-def _passes(task: Task, planner: Planner, norms: list[Norm]) -> bool:
-    """Whether that leaves the function alone: some activations do not pass factors on."""
+def _rescaling_is_exact(task: Task, planner: Planner, norms: list[BatchNormScale]) -> bool:
+    """Check that rescaling leaves the outputs unchanged: some activations are not homogeneous."""
     inputs = task.inputs()
     try:
         example = inputs[0]
-        wanted = float_outputs(planner.model, example)
-        rescale_(planner.model, planner, norms, ALPHA)
-        given = float_outputs(planner.model, example)
-        rescale_(planner.model, planner, norms, 1 / ALPHA)
+        expected = float_outputs(planner.model, example)
+        rescale_batch_norms_(planner.model, planner, norms, ALPHA)
+        outputs = float_outputs(planner.model, example)
+        rescale_batch_norms_(planner.model, planner, norms, 1 / ALPHA)
     finally:
         inputs.close()
-    size = max(float(w.abs().max()) for w in wanted)
-    off = max(float((g - w).abs().max()) for g, w in zip(given, wanted, strict=True))
-    return off <= SAME * size
+    size = max(float(w.abs().max()) for w in expected)
+    difference = max(float((g - w).abs().max()) for g, w in zip(outputs, expected, strict=True))
+    return difference <= TOLERANCE * size
 
 
-def _scalable(planner: Planner, norms: list[Norm]) -> Tensor:
-    """Classes every filter of which is followed by a norm of its own."""
-    count = torch.zeros(classes_of(planner), dtype=torch.int64)
-    for writer in planner.structure.writers:
+def _rescalable_units(planner: Planner, norms: list[BatchNormScale]) -> Tensor:
+    """Mark the classes of units whose every filter is followed by its own batch norm."""
+    count = torch.zeros(num_unit_classes(planner), dtype=torch.int64)
+    for writer in planner.structure.producers:
         if writer.carries:
             count[writer.classes] -= 1_000_000
         else:
@@ -112,31 +116,32 @@ def _scalable(planner: Planner, norms: list[Norm]) -> Tensor:
     for norm in norms:
         count.index_add_(0, norm.classes, -torch.ones_like(norm.classes))
     units = torch.zeros(len(count), dtype=torch.bool)
-    for pool in planner.structure.pools:
+    for pool in planner.structure.groups:
         units[pool.units] = True
     return units & (count == 0)
 
 
-def penalties_of(planner: Planner, norms: list[Norm]) -> list[Tensor]:
-    """For every scale a penalty by the memory its channel takes.
+def memory_penalties(planner: Planner, norms: list[BatchNormScale]) -> list[Tensor]:
+    """Compute a penalty for every scale, proportional to the memory of its channel.
 
-    That is the weights that make it, the weights that read it, and its map, of one input.
+    The memory is that of the weights that produce it, the weights that consume it, and its feature
+    map for one input.
     """
-    cost = torch.zeros(classes_of(planner), dtype=torch.float64)
-    for slot in planner.structure.seen.slots.values():
+    cost = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
+    for slot in planner.structure.trace.parameter_infos.values():
         if len(slot.shape) > 1 and slot.trainable:
             for labels in slot.fields:
-                classes = planner.structure.of(rows_of(labels))
+                classes = planner.structure.classes_of(rows_of(labels))
                 each = torch.Size(slot.shape).numel() / len(classes)
                 cost.index_add_(0, classes, torch.full((len(classes),), each).double())
     maps = torch.zeros_like(cost)
     calls = {c.path: c for c in called_layers(planner.model, planner.examples[0])}
-    for writer in planner.structure.writers:
+    for writer in planner.structure.producers:
         if (call := calls.get(writer.layer)) is not None:
             maps[writer.classes] = call.given / (call.layer.writes * call.layer.batch)
-    found = [(cost + maps)[norm.classes] for norm in norms]
-    mean = torch.cat(found).mean()
-    return [PENALTY * own / mean for own in found]
+    costs = [(cost + maps)[norm.classes] for norm in norms]
+    mean = torch.cat(costs).mean()
+    return [PENALTY * cost_of_norm / mean for cost_of_norm in costs]
 
 
 METHOD = Method(
@@ -144,8 +149,8 @@ METHOD = Method(
     "Rethinking",
     "Ye, Lu, Lin, Wang: Rethinking the Smaller-Norm-Less-Informative Assumption in Channel Pruning "
     "of Convolution Layers (ICLR 2018), arXiv:1802.00124",
-    "Soft thresholds on batch norms' scales while training; what ends near zero goes, all layers "
-    "in one ranking.",
+    "Shrinks batch-norm scales by soft thresholds during training, then removes the smallest of "
+    "the whole network.",
     "training",
     rethinking,
 )

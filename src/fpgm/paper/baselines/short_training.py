@@ -1,4 +1,4 @@
-"""The short training every method is given: plain SGD, with places to step in."""
+"""The short SGD training that methods and fine-tuning use, with callbacks around each step."""
 
 from __future__ import annotations
 
@@ -11,28 +11,35 @@ import torch.nn.functional as F
 from torch import nn
 
 from fpgm.errors import ModelError, RequestError
-from fpgm.paper.baselines.base import Batch, Schedule, Task, class_scores, pair
-from fpgm.utils.example_inputs import beside
+from fpgm.paper.baselines.base import Batch, SgdSchedule, Task, class_logits, labelled_pair
+from fpgm.utils.example_inputs import to_model_device
+from fpgm.utils.training_loop import train_steps
 from fpgm.workflow.soft_pruner import SoftPruner
 
-Hook = Callable[[float], None]
-"""Called with the learning rate."""
+StepHook = Callable[[float], None]
+"""Called with the learning rate of the step."""
 
 
 def train_(
     model: nn.Module,
     task: Task,
-    schedule: Schedule,
+    schedule: SgdSchedule,
     *,
-    begin: Callable[[torch.optim.Optimizer], None] | None = None,
-    penalise: Hook | None = None,
-    settle: Hook | None = None,
+    on_start: Callable[[torch.optim.Optimizer], None] | None = None,
+    before_step: StepHook | None = None,
+    after_step: StepHook | None = None,
     title: str = "training",
 ) -> None:
-    """Train a classifier in place: cross-entropy, SGD, as many steps as the schedule has.
+    """Train a classifier in place with SGD and cross-entropy, and leave it in eval mode.
 
-    `begin` is shown the optimizer, `penalise` may add to gradients before a step, `settle` may move
-    weights after it. The model is left in eval mode.
+    Args:
+        model: the classifier to train.
+        task: provides the batches and the progress callback.
+        schedule: number of steps and hyperparameters.
+        on_start: called with the optimizer.
+        before_step: called after the backward pass; may change gradients.
+        after_step: called after the optimizer's step; may change weights.
+        title: shown with the progress.
     """
     if schedule.steps < 1:
         model.eval()
@@ -44,66 +51,76 @@ def train_(
         nesterov=True,
         weight_decay=schedule.weight_decay,
     )
-    if begin is not None:
-        begin(optimizer)
+    if on_start is not None:
+        on_start(optimizer)
+
+    def backward(step: int, batch: Batch) -> bool:
+        if task.progress is not None:
+            task.progress(title, step, schedule.steps)
+        x, classes = batch
+        loss = F.cross_entropy(class_logits(model, x), classes)
+        if not bool(loss.isfinite()):
+            value = float(loss.detach())
+            raise ModelError(f"The loss is {value} at step {step + 1}: try a lower lr.")
+        loss.backward()
+        if before_step is not None:
+            before_step(schedule.rate(step))
+        return True
+
+    def after(step: int) -> None:
+        if after_step is not None:
+            with torch.no_grad():
+                after_step(schedule.rate(step))
+
     model.train()
     with torch.enable_grad():
-        for step, (x, classes) in enumerate(itertools.islice(_epochs(task), schedule.steps)):
-            if task.progress is not None:
-                task.progress(title, step, schedule.steps)
-            rate = schedule.rate(step)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad()
-            loss = F.cross_entropy(class_scores(model, x), classes)
-            if not bool(loss.isfinite()):
-                told = float(loss.detach())
-                raise ModelError(f"The loss is {told} at step {step + 1}: lower lr.")
-            loss.backward()
-            if penalise is not None:
-                penalise(rate)
-            optimizer.step()
-            if settle is not None:
-                with torch.no_grad():
-                    settle(rate)
-    optimizer.zero_grad()
+        batches = itertools.islice(_repeat_batches(task), schedule.steps)
+        train_steps(batches, optimizer, schedule.rate, backward, after)
     model.eval()
 
 
-def _epochs(task: Task) -> Iterator[Batch]:
-    """Labelled batches without end."""
+def _repeat_batches(task: Task) -> Iterator[Batch]:
+    """Yield labelled batches, epoch after epoch."""
     loader = task.loader if task.training is None else task.training
     while True:
         batch = None
         for batch in loader:
-            yield pair(beside(task.model, batch))
+            yield labelled_pair(to_model_device(task.model, batch))
         if batch is None:
-            raise RequestError("The loader gives nothing: training needs batches.")
+            raise RequestError("The loader is empty: training needs batches.")
 
 
-def train_pruning_(
+def train_and_prune_(
     model: nn.Module,
     task: Task,
-    schedule: Schedule,
+    schedule: SgdSchedule,
     rounds: int,
     title: str = "training",
     **options: Any,
 ) -> SoftPruner | None:
-    """Train, and let a `SoftPruner` with these options prune so many times on the way.
+    """Train a model while a `SoftPruner` prunes it in regular intervals.
 
-    None if there is nothing to train: the optimizer is what a pruner starts with.
+    Returns the pruner, or None if the schedule has no steps.
+
+    Args:
+        model: trained in place.
+        task: provides the batches.
+        schedule: of the training.
+        rounds: number of pruning steps.
+        title: shown with the progress.
+        options: of `SoftPruner`.
     """
     pruners: list[SoftPruner] = []
-    done = 0
+    step = 0
 
-    def begin(optimizer: torch.optim.Optimizer) -> None:
+    def create_pruner(optimizer: torch.optim.Optimizer) -> None:
         pruners.append(SoftPruner(model, task.example, optimizer=optimizer, **options))
 
-    def settle(_: float) -> None:
-        nonlocal done
-        done += 1
-        if done * rounds // schedule.steps > pruners[0].epoch:
+    def prune_on_schedule(_: float) -> None:
+        nonlocal step
+        step += 1
+        if step * rounds // schedule.steps > pruners[0].epoch:
             pruners[0].step()
 
-    train_(model, task, schedule, begin=begin, settle=settle, title=title)
+    train_(model, task, schedule, on_start=create_pruner, after_step=prune_on_schedule, title=title)
     return pruners[0] if pruners else None

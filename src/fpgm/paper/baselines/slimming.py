@@ -1,36 +1,36 @@
-"""Slimming: a penalty on batch norms' scales tells which channels are not needed.
+"""Network Slimming: train with an l1 penalty on batch-norm scales and remove the smallest ones.
 
-Liu and others add the sum of |γ| to the loss while they train, and remove the channels with the
-smallest scales, all layers in one ranking.
+Liu et al. add the sum of |γ| to the loss during training, and remove the channels with the smallest
+scales, with one ranking for all layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fpgm.paper.baselines.base import Method, Pruned, Task
-from fpgm.paper.baselines.bn_scales import norms_of, sizes
-from fpgm.paper.baselines.global_threshold import cut_everywhere
+from fpgm.paper.baselines.base import Method, MethodResult, Task
+from fpgm.paper.baselines.bn_scales import batch_norm_scales, mean_scales
+from fpgm.paper.baselines.global_threshold import prune_globally
 from fpgm.paper.baselines.short_training import train_
 
 PENALTY = 1e-3
-"""Of the sum of |γ|; the authors take 1e-4 for a training a hundred times as long."""
+"""Weight of the sum of |γ|; the authors use 1e-4 for a training that is 100 times as long."""
 
 
-def slimming(task: Task) -> Pruned:
-    """Train with the penalty, then cut by |γ|."""
-    model = task.copy()
+def slimming(task: Task) -> MethodResult:
+    """Train with the penalty, then prune globally by |γ|."""
+    model = task.trainable_copy()
     planner = task.planner(model=model)
-    norms = norms_of(planner)
+    norms = batch_norm_scales(planner)
 
-    def shrink(_: float) -> None:
+    def add_penalty(_: float) -> None:
         for norm in norms:
             if norm.scale.grad is not None:
                 norm.scale.grad += PENALTY * norm.scale.detach().sign()
 
-    train_(model, task, task.before, penalise=shrink)
-    found = cut_everywhere(planner, "slimming", sizes(planner))
-    return replace(found, trained=model)
+    train_(model, task, task.before_pruning, before_step=add_penalty)
+    result = prune_globally(planner, "slimming", mean_scales(planner))
+    return replace(result, trained_model=model)
 
 
 METHOD = Method(
@@ -38,7 +38,7 @@ METHOD = Method(
     "Slimming",
     "Liu, Li, Shen, Huang, Yan, Zhang: Learning Efficient Convolutional Networks through Network "
     "Slimming (ICCV 2017), arXiv:1708.06519",
-    "Training with a penalty on batch norms' scales; the smallest go, all layers in one ranking.",
+    "Trains with a penalty on batch-norm scales, then removes the smallest of the whole network.",
     "training",
     slimming,
 )

@@ -1,33 +1,34 @@
-"""SFP, and the paper's own Algorithm 1: prune, train on, let what was pruned come back.
+"""Soft pruning during training: SFP, and the FPGM paper's Algorithm 1.
 
-He, Kang and others zero the filters with the smallest l2 norm after every epoch and go on training
-all of them; FPGM does the same with the most replaceable ones. After the last epoch what is zero is
-removed. An epoch here is a share of the steps a task allows before it prunes.
+SFP (He, Kang et al.) zeroes the filters with the smallest l2 norm after every epoch and continues
+to train all filters, so that zeroed ones may recover. FPGM does the same with the filters nearest
+to the geometric median. After the last epoch the zeroed filters are removed. Here an "epoch" is a
+fraction of the training steps that a task allows before pruning.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from fpgm.paper.baselines.base import Method, Pruned, Task, cut
-from fpgm.paper.baselines.short_training import train_pruning_
+from fpgm.paper.baselines.base import Method, MethodResult, Task, prune_and_verify
+from fpgm.paper.baselines.short_training import train_and_prune_
 
-ROUNDS = 5
-"""Prunings within the steps a task allows."""
+PRUNING_STEPS = 5
+"""Number of pruning steps during the training that a task allows."""
 
 
-def soft(task: Task, criterion: str) -> Pruned:
-    """Train and zero in turns, then cut what is zero."""
-    model = task.copy()
-    pruner = train_pruning_(
-        model, task, task.before, ROUNDS, macs=task.macs, criterion=criterion,
+def soft_prune(task: Task, criterion: str) -> MethodResult:
+    """Alternate training and zeroing of filters, then remove the zeroed ones."""
+    model = task.trainable_copy()
+    pruner = train_and_prune_(
+        model, task, task.before_pruning, PRUNING_STEPS, macs=task.macs, criterion=criterion,
         residual=task.residual, align=task.align, seed=task.seed,
     )  # fmt: skip
-    if pruner is None:  # there was no step to train
-        return cut(task.planner(criterion, model))
+    if pruner is None:  # no training steps
+        return prune_and_verify(task.planner(criterion, model))
     small = pruner.compact()
     assert pruner.plan is not None
-    return Pruned(small, pruner.plan.macs_removed, pruner.plan, trained=model)
+    return MethodResult(small, pruner.plan.macs_removed, pruner.plan, trained_model=model)
 
 
 FPGM_CITE = (
@@ -39,24 +40,24 @@ SFP = Method(
     "SFP",
     "He, Kang, Dong, Fu, Yang: Soft Filter Pruning for Accelerating Deep Convolutional Neural "
     "Networks (IJCAI 2018), arXiv:1808.06866",
-    "The smallest l2 norms are zeroed again and again during training, and removed at its end.",
+    "Zeroes the smallest l2 norms repeatedly during training, and removes them at the end.",
     "training",
-    partial(soft, criterion="l2"),
+    partial(soft_prune, criterion="l2"),
 )
 MIX = Method(
     "fpgm-mix-soft",
     "FPGM-mix, soft",
     FPGM_CITE,
-    "Algorithm 1 with both criteria: three quarters by the norm, the rest by the geometric median.",
+    "Algorithm 1 with both criteria: three quarters by norm, the rest by the geometric median.",
     "training",
-    partial(soft, criterion="mix"),
+    partial(soft_prune, criterion="mix"),
 )
 FPGM = Method(
     "fpgm-soft",
     "FPGM, soft",
     FPGM_CITE,
-    "Algorithm 1: the filters nearest the geometric median are zeroed again and again during "
-    "training, and removed at its end.",
+    "Algorithm 1: zeroes the filters nearest to the geometric median repeatedly during training, "
+    "and removes them at the end.",
     "training",
-    partial(soft, criterion="fpgm"),
+    partial(soft_prune, criterion="fpgm"),
 )

@@ -1,8 +1,8 @@
-"""Taylor: units go whose loss, by the first term of its expansion, is the least.
+"""Taylor: remove the units with the smallest first-order estimate of the change of the loss.
 
-Molchanov and others square the product of weights and their gradients, summed over a unit, as the
-first-order estimate of how much the loss changes if it goes, and rank all units of a network
-together. Gradients are of the cross-entropy in eval mode, batch by batch.
+Molchanov et al. sum weight times gradient over a unit and square the sum: the first-order Taylor
+estimate of how much the loss changes without it. All units of the network are ranked together.
+Gradients are those of the cross-entropy in eval mode, batch by batch.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fpgm.paper.baselines.base import Method, Pruned, Task, class_scores, classes_of
-from fpgm.paper.baselines.global_threshold import cut_everywhere
+from fpgm.paper.baselines.base import Method, MethodResult, Task, class_logits, num_unit_classes
+from fpgm.paper.baselines.global_threshold import prune_globally
 from fpgm.planning.planner import Planner
 from fpgm.utils.modules import named_tensors
 
 
-def taylor(task: Task) -> Pruned:
-    """All units in one ranking."""
+def taylor(task: Task) -> MethodResult:
+    """Prune globally by the Taylor scores."""
     planner = task.planner()
-    return cut_everywhere(planner, "taylor", losses(task, planner))
+    return prune_globally(planner, "taylor", taylor_scores(task, planner))
 
 
-def losses(task: Task, planner: Planner) -> Tensor:
-    """For every class of units: (Σ weight · gradient)², the mean over batches."""
-    net = task.copy().eval()
-    writers = [w for w in planner.structure.writers if not w.carries]
+def taylor_scores(task: Task, planner: Planner) -> Tensor:
+    """Compute (Σ weight · gradient)² for every class of units, averaged over batches."""
+    net = task.trainable_copy().eval()
+    writers = [w for w in planner.structure.producers if not w.carries]
     tensors = named_tensors(net)
-    weights = [tensors[writer.slot.name] for writer in writers]
-    total = torch.zeros(classes_of(planner), dtype=torch.float64)
+    weights = [tensors[writer.info.name] for writer in writers]
+    total = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
     count = 0
     with torch.enable_grad():
-        for x, classes in task.labelled():
-            loss = F.cross_entropy(class_scores(net, x), classes)
+        for x, classes in task.labelled_batches():
+            loss = F.cross_entropy(class_logits(net, x), classes)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             change = torch.zeros_like(total)
             for writer, weight, gradient in zip(writers, weights, gradients, strict=True):
                 if gradient is not None:
-                    each = writer.filters((weight * gradient).detach()).double().sum(1).cpu()
-                    change.index_add_(0, writer.classes, each)
+                    per_filter = writer.filters((weight * gradient).detach()).double().sum(1).cpu()
+                    change.index_add_(0, writer.classes, per_filter)
             total += change.square()
             count += 1
     return total / max(1, count)
@@ -50,7 +50,7 @@ METHOD = Method(
     "Taylor",
     "Molchanov, Mallya, Tyree, Frosio, Kautz: Importance Estimation for Neural Network Pruning "
     "(CVPR 2019), arXiv:1906.10771",
-    "Units go by the squared sum of weight times gradient, all layers in one ranking.",
+    "Removes the units with the smallest (Σ weight · gradient)² of the whole network.",
     "labels",
     taylor,
 )

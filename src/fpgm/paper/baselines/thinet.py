@@ -1,10 +1,10 @@
-"""ThiNet: channels go whose summands the next layer misses least, one by one.
+"""ThiNet: greedily remove the channels that change the next layer's output least.
 
-Luo, Wu and Lin choose greedily the channels that, left out together, change the next layer's output
-least, and then scale the others so that they make up for it by least squares. They look at random
-entries of that output; here all output channels at random positions are looked at, which is the
-same sum with less chance in it. They prune a layer and train an epoch or two before the next; here
-all layers are pruned before any training, as for every method compared.
+Luo, Wu and Lin choose greedily the channels whose removal changes the next layer's output least,
+and scale the remaining channels by least squares to compensate. They sample random entries of the
+output; here all output channels at random positions are used, which estimates the same sum with
+less variance. They fine-tune for one or two epochs after each layer; here all layers are pruned
+before any training, as for every compared method.
 """
 
 from __future__ import annotations
@@ -14,65 +14,72 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fpgm.paper.baselines.base import Method, Pruned, Task, classes_of, cut, scale_readers_
-from fpgm.paper.baselines.unit_contributions import known_products
-from fpgm.planning.precomputed_scores import Scored
+from fpgm.paper.baselines.base import (
+    Method,
+    MethodResult,
+    Task,
+    num_unit_classes,
+    prune_and_verify,
+    scale_consumers_,
+)
+from fpgm.paper.baselines.unit_contributions import contribution_products
+from fpgm.planning.precomputed_scores import PrecomputedScores
 from fpgm.pruning.compaction import compact
 
 RIDGE = 1e-6
-"""Of the mean diagonal: channels that add the same cannot be told apart."""
+"""Regularization as a fraction of the mean diagonal, for channels that are equal."""
 
 
-def thinet(task: Task) -> Pruned:
-    """Choose greedily, then scale what stays."""
+def thinet(task: Task) -> MethodResult:
+    """Choose channels greedily, then scale the kept ones."""
     planner = task.planner()
-    known = known_products(task, planner)
-    scores = torch.zeros(classes_of(planner), dtype=torch.float64)
-    for units, together in known:
-        scores[units[greedy(together)]] = torch.arange(len(units), dtype=torch.float64)
-    planner.score_by(Scored.of_units("thinet", planner.structure, scores))
-    pruned = cut(planner)
+    products = contribution_products(task, planner)
+    scores = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
+    for units, gram in products:
+        scores[units[removal_order(gram)]] = torch.arange(len(units), dtype=torch.float64)
+    planner.score_by(PrecomputedScores.of_units("thinet", planner.structure, scores))
+    pruned = prune_and_verify(planner)
     assert pruned.plan is not None
-    assert pruned.gone is not None
-    factors = torch.ones(classes_of(planner), dtype=torch.float64)
-    for units, together in known:
-        stays = ~torch.isin(units, pruned.gone)
-        factors[units[stays]] = scaling(together, stays)
-    scaled = task.copy()
-    scale_readers_(scaled, planner, factors)
-    return replace(pruned, model=compact(scaled, pruned.plan))
+    assert pruned.removed is not None
+    factors = torch.ones(num_unit_classes(planner), dtype=torch.float64)
+    for units, gram in products:
+        kept = ~torch.isin(units, pruned.removed)
+        factors[units[kept]] = compensation_factors(gram, kept)
+    scaled_model = task.trainable_copy()
+    scale_consumers_(scaled_model, planner, factors)
+    return replace(pruned, model=compact(scaled_model, pruned.plan))
 
 
-def greedy(together: Tensor) -> Tensor:
-    """The order in which channels go: each time the one with which the least is missed.
+def removal_order(gram: Tensor) -> Tensor:
+    """Order channels for removal: each time the one that adds the least error.
 
-    Two channels that cancel each other go before either of two that add up:
+    Two channels that cancel each other are removed first:
 
-    >>> greedy(torch.tensor([[4., -4., 0.], [-4., 4., 0.], [0., 0., 5.]]))
+    >>> removal_order(torch.tensor([[4., -4., 0.], [-4., 4., 0.], [0., 0., 5.]]))
     tensor([0, 1, 2])
     """
-    missed = together.diagonal().clone()  # what is missed if this one goes too
+    error = gram.diagonal().clone()  # if this channel is removed too
     order = []
-    for _ in range(len(together)):
-        first = int(missed.argmin())
+    for _ in range(len(gram)):
+        first = int(error.argmin())
         order.append(first)
-        missed += 2 * together[first]
-        missed[first] = torch.inf
+        error += 2 * gram[first]
+        error[first] = torch.inf
     return torch.tensor(order)
 
 
-def scaling(together: Tensor, stays: Tensor) -> Tensor:
-    """Factors for the summands that stay, with which they come nearest to the sum of all.
+def compensation_factors(gram: Tensor, kept: Tensor) -> Tensor:
+    """Compute factors for the kept channels that best approximate the sum of all channels.
 
-    >>> scaling(torch.ones(2, 2), torch.tensor([True, False])).round(decimals=4)
+    >>> compensation_factors(torch.ones(2, 2), torch.tensor([True, False])).round(decimals=4)
     tensor([2.], dtype=torch.float64)
     """
-    wide = together.double()
-    mine = wide[stays][:, stays]
-    ridge = RIDGE * float(mine.diagonal().mean()) + 1e-30
-    stiff = mine + ridge * torch.eye(len(mine), dtype=torch.float64)
-    found: Tensor = torch.linalg.solve(stiff, wide[stays].sum(1))
-    return found
+    gram64 = gram.double()
+    kept_gram = gram64[kept][:, kept]
+    ridge = RIDGE * float(kept_gram.diagonal().mean()) + 1e-30
+    regularized = kept_gram + ridge * torch.eye(len(kept_gram), dtype=torch.float64)
+    factors: Tensor = torch.linalg.solve(regularized, gram64[kept].sum(1))
+    return factors
 
 
 METHOD = Method(
@@ -80,8 +87,8 @@ METHOD = Method(
     "ThiNet",
     "Luo, Wu, Lin: ThiNet: A Filter Level Pruning Method for Deep Neural Network Compression "
     "(ICCV 2017), arXiv:1707.06342",
-    "Greedy choice of the channels that the next layer misses least, then a factor for each that "
-    "stays by least squares.",
+    "Removes channels greedily by the error in the next layer's output, then scales the kept ones "
+    "by least squares.",
     "inputs",
     thinet,
 )

@@ -1,8 +1,8 @@
-"""What each unit adds to what is computed from it, and how those additions go together.
+"""Gram matrices of the contributions of input channels to a layer's output.
 
-The output of a layer is a sum over the channels it reads. ThiNet and CP both choose channels by how
-well some of these summands stand for their sum; all they need to know of the data are the products
-of summands, added up over inputs, positions and output channels.
+The output of a layer is a sum over its input channels. ThiNet and CP choose channels by how well
+some of these summands approximate the sum. All they need from the data are the inner products of
+the summands, over inputs, positions and output channels.
 """
 
 from __future__ import annotations
@@ -12,63 +12,69 @@ from torch import Tensor
 
 from fpgm.paper.baselines.base import Task
 from fpgm.planning.planner import Planner
-from fpgm.recovery.sensitivity.probes import Measured, Reader, measure
-from fpgm.tracing.grouping import Pool
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.recovery.sensitivity.probes import (
+    ConsumerStatistics,
+    ModelStatistics,
+    collect_statistics,
+)
+from fpgm.tracing.grouping import ChannelGroup
+from fpgm.utils.preserve_state import preserve_state
 
 
-def look(task: Task, planner: Planner) -> Measured:
-    """How what layers read varies together, over the task's inputs."""
+def measure_consumers(task: Task, planner: Planner) -> ModelStatistics:
+    """Measure the second moments of all layers' inputs over the task's calibration data."""
     inputs = task.inputs()
     try:
-        with undisturbed(planner.model):
+        with preserve_state(planner.model):
             planner.model.eval()
-            return measure(planner.model, (), inputs, task.progress)
+            return collect_statistics(planner.model, (), inputs, task.progress)
     finally:
         inputs.close()
 
 
-def known_products(task: Task, planner: Planner) -> list[tuple[Tensor, Tensor]]:
-    """Units of every pool that some layer is known to read, and their products.
+def contribution_products(task: Task, planner: Planner) -> list[tuple[Tensor, Tensor]]:
+    """Compute the Gram matrix of each group whose units are consumed by a layer directly.
 
-    Others (what branches add to streams of full width) stay whole, as in both papers; the rest
-    loses the more.
+    Returns (units, Gram matrix) pairs. Other groups (branches that are added to residual streams of
+    full width) are frozen, as in both papers; the remaining groups lose more units.
     """
-    seen = look(task, planner)
-    found: list[tuple[Tensor, Tensor]] = []
-    for pool in list(planner.structure.pools):
-        together = products(planner, pool, seen)
-        if together is None:
-            planner.structure.freeze(pool.units, "no layer reads what it gives by itself")
+    measured = measure_consumers(task, planner)
+    products: list[tuple[Tensor, Tensor]] = []
+    for pool in list(planner.structure.groups):
+        gram = group_products(planner, pool, measured)
+        if gram is None:
+            planner.structure.freeze(pool.units, "no layer consumes its output directly")
         else:
-            found.append((pool.units, together))
-    return found
+            products.append((pool.units, gram))
+    return products
 
 
-def products(planner: Planner, pool: Pool, seen: Measured) -> Tensor | None:
-    """[units, units]: products of what a pool's units add to all layers that read them.
+def group_products(
+    planner: Planner, pool: ChannelGroup, measured: ModelStatistics
+) -> Tensor | None:
+    """Compute the inner products [units, units] of a group's contributions to its consumers.
 
-    None if no layer is known to read them.
+    Returns None if no layer is known to consume them.
     """
     total = torch.zeros(len(pool.units), len(pool.units), dtype=torch.float64)
-    known = False
-    for layer, places in planner.structure.readers(pool.units):
-        reader = seen.readers.get(layer)
-        if reader is None or not reader.whole:
+    is_consumed = False
+    for layer, places in planner.structure.consumers(pool.units):
+        reader = measured.consumers.get(layer)
+        if reader is None or not reader.has_full_gram:
             continue
-        known = True
+        is_consumed = True
         owners = reader.columns(places)  # [groups, reads]
-        for own, together in zip(owners, _weighted(reader), strict=True):
-            mine = (own >= 0).nonzero().squeeze(1)
-            part = together[mine][:, mine]
-            rows = torch.zeros(len(pool.units), len(mine), dtype=torch.float64)
-            rows[own[mine], torch.arange(len(mine))] = 1
+        for owner, gram in zip(owners, _weighted_gram(reader), strict=True):
+            selected = (owner >= 0).nonzero().squeeze(1)
+            part = gram[selected][:, selected]
+            rows = torch.zeros(len(pool.units), len(selected), dtype=torch.float64)
+            rows[owner[selected], torch.arange(len(selected))] = 1
             total += rows @ part @ rows.T
-    return total if known else None
+    return total if is_consumed else None
 
 
-def _weighted(reader: Reader) -> Tensor:
-    """[groups, reads, reads]: products of what single weights add, over all output channels."""
+def _weighted_gram(reader: ConsumerStatistics) -> Tensor:
+    """Compute the products [groups, inputs, inputs] of weighted inputs, over output channels."""
     reads = reader.matrix.shape[1]
-    together: Tensor = reader.matrix @ reader.matrix.transpose(1, 2)
-    return (reader.gram[:, :reads, :reads] * together).cpu()
+    weight_gram: Tensor = reader.matrix @ reader.matrix.transpose(1, 2)
+    return (reader.gram[:, :reads, :reads] * weight_gram).cpu()

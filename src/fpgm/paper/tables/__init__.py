@@ -1,7 +1,7 @@
-"""The paper's tables and figures, made again: at its own scale, or at one that two cores finish."""
+"""Reproduction of the paper's tables and figures, at full scale or at a quick scale for CPUs."""
 
 from fpgm.paper.tables.paper_tables import TABLES
-from fpgm.paper.tables.row_files import Made, Results
-from fpgm.paper.tables.table_schema import Row, Table
+from fpgm.paper.tables.row_files import RowResult, RowStore
+from fpgm.paper.tables.table_schema import PaperTable, TableRow
 
-__all__ = ["TABLES", "Made", "Results", "Row", "Table"]
+__all__ = ["TABLES", "PaperTable", "RowResult", "RowStore", "TableRow"]

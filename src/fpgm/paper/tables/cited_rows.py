@@ -1,8 +1,8 @@
-"""Rows that the paper quotes from other papers, made by this package's version of their method.
+"""Reproduce rows that the paper cites from other papers, with our implementation of their method.
 
-The method chooses by a trained network's weights and by pictures. What it leaves is fine-tuned, or,
-in a row from scratch, its structure is trained from fresh weights: so those papers' own such rows
-came to be. MIL removes nothing; its network is trained with cheap layers from fresh weights.
+The method prunes a trained network. The result is fine-tuned, or, in a row from scratch, its
+structure is trained from random weights, as in the cited papers. MIL removes nothing; its network
+is trained with cheap layers from random weights.
 """
 
 from __future__ import annotations
@@ -17,53 +17,62 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fpgm.data.base import ALONE
-from fpgm.data.loaders import Epochs, Once
-from fpgm.data.registry import Wanted, open_sets
+from fpgm.data.base import SINGLE_PROCESS
+from fpgm.data.loaders import Epochs, FirstEpoch
+from fpgm.data.registry import DataSpec, open_splits
 from fpgm.errors import ModelError
 from fpgm.models.registry import default_shape
-from fpgm.paper.baselines.mil import attach_, in_words, saving, zero_ratios
-from fpgm.paper.baselines.registry import METHODS, Schedule, Task
-from fpgm.paper.tables.table_schema import Row
+from fpgm.paper.baselines.mil import attach_cheap_layers_, describe_zeros, macs_saving, zero_ratios
+from fpgm.paper.baselines.registry import METHODS, SgdSchedule, Task
+from fpgm.paper.tables.table_schema import TableRow
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.serialization import read_plans, save
 from fpgm.utils.example_inputs import as_examples
-from fpgm.utils.locking import TURN
+from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.progress import Progress
 
-IMAGES = 5_000
-"""Training pictures that a method may look at; CP and ThiNet have as many or more."""
-LOOKED = 32
-"""Of them at once: some methods keep what every layer gives out."""
-EPOCHS = 2
-"""Of training, for a method that trains before it prunes."""
-TRAINED = 64
-"""Pictures at once in that training, which one process does alone."""
-WARM = 0.03
-"""Share of MIL's epochs that come first with a tenth of the rate, as in its authors' code."""
-START = "silent blocks"
-"""How MIL's network begins: with another start it is another training."""
+CALIBRATION_IMAGES = 5_000
+"""Training images for calibration; CP and ThiNet use as many or more."""
+CALIBRATION_BATCH = 32
+"""Batch size for calibration, as some methods store the outputs of every layer."""
+TRAIN_EPOCHS = 2
+"""Epochs of training before pruning, for methods that train."""
+TRAIN_BATCH = 64
+"""Batch size of that training, which runs in one process."""
+WARMUP_FRACTION = 0.03
+"""Fraction of MIL's epochs with a tenth of the learning rate, as in the authors' code."""
+INITIALIZATION = "silent blocks"
+"""Name of MIL's initialization, which is part of the identity of a training."""
 
 
-def digest(row: Row) -> str:
-    """What a choice depends on besides the network, its weights and the seed."""
-    text = json.dumps([row.key, row.macs, IMAGES, LOOKED, EPOCHS, TRAINED])
+def choice_digest(row: TableRow) -> str:
+    """Hash what pruning depends on besides the network, its weights and the seed."""
+    text = json.dumps(
+        [row.key, row.macs, CALIBRATION_IMAGES, CALIBRATION_BATCH, TRAIN_EPOCHS, TRAIN_BATCH]
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def choose(
-    row: Row,
+def prune_network(
+    row: TableRow,
     model: nn.Module,
-    data: Wanted,
+    data: DataSpec,
     seed: int,
     fresh: Callable[[], nn.Module],
     file: Path,
     progress: Progress | None = None,
 ) -> None:
-    """Prune a trained network by the row's method, prove it, and leave the smaller one in a file.
+    """Prune a trained network with the row's method and save the compact model.
 
-    It has the weights the method gives it; in a row from scratch, those of a fresh network.
+    Args:
+        row: names the method and the fraction of MACs to remove.
+        model: the trained network.
+        data: the data set.
+        seed: of the method, and of the random weights.
+        fresh: builds a network with random weights, which a row from scratch starts from.
+        file: where to save.
+        progress: receives the progress.
     """
     task = replace(_task(row, model, data, seed), progress=progress)
     pruned = METHODS[row.method].prune(task)
@@ -76,31 +85,31 @@ def choose(
     save(small, file)
 
 
-def chosen(file: Path) -> Plan:
-    """What went, by the file that `choose` left."""
+def read_pruning_plan(file: Path) -> Plan:
+    """Read the plan from a file that `prune_network` saved."""
     (plan,) = read_plans(file)[""]
     return plan
 
 
-def collaborative(row: Row, fresh: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A fresh residual network with MIL's cheap layers, which begin as its authors' do.
+def build_collaborative(row: TableRow, fresh: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a residual network with MIL's cheap layers, initialized as in the authors' code.
 
-    A product of two layers squares what is large, and a stream of such products, each normed by
-    itself, explodes: the first losses of a ResNet-32 are hundreds. The authors' networks norm the
-    stream before each block; in ours what a block adds to it begins at zero instead.
+    The product of two layers amplifies large values, and their sum over residual blocks explodes:
+    the first losses of a ResNet-32 are in the hundreds. The authors' networks normalize the stream
+    before each block; here the last batch norm of each block starts at zero instead.
     """
     model = fresh()
     example = as_examples(_example(row))[0]
-    added = attach_(model, example, shared=True, seed=seed)
+    added = attach_cheap_layers_(model, example, shared=True, seed=seed)
     if not added:
         raise ModelError(
-            f"{row.key}: the network has no convolution that MIL could put a cheap layer beside; "
-            "leave model.name as it is."
+            f"{row.key}: the network has no convolution that MIL could add a cheap layer to; do "
+            "not change model.name."
         )
-    with TURN, torch.random.fork_rng(devices=[]):
+    with GLOBAL_LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in added.values():
-            layer.norm.reset_parameters()  # there is no trained function to stay near
+            layer.norm.reset_parameters()  # the network is not trained yet
             nn.init.kaiming_normal_(layer.cheap.weight, mode="fan_out")
     for block in model.modules():
         if type(block).__name__ == "BasicBlock":  # this package's and torchvision's
@@ -109,46 +118,48 @@ def collaborative(row: Row, fresh: Callable[[], nn.Module], seed: int) -> nn.Mod
     return model
 
 
-def slow_start(epochs: int) -> int:
-    """Epochs of a MIL training that come first with a tenth of the rate.
+def warmup_epochs(epochs: int) -> int:
+    """Compute the number of warmup epochs of a MIL training: at least 1, but never all epochs.
 
-    At least one, wherever there is another one behind it.
-
-    >>> slow_start(200), slow_start(100), slow_start(3), slow_start(1)
-    (5, 2, 1, 0)
+    >>> [warmup_epochs(epochs) for epochs in (200, 100, 3, 1)]
+    [5, 2, 1, 0]
     """
-    return min(max(math.ceil(WARM * epochs) - 1, 1), epochs - 1)
+    return min(max(math.ceil(WARMUP_FRACTION * epochs) - 1, 1), epochs - 1)
 
 
-def skipped(row: Row, model: nn.Module, data: Wanted) -> tuple[float, str]:
-    """Share of the network's MACs that zeros of MIL's cheap layers save, and the zeros in words."""
+def mil_saving(row: TableRow, model: nn.Module, data: DataSpec) -> tuple[float, str]:
+    """Measure the fraction of MACs that MIL's zeros save, and describe the zeros in a sentence."""
     inputs = _task(row, model, data, 0).inputs()
     try:
         zeros = zero_ratios(model, inputs)
     finally:
         inputs.close()
     device = next(model.parameters()).device
-    return saving(model, as_examples(_example(row).to(device))[0], zeros), in_words(zeros)
+    return macs_saving(model, as_examples(_example(row).to(device))[0], zeros), describe_zeros(
+        zeros
+    )
 
 
-def _example(row: Row) -> Tensor:
-    """One input, always the same."""
+def _example(row: TableRow) -> Tensor:
+    """Create one random input, always the same."""
     return torch.randn(default_shape(row.network), generator=torch.Generator().manual_seed(0))
 
 
-def _task(row: Row, model: nn.Module, data: Wanted, seed: int) -> Task:
+def _task(row: TableRow, model: nn.Module, data: DataSpec, seed: int) -> Task:
     device = next(model.parameters()).device
-    moved = open_sets(replace(data, batch=min(data.batch, TRAINED)), seed, ALONE, device)
-    looked = replace(data, batch=min(data.batch, LOOKED), crop=0, flip=False)
-    still = open_sets(looked, seed, ALONE, device)
+    augmented = open_splits(
+        replace(data, batch=min(data.batch, TRAIN_BATCH)), seed, SINGLE_PROCESS, device
+    )
+    plain_settings = replace(data, batch=min(data.batch, CALIBRATION_BATCH), crop=0, flip=False)
+    plain = open_splits(plain_settings, seed, SINGLE_PROCESS, device)
     return Task(
         model,
         _example(row).to(device),
         row.macs,
-        loader=Once(still),
-        training=Epochs(moved, seed),
-        images=IMAGES,
-        before=Schedule(EPOCHS * len(moved.train)),
+        loader=FirstEpoch(plain),
+        training=Epochs(augmented, seed),
+        images=CALIBRATION_IMAGES,
+        before_pruning=SgdSchedule(TRAIN_EPOCHS * len(augmented.train)),
         residual="independent",
         seed=seed,
     )

@@ -1,7 +1,7 @@
-"""The paper's Tables 1 to 5, figure by figure, and how each row can be made again.
+"""The paper's Tables 1 to 5 and its ablations: all values, and how to reproduce each row.
 
-A row names what made it there and what makes it here: a recipe, or a method with its budget. What
-the paper leaves out is None. Misprints are left as printed; `docs/paper.md` lists them.
+A row names the recipe, or the method and its budget, that reproduces it. Values that the paper does
+not give are None. Misprints are kept as printed; `docs/paper.md` lists them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fpgm.paper.tables.table_schema import Accuracy, Column, Row, Start, Table
+from fpgm.paper.tables.table_schema import AccuracyColumns, Column, PaperTable, Start, TableRow
 
-_NAMES = {"PFEC": "pfec", "CP": "cp", "SFP": "sfp", "MIL": "mil", "NISP": "nisp",
+_METHOD_NAMES = {"PFEC": "pfec", "CP": "cp", "SFP": "sfp", "MIL": "mil", "NISP": "nisp",
           "ThiNet": "thinet", "Rethinking": "rethinking", "FPGM-only": "fpgm",
           "FPGM-mix": "fpgm-mix"}  # fmt: skip
 _EPOCHS = {"resnet": 200, "vgg16": 160, "imagenet": 100}
-"""Of a training, as the recipes have it."""
-_TUNING = {"cifar10": 40, "imagenet": 20}
-"""Epochs of fine-tuning, from 0.001, that a quoted method is given: PFEC's."""
-SAVED = Column("FLOPs", "FLOPs removed, %", ".1f", counted=True)
-LEFT = Column("FLOPs left", form=".2E", counted=True)
+"""Epochs of the training recipes."""
+_TUNING_EPOCHS = {"cifar10": 40, "imagenet": 20}
+"""Epochs of fine-tuning for cited methods, with a learning rate of 0.001, as in PFEC."""
+FLOPS_REMOVED = Column("FLOPs", "FLOPs removed, %", ".1f", deterministic=True)
+FLOPS_LEFT = Column("FLOPs left", format_spec=".2E", deterministic=True)
 
 
 def _label(method: str, rate: float | None) -> str:
@@ -27,33 +27,35 @@ def _label(method: str, rate: float | None) -> str:
 
 
 def _key(depth: int, method: str, rate: float | None, start: Start) -> str:
-    share = "" if rate is None or method == "SFP" else f"-{rate:.0%}".replace("%", "")
-    return f"resnet{depth}-{_NAMES[method]}{share}-{start}"
+    rate_suffix = "" if rate is None or method == "SFP" else f"-{rate:.0%}".replace("%", "")
+    return f"resnet{depth}-{_METHOD_NAMES[method]}{rate_suffix}-{start}"
 
 
-def _quoted(data: str, depth: int, start: Start, epochs: int) -> dict[str, Any]:
-    """How a row that the paper quotes is made: by a recipe that does not prune."""
+def _cited_recipe(data: str, depth: int, start: Start, epochs: int) -> dict[str, Any]:
+    """Return the fields of a cited row, whose recipe trains without pruning."""
     if start == "scratch":
         recipe = {"recipe": f"{data}-resnet{depth}-scratch", "epochs": epochs}
-        return {**recipe, "prunes": False, "quoted": True}
-    tuning = _TUNING[data]
+        return {**recipe, "prunes": False, "cited": True}
+    tuning = _TUNING_EPOCHS[data]
     return {
         "recipe": f"{data}-resnet{depth}-pretrained",
         "changes": (f"train.epochs={tuning}", "train.lr=0.001"),
         "epochs": tuning,
         "prunes": False,
-        "quoted": True,
+        "cited": True,
     }
 
 
 _CIFAR_BASELINES = {20: (92.20, 0.18), 32: (92.63, 0.70), 56: (93.59, 0.58), 110: (93.68, 0.32)}
-_LEFT = {(20, 42.2): 2.43e7, (20, 54.0): 1.87e7, (32, 31.2): 4.70e7, (32, 41.5): 4.03e7,
-         (32, 53.2): 3.23e7, (56, 27.6): 9.09e7, (56, 52.6): 5.94e7, (110, 38.6): 1.55e8,
-         (110, 40.8): 1.50e8, (110, 52.3): 1.21e8}  # fmt: skip
-"""FLOPs that are printed beside a saving: the same wherever that saving is."""
+_FLOPS_LEFT_VALUES = {
+    (20, 42.2): 2.43e7, (20, 54.0): 1.87e7, (32, 31.2): 4.70e7, (32, 41.5): 4.03e7,
+    (32, 53.2): 3.23e7, (56, 27.6): 9.09e7, (56, 52.6): 5.94e7, (110, 38.6): 1.55e8,
+    (110, 40.8): 1.50e8, (110, 52.3): 1.21e8,
+}  # fmt: skip
+"""FLOPs left by depth and percentage removed: the paper prints the same pairs in all rows."""
 
 
-def _cifar(
+def _table1_row(
     depth: int,
     method: str,
     rate: float | None,
@@ -62,46 +64,46 @@ def _cifar(
     accuracy: float | None,
     spread: float | None,
     drop: float | None,
-    saved: float,
-) -> Row:
-    """A row of Table 1."""
-    name = _NAMES[method]
-    how: dict[str, Any]
+    flops_removed: float,
+) -> TableRow:
+    """Create a row of Table 1."""
+    name = _METHOD_NAMES[method]
+    recipe: dict[str, Any]
     if rate is None:
-        how = _quoted("cifar10", depth, start, _EPOCHS["resnet"])
+        recipe = _cited_recipe("cifar10", depth, start, _EPOCHS["resnet"])
     else:
         kinds = {"fpgm": "scratch", "fpgm-mix": "mix", "sfp": "sfp"}
         kind = "pretrained" if start == "trained" else kinds[name]
         changes = [f"prune.rate={rate}"] if rate != 0.4 else []
         changes += ["prune.criterion=mix"] if kind == "pretrained" and name == "fpgm-mix" else []
-        how = {"recipe": f"cifar10-resnet{depth}-{kind}", "changes": tuple(changes),
+        recipe = {"recipe": f"cifar10-resnet{depth}-{kind}", "changes": tuple(changes),
                "epochs": _EPOCHS["resnet"]}  # fmt: skip
     spreads = {} if spread is None else {"accuracy": spread}
     if baseline == _CIFAR_BASELINES[depth][0] and rate is not None:
         spreads["baseline"] = _CIFAR_BASELINES[depth][1]
-    return Row(
+    return TableRow(
         _key(depth, method, rate, start),
         (f"ResNet-{depth}", _label(method, rate), start),
         {"baseline": baseline, "accuracy": accuracy, "drop": drop,
-         "FLOPs left": _LEFT.get((depth, saved)), "FLOPs": saved},
+         "FLOPs left": _FLOPS_LEFT_VALUES.get((depth, flops_removed)), "FLOPs": flops_removed},
         f"resnet{depth}",
         name,
-        saved / 100,
+        flops_removed / 100,
         rate,
         start,
         spread=spreads,
-        **how,
+        **recipe,
     )  # fmt: skip
 
 
-TABLE1 = Table(
+TABLE1 = PaperTable(
     "table1",
     "Pruned ResNets on CIFAR-10",
     ("network", "method", "from"),
-    (Column("baseline"), Column("accuracy"), Column("drop"), LEFT, SAVED),
+    (Column("baseline"), Column("accuracy"), Column("drop"), FLOPS_LEFT, FLOPS_REMOVED),
     tuple(
-        _cifar(depth, method, rate, start, *figures)  # type: ignore[arg-type]
-        for depth, method, rate, start, figures in (
+        _table1_row(depth, method, rate, start, *values)  # type: ignore[arg-type]
+        for depth, method, rate, start, values in (
             (20, "SFP", 0.3, "scratch", (92.20, 90.83, 0.31, 1.37, 42.2)),
             (20, "FPGM-only", 0.3, "scratch", (92.20, 91.09, 0.10, 1.11, 42.2)),
             (20, "FPGM-only", 0.4, "scratch", (92.20, 90.44, 0.20, 1.76, 54.0)),
@@ -130,53 +132,53 @@ TABLE1 = Table(
             (110, "FPGM-only", 0.4, "trained", (93.68, 93.74, 0.10, -0.16, 52.3)),
         )
     ),
-    (Accuracy("accuracy", "baseline", "drop"),),
+    (AccuracyColumns("accuracy", "baseline", "drop"),),
 )
 
-_TOPS = ("top-1", "pruned top-1", "top-5", "pruned top-5", "top-1 drop", "top-5 drop")
+_TOP_COLUMNS = ("top-1", "pruned top-1", "top-5", "pruned top-5", "top-1 drop", "top-5 drop")
 
 
-def _imagenet(
+def _table2_row(
     depth: int,
     method: str,
     rate: float | None,
     start: Start,
-    figures: Sequence[float | None],
-) -> Row:
-    """A row of Table 2."""
-    name = _NAMES[method]
-    saved = figures[-1]
+    values: Sequence[float | None],
+) -> TableRow:
+    """Create a row of Table 2."""
+    name = _METHOD_NAMES[method]
+    saved = values[-1]
     assert saved is not None
-    how: dict[str, Any]
+    recipe: dict[str, Any]
     if rate is None:
-        how = _quoted("imagenet", depth, start, _EPOCHS["imagenet"])
+        recipe = _cited_recipe("imagenet", depth, start, _EPOCHS["imagenet"])
     else:
         changes = {"fpgm": (), "fpgm-mix": ("prune.criterion=mix",),
                    "sfp": ("prune.criterion=l2", "prune.mode=soft")}  # fmt: skip
         kind = "scratch" if start == "scratch" else "pretrained"
-        how = {"recipe": f"imagenet-resnet{depth}-{kind}", "epochs": _EPOCHS["imagenet"],
+        recipe = {"recipe": f"imagenet-resnet{depth}-{kind}", "epochs": _EPOCHS["imagenet"],
                "changes": (*changes[name], f"prune.rate={rate}")}  # fmt: skip
-    return Row(
+    return TableRow(
         _key(depth, method, rate, start),
         (f"ResNet-{depth}", _label(method, rate), start),
-        dict(zip((*_TOPS, "FLOPs"), figures, strict=True)),
+        dict(zip((*_TOP_COLUMNS, "FLOPs"), values, strict=True)),
         f"torchvision:resnet{depth}",
         name,
         saved / 100,
         rate,
         start,
-        **how,
+        **recipe,
     )
 
 
-TABLE2 = Table(
+TABLE2 = PaperTable(
     "table2",
     "Pruned ResNets on ILSVRC-2012",
     ("network", "method", "from"),
-    (*(Column(name) for name in _TOPS), SAVED),
+    (*(Column(name) for name in _TOP_COLUMNS), FLOPS_REMOVED),
     tuple(
-        _imagenet(depth, method, rate, start, figures)  # type: ignore[arg-type]
-        for depth, method, rate, start, figures in (
+        _table2_row(depth, method, rate, start, values)  # type: ignore[arg-type]
+        for depth, method, rate, start, values in (
             (18, "MIL", None, "scratch", (69.98, 66.33, 89.24, 86.94, 3.65, 2.30, 34.6)),
             (18, "SFP", 0.3, "scratch", (70.28, 67.10, 89.63, 87.78, 3.18, 1.85, 41.8)),
             (18, "FPGM-only", 0.3, "scratch", (70.28, 67.78, 89.63, 88.01, 2.50, 1.62, 41.8)),
@@ -205,40 +207,43 @@ TABLE2 = Table(
         )
     ),
     (
-        Accuracy("pruned top-1", "top-1", "top-1 drop"),
-        Accuracy("pruned top-5", "top-5", "top-5 drop"),
+        AccuracyColumns("pruned top-1", "top-1", "top-1 drop"),
+        AccuracyColumns("pruned top-5", "top-5", "top-5 drop"),
     ),
 )
 
 _VGG_BASELINE = (93.58, 0.03)
-TUNED = ("40 epochs", "160 epochs")
-_VGG3 = ("baseline", "without fine-tuning", *TUNED)
+TUNING_COLUMNS = ("40 epochs", "160 epochs")
+_TABLE3_COLUMNS = ("baseline", "without fine-tuning", *TUNING_COLUMNS)
 
 
-def _vgg_trained(name: str, method: str, figures: Sequence[tuple[float, float]], *more: str) -> Row:
-    """A row of Table 3: figures with their deviations."""
-    values, spreads = zip(_VGG_BASELINE, *figures, strict=True)
-    return Row(
-        name.lower(), (name,), dict(zip(_VGG3, values, strict=True)), "vgg16", method, 0.342, None,
-        "trained", "cifar10-vgg16-pretrained", more, sum(int(own.split()[0]) for own in TUNED),
-        spread=dict(zip(_VGG3, spreads, strict=True)),
+def _table3_row(
+    name: str, method: str, results: Sequence[tuple[float, float]], *changes: str
+) -> TableRow:
+    """Create a row of Table 3 from values and their standard deviations."""
+    values, spreads = zip(_VGG_BASELINE, *results, strict=True)
+    return TableRow(
+        name.lower(), (name,), dict(zip(_TABLE3_COLUMNS, values, strict=True)), "vgg16", method,
+        0.342, None, "trained", "cifar10-vgg16-pretrained", changes,
+        sum(int(column.split()[0]) for column in TUNING_COLUMNS),
+        spread=dict(zip(_TABLE3_COLUMNS, spreads, strict=True)),
     )  # fmt: skip
 
 
-TABLE3 = Table(
+TABLE3 = PaperTable(
     "table3",
     "Pruning a trained VGG-16 on CIFAR-10",
     ("method",),
-    tuple(Column(name) for name in _VGG3),
+    tuple(Column(name) for name in _TABLE3_COLUMNS),
     (
-        _vgg_trained("PFEC", "l1", ((77.45, 0.03), (93.22, 0.03), (93.28, 0.07)),
+        _table3_row("PFEC", "l1", ((77.45, 0.03), (93.22, 0.03), (93.28, 0.07)),
                      "prune.criterion=l1"),
-        _vgg_trained("FPGM", "fpgm", ((80.38, 0.03), (93.24, 0.01), (94.00, 0.13))),
+        _table3_row("FPGM", "fpgm", ((80.38, 0.03), (93.24, 0.01), (94.00, 0.13))),
     ),
 )  # fmt: skip
 
 
-def _vgg_scratch(
+def _table4_row(
     key: str,
     labels: tuple[str, str],
     method: str,
@@ -246,31 +251,31 @@ def _vgg_scratch(
     saved: float,
     rate: float | None,
     *changes: str,
-) -> Row:
-    """A row of Table 4."""
-    return Row(
+) -> TableRow:
+    """Create a row of Table 4."""
+    return TableRow(
         key, labels, {"baseline": _VGG_BASELINE[0], "accuracy": accuracy[0], "FLOPs": saved},
         "vgg16", method, saved / 100, rate, "scratch", "cifar10-vgg16-scratch", changes,
         _EPOCHS["vgg16"], spread={"baseline": _VGG_BASELINE[1], "accuracy": accuracy[1]},
     )  # fmt: skip
 
 
-TABLE4 = Table(
+TABLE4 = PaperTable(
     "table4",
     "Pruning VGG-16 on CIFAR-10 from scratch",
     ("method", "sensitivity"),
-    (Column("baseline"), Column("accuracy"), SAVED),
+    (Column("baseline"), Column("accuracy"), FLOPS_REMOVED),
     (
-        _vgg_scratch("pfec-sensitivity", ("PFEC", "yes"), "l1", (93.31, 0.02), 34.2, None,
+        _table4_row("pfec-sensitivity", ("PFEC", "yes"), "l1", (93.31, 0.02), 34.2, None,
                      "prune.criterion=l1", "prune.mode=hard"),
-        _vgg_scratch("fpgm-sensitivity", ("FPGM", "yes"), "fpgm", (93.54, 0.08), 34.2, None),
-        _vgg_scratch("fpgm", ("FPGM", "no"), "fpgm", (93.23, 0.13), 35.9, 0.2),
+        _table4_row("fpgm-sensitivity", ("FPGM", "yes"), "fpgm", (93.54, 0.08), 34.2, None),
+        _table4_row("fpgm", ("FPGM", "no"), "fpgm", (93.23, 0.13), 35.9, 0.2),
     ),
-    (Accuracy("accuracy", "baseline"),),
+    (AccuracyColumns("accuracy", "baseline"),),
 )  # fmt: skip
 
-_TIMES = ("ms before", "ms after", "realised", "theory")
-TABLE5 = Table(
+_TIME_COLUMNS = ("ms before", "ms after", "realised", "theory")
+TABLE5 = PaperTable(
     "table5",
     "Theoretical and realised acceleration",
     ("network",),
@@ -278,13 +283,13 @@ TABLE5 = Table(
         Column("ms before"),
         Column("ms after"),
         Column("realised", "realised, %", ".1f"),
-        Column("theory", "theory, %", ".1f", counted=True),
+        Column("theory", "theory, %", ".1f", deterministic=True),
     ),
     tuple(
-        Row(f"resnet{depth}", (f"ResNet-{depth} {rate:.0%}",),
-            dict(zip(_TIMES, figures, strict=True)), f"torchvision:resnet{depth}", "fpgm",
-            figures[-1] / 100, rate)
-        for depth, rate, figures in (
+        TableRow(f"resnet{depth}", (f"ResNet-{depth} {rate:.0%}",),
+            dict(zip(_TIME_COLUMNS, values, strict=True)), f"torchvision:resnet{depth}", "fpgm",
+            values[-1] / 100, rate)
+        for depth, rate, values in (
             (18, 0.3, (37.05, 26.77, 27.7, 41.8)),
             (34, 0.3, (63.89, 45.24, 29.2, 41.1)),
             (50, 0.4, (134.57, 83.22, 38.2, 53.5)),
@@ -294,66 +299,67 @@ TABLE5 = Table(
 )  # fmt: skip
 
 
-def _ablation(
+def _ablation_row(
     what: str,
     value: str,
-    printed: tuple[float, float] | None,
+    paper: tuple[float, float] | None,
     *changes: str,
     rate: float = 0.4,
     saved: float | None = 52.3,
-    **more: Any,
-) -> Row:
-    """What the paper varies, on a ResNet-110 at 40 % from scratch."""
+    **options: Any,
+) -> TableRow:
+    """Create a row of the ablations of a ResNet-110 at 40 % from scratch."""
     key = f"{what}-{value}".replace(" ", "-").replace("%", "")
-    recipe = more.pop("recipe", "cifar10-resnet110-scratch")
-    return Row(
-        key, (what, value), {"accuracy": printed and printed[0], "FLOPs": saved}, "resnet110",
+    recipe = options.pop("recipe", "cifar10-resnet110-scratch")
+    return TableRow(
+        key, (what, value), {"accuracy": paper and paper[0], "FLOPs": saved}, "resnet110",
         "fpgm", 0.0 if saved is None else saved / 100, rate, recipe=recipe, changes=changes,
-        epochs=_EPOCHS["resnet"], spread={"accuracy": printed[1]} if printed else {}, **more,
+        epochs=_EPOCHS["resnet"], spread={"accuracy": paper[1]} if paper else {}, **options,
     )  # fmt: skip
 
 
-_USUAL = (93.73, 0.23)
-"""Interval 1, 40 %, l2 distance: the same network under three names."""
+_DEFAULT_RESULT = (93.73, 0.23)
+"""The default of all ablations: interval 1, 40 %, l2 distance."""
 
-ABLATIONS = Table(
+ABLATIONS = PaperTable(
     "ablations",
-    "What the paper varies: ResNet-110 at 40 %",
+    "Ablations: ResNet-110 at 40 %",
     ("what", "value"),
-    (Column("accuracy"), SAVED),
+    (Column("accuracy"), FLOPS_REMOVED),
     (
         *(
-            _ablation("interval", f"{epochs}", _USUAL if epochs == 1 else None,
+            _ablation_row("interval", f"{epochs}", _DEFAULT_RESULT if epochs == 1 else None,
                       f"prune.interval={epochs}")
             for epochs in range(1, 11)
         ),
-        _ablation("rate", "0%", _CIFAR_BASELINES[110], rate=0.0, saved=0.0, prunes=False),
+        _ablation_row("rate", "0%", _CIFAR_BASELINES[110], rate=0.0, saved=0.0, prunes=False),
         *(
-            _ablation("rate", f"{rate:.0%}", _USUAL if rate == 0.4 else None, f"prune.rate={rate}",
-                      rate=rate, saved={0.3: 40.8, 0.4: 52.3}.get(rate))
+            _ablation_row("rate", f"{rate:.0%}", _DEFAULT_RESULT if rate == 0.4 else None,
+                          f"prune.rate={rate}", rate=rate, saved={0.3: 40.8, 0.4: 52.3}.get(rate))
             for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
         ),
-        _ablation("distance", "l2", _USUAL, "prune.distance=l2"),
-        _ablation("distance", "l1", (93.87, 0.22), "prune.distance=l1"),
-        _ablation("distance", "cosine", (93.56, 0.13), "prune.distance=cosine"),
+        _ablation_row("distance", "l2", _DEFAULT_RESULT, "prune.distance=l2"),
+        _ablation_row("distance", "l1", (93.87, 0.22), "prune.distance=l1"),
+        _ablation_row("distance", "cosine", (93.56, 0.13), "prune.distance=cosine"),
         *(
-            _ablation("mix", f"{share:.0%} by norm", (93.85, 0.11) if share == 0.75 else None,
-                      f"prune.criterion=mix={share}")
-            for share in (0.25, 0.5, 0.75, 1.0)
+            _ablation_row("mix", f"{fraction:.0%} by norm",
+                          (93.85, 0.11) if fraction == 0.75 else None,
+                          f"prune.criterion=mix={fraction}")
+            for fraction in (0.25, 0.5, 0.75, 1.0)
         ),
-        _ablation("criterion", "l2 norm", None, "prune.criterion=l2"),
-        _ablation("criterion", "random", None, "prune.criterion=random"),
-        _ablation("from", "scratch", _USUAL),
-        _ablation("from", "trained", (93.74, 0.10), start="trained",
+        _ablation_row("criterion", "l2 norm", None, "prune.criterion=l2"),
+        _ablation_row("criterion", "random", None, "prune.criterion=random"),
+        _ablation_row("from", "scratch", _DEFAULT_RESULT),
+        _ablation_row("from", "trained", (93.74, 0.10), start="trained",
                   recipe="cifar10-resnet110-pretrained"),
-        _ablation("mode", "soft", None, "prune.mode=soft"),
-        _ablation("mode", "hard", None, "prune.mode=hard"),
+        _ablation_row("mode", "soft", None, "prune.mode=soft"),
+        _ablation_row("mode", "hard", None, "prune.mode=hard"),
     ),
-    (Accuracy("accuracy"),),
+    (AccuracyColumns("accuracy"),),
 )  # fmt: skip
 
 
-def _baseline(
+def _baseline_row(
     label: str,
     network: str,
     recipe: str,
@@ -361,36 +367,36 @@ def _baseline(
     top1: float,
     top5: float | None = None,
     spread: float | None = None,
-) -> Row:
-    """A network the paper prunes, before that."""
-    return Row(
+) -> TableRow:
+    """Create the row of an unpruned network."""
+    return TableRow(
         network.replace("torchvision:", "imagenet-"), (label,), {"top-1": top1, "top-5": top5},
         network, "none", 0.0, recipe=f"{recipe}-scratch", epochs=epochs, prunes=False,
         spread={} if spread is None else {"top-1": spread},
     )  # fmt: skip
 
 
-BASELINES = Table(
+BASELINES = PaperTable(
     "baselines",
-    "Networks that are not pruned",
+    "Unpruned networks",
     ("network",),
     (Column("top-1"), Column("top-5")),
     (
         *(
-            _baseline(f"ResNet-{depth}, CIFAR-10", f"resnet{depth}", f"cifar10-resnet{depth}",
+            _baseline_row(f"ResNet-{depth}, CIFAR-10", f"resnet{depth}", f"cifar10-resnet{depth}",
                       _EPOCHS["resnet"], top, spread=spread)
             for depth, (top, spread) in _CIFAR_BASELINES.items()
         ),
-        _baseline("VGG-16, CIFAR-10", "vgg16", "cifar10-vgg16", _EPOCHS["vgg16"],
+        _baseline_row("VGG-16, CIFAR-10", "vgg16", "cifar10-vgg16", _EPOCHS["vgg16"],
                   _VGG_BASELINE[0], spread=_VGG_BASELINE[1]),
         *(
-            _baseline(f"ResNet-{depth}, ImageNet", f"torchvision:resnet{depth}",
+            _baseline_row(f"ResNet-{depth}, ImageNet", f"torchvision:resnet{depth}",
                       f"imagenet-resnet{depth}", _EPOCHS["imagenet"], one, five)
             for depth, one, five in ((18, 70.28, 89.63), (34, 73.92, 91.62), (50, 76.15, 92.87),
                                      (101, 77.37, 93.56))
         ),
     ),
-    (Accuracy("top-1"), Accuracy("top-5")),
+    (AccuracyColumns("top-1"), AccuracyColumns("top-5")),
 )  # fmt: skip
 
 TABLES = {
@@ -398,6 +404,6 @@ TABLES = {
 }
 
 
-def baseline_of(network: str) -> Row:
-    """The row of a network that is not pruned."""
+def baseline_row(network: str) -> TableRow:
+    """Return the baseline row of a network."""
     return next(row for row in BASELINES.rows if row.network == network)

@@ -1,4 +1,4 @@
-"""Several processes that make one row: what they agree on, and what they count together."""
+"""Helpers for reproducing one row with several processes (`accelerate launch`)."""
 
 from __future__ import annotations
 
@@ -12,102 +12,107 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fpgm.data.base import Share
-from fpgm.data.registry import Wanted, open_sets
+from fpgm.data.base import ProcessShare
+from fpgm.data.registry import DataSpec, open_splits
 from fpgm.errors import FpgmError
-from fpgm.utils.atomic_io import file_sha256, write_whole
-from fpgm.utils.distributed import count, is_first
+from fpgm.utils.atomic_io import atomic_write_stream, file_sha256
+from fpgm.utils.distributed import is_main_process, world_size
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(days=1)
-"""How long processes wait for what the first one does alone: choosing may take it hours."""
+WAIT_TIMEOUT = timedelta(days=1)
+"""How long processes wait for the first one: pruning with some methods takes hours."""
 
 
-def join() -> torch.device:
-    """Meet the other processes, if there are any; where this one computes."""
+def init_processes() -> torch.device:
+    """Initialize the process group if there are several processes; return this one's device."""
     from fpgm.training.distributed import make_accelerator
 
     device: torch.device = make_accelerator("no").device
     return device
 
 
-def leave() -> None:
-    """Take leave of them, if any were met."""
+def destroy_processes() -> None:
+    """Destroy the process group, if it was initialized."""
     if dist.is_available() and dist.is_initialized():
-        from fpgm.training import part
+        from fpgm.training import destroy_process_group
 
-        _patient.cache_clear()
-        part()
+        _waiting_group.cache_clear()
+        destroy_process_group()
 
 
-def first(act: Callable[[], T]) -> T:
-    """What the first process finds, told to all: others may not see its disk."""
-    if count() == 1:
-        return act()
-    join()
+def run_on_first(function: Callable[[], T]) -> T:
+    """Call a function in the first process and broadcast its result, or its error, to all."""
+    if world_size() == 1:
+        return function()
+    init_processes()
     sent: list[tuple[T | None, FpgmError | None] | None] = [None]
-    if is_first():
+    if is_main_process():
         try:
-            sent = [(act(), None)]
+            sent = [(function(), None)]
         except FpgmError as error:
             sent = [(None, error)]
-    dist.broadcast_object_list(sent, group=_patient())
+    dist.broadcast_object_list(sent, group=_waiting_group())
     assert sent[0] is not None
-    found, problem = sent[0]
-    if problem is not None:
-        raise problem
-    return found  # type: ignore[return-value]
+    value, failure = sent[0]
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[return-value]
 
 
 @cache
-def _patient() -> dist.ProcessGroup:
-    """All processes, for waiting: on the processor, where that keeps no GPU busy."""
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=PATIENCE)
+def _waiting_group() -> dist.ProcessGroup:
+    """Create a gloo group of all processes, in which waiting keeps no GPU busy."""
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=WAIT_TIMEOUT)
     return group
 
 
-def everywhere(file: Path) -> None:
-    """See to it that every process has a file of the first one at this place: disks may differ."""
-    if count() == 1:
+def copy_to_all(file: Path) -> None:
+    """Copy a file of the first process to the same path on machines that do not have it."""
+    if world_size() == 1:
         return
-    wanted = first(partial(file_sha256, file))
-    lacks = not file.is_file() or file_sha256(file) != wanted
-    found: list[bool | None] = [None] * count()
-    dist.all_gather_object(found, lacks)
-    if any(found):
-        content = first(file.read_bytes)
-        if lacks:
+    expected = run_on_first(partial(file_sha256, file))
+    missing = not file.is_file() or file_sha256(file) != expected
+    missing_anywhere: list[bool | None] = [None] * world_size()
+    dist.all_gather_object(missing_anywhere, missing)
+    if any(missing_anywhere):
+        content = run_on_first(file.read_bytes)
+        if missing:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, lambda handle: handle.write(content))
+            atomic_write_stream(file, lambda handle: handle.write(content))
 
 
 @torch.no_grad()
-def tops(net: nn.Module, data: Wanted, counts: Sequence[int] = (1,)) -> list[float]:
-    """In percent, how often the right class is among the first so many, over all processes.
+def top_k_accuracy(net: nn.Module, data: DataSpec, counts: Sequence[int] = (1,)) -> list[float]:
+    """Measure top-k accuracy in percent over all processes.
 
-    A net that answers 0 to everything is right about a tenth of the time:
+    Args:
+        net: the classifier, which is left in eval mode.
+        data: the data set.
+        counts: the values of k.
+
+    A network that always predicts class 0 is right about a tenth of the time:
 
     >>> class Zero(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 10) * 1.0
-    >>> one, ten = tops(Zero(), Wanted("synthetic", 64), (1, 10))
+    >>> one, ten = top_k_accuracy(Zero(), DataSpec("synthetic", 64), (1, 10))
     >>> 5 < one < 15, ten
     (True, 100.0)
     """
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
-    met = dist.is_available() and dist.is_initialized()
-    share = Share(dist.get_rank(), dist.get_world_size()) if met else Share()
-    right = torch.zeros(len(counts) + 1, device=device)
+    initialized = dist.is_available() and dist.is_initialized()
+    share = ProcessShare(dist.get_rank(), dist.get_world_size()) if initialized else ProcessShare()
+    correct = torch.zeros(len(counts) + 1, device=device)
     net.eval()
-    for batch in open_sets(data, 0, share, device).test.epoch(0):
-        if len(batch.labels):  # a process may have no picture of the last batch
+    for batch in open_splits(data, 0, share, device).test.epoch(0):
+        if len(batch.labels):  # a process may have no image of the last batch
             out = net(batch.images)
             order = out.topk(min(max(counts), out.shape[1]), dim=1).indices
             hits = (order == batch.labels[:, None]).float()
-            found = [hits[:, :count].sum() for count in counts]
-            right += torch.stack([*found, torch.tensor(float(len(hits)), device=device)])
-    if met:
-        dist.all_reduce(right)
-    *found, seen = right.tolist()
-    return [100 * own / max(seen, 1) for own in found]
+            hits_per_k = [hits[:, :k].sum() for k in counts]
+            correct += torch.stack([*hits_per_k, torch.tensor(float(len(hits)), device=device)])
+    if initialized:
+        dist.all_reduce(correct)
+    *hits_per_k, total = correct.tolist()
+    return [100 * world_size / max(total, 1) for world_size in hits_per_k]

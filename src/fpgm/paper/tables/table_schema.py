@@ -1,6 +1,6 @@
-"""What a table of the paper is made of: columns, and rows that name what makes each of them again.
+"""The data structures of a table of the paper: columns, rows, and how to reproduce each row.
 
-Values only; the figures themselves are in `printed`.
+The tables themselves are in `paper_tables`.
 """
 
 from __future__ import annotations
@@ -18,61 +18,67 @@ Start = Literal["scratch", "trained"]
 
 @dataclass(frozen=True)
 class Column:
-    """One kind of figure, and how the paper prints it."""
+    """One metric and its number format."""
 
     key: str
-    """By which figures are kept."""
+    """Name under which values are stored."""
     title: str = ""
-    form: str = ".2f"
-    counted: bool = False
-    """Seeds do not change it, so a deviation of nothing is not shown."""
+    format_spec: str = ".2f"
+    deterministic: bool = False
+    """The value does not depend on the seed: no standard deviation is shown."""
 
     @property
     def name(self) -> str:
-        """As it stands above the table."""
+        """Header of the column."""
         return self.title or self.key
 
-    def printed(self, value: float | None, spread: float | None = None) -> str:
-        """What the paper has.
+    def format_paper(self, value: float | None, spread: float | None = None) -> str:
+        """Format a value of the paper.
 
-        >>> Column("accuracy").printed(92.2, 0.18), Column("FLOPs left", form=".2E").printed(2.43e7)
-        ('92.20 ± 0.18', '2.43E7')
+        >>> Column("accuracy").format_paper(92.2, 0.18)
+        '92.20 ± 0.18'
+        >>> Column("FLOPs left", format_spec=".2E").format_paper(2.43e7)
+        '2.43E7'
         """
         if value is None:
             return "–"
-        return self._told(value) + ("" if spread is None else f" ± {self._told(spread)}")
+        return self._format(value) + ("" if spread is None else f" ± {self._format(spread)}")
 
-    def ours(self, values: Sequence[float]) -> str:
-        """The mean over seeds, and their deviation.
+    def format_ours(self, values: Sequence[float]) -> str:
+        """Format our values: the mean over seeds and the standard deviation.
 
-        >>> Column("accuracy").ours([90.0, 92.0]), Column("FLOPs", counted=True).ours([50.0, 50.0])
-        ('91.00 ± 1.41', '50.00')
+        >>> Column("accuracy").format_ours([90.0, 92.0])
+        '91.00 ± 1.41'
+        >>> Column("FLOPs", deterministic=True).format_ours([50.0, 50.0])
+        '50.00'
         """
-        once = self.counted and len(set(values)) == 1
-        return _short(mean_and_spread(values[:1] if once else values, self.form))
+        deterministic = self.deterministic and len(set(values)) == 1
+        return _shorten_exponent(
+            mean_and_spread(values[:1] if deterministic else values, self.format_spec)
+        )
 
-    def difference(self, printed: float | None, values: Sequence[float]) -> str:
-        """Ours less what is printed.
+    def format_difference(self, paper: float | None, values: Sequence[float]) -> str:
+        """Format the difference of our mean to the paper's value.
 
-        >>> Column("accuracy").difference(91.5, [90.0, 92.0])
+        >>> Column("accuracy").format_difference(91.5, [90.0, 92.0])
         '-0.50'
         """
-        if printed is None or not values:
+        if paper is None or not values:
             return ""
-        return _short(format(statistics.mean(values) - printed, f"+{self.form}"))
+        return _shorten_exponent(format(statistics.mean(values) - paper, f"+{self.format_spec}"))
 
-    def _told(self, value: float) -> str:
-        return _short(format(value, self.form))
+    def _format(self, value: float) -> str:
+        return _shorten_exponent(format(value, self.format_spec))
 
 
-def _short(text: str) -> str:
-    """Powers of ten as the paper writes them, 2.43E7."""
-    return re.sub(r"E([+-])0*(\d)", lambda found: f"E{found[1].strip('+')}{found[2]}", text)
+def _shorten_exponent(text: str) -> str:
+    """Write powers of ten as the paper does, 2.43E7."""
+    return re.sub(r"E([+-])0*(\d)", lambda match: f"E{match[1].strip('+')}{match[2]}", text)
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """The columns of one accuracy: of the pruned network, of the whole one, and what was lost."""
+class AccuracyColumns:
+    """Keys of the columns with an accuracy after and before pruning, and with its drop."""
 
     after: str
     before: str | None = None
@@ -80,69 +86,71 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One printed row."""
+class TableRow:
+    """One row of the paper, and how to reproduce it."""
 
     key: str
-    """By which it is asked for and kept."""
+    """Name for `--rows` and for files."""
     labels: tuple[str, ...]
-    printed: Mapping[str, float | None]
-    """By column, as printed."""
+    paper: Mapping[str, float | None]
+    """The paper's values by column."""
     network: str
     method: str
-    """Of `fpgm.paper.baselines`, or a criterion where a recipe prunes while training."""
+    """A method of `fpgm.paper.baselines`, or a criterion if a recipe prunes during training."""
     macs: float
-    """Share of MACs that went, by the paper."""
+    """Fraction of MACs removed, according to the paper."""
     rate: float | None = None
     start: Start = "scratch"
     recipe: str | None = None
-    """That makes it at full scale, if there is one."""
+    """The training recipe at full scale, if there is one."""
     changes: tuple[str, ...] = ()
+    """Changes to the recipe, as for `fpgm train --set`."""
     epochs: int = 0
-    """Of the whole of it at full scale."""
-    quoted: bool = False
-    """Whether the paper takes its figures from another one; here the method is run."""
+    """Total epochs at full scale."""
+    cited: bool = False
+    """Whether the paper cites the values from another paper; here the method is run."""
     prunes: bool = True
-    """False: the recipe is followed without its pruning."""
+    """Whether the recipe is used with its pruning."""
     spread: Mapping[str, float] = field(default_factory=dict)
-    """Deviations that are printed, by column."""
+    """The paper's standard deviations by column."""
 
     @property
     def imagenet(self) -> bool:
-        """Whether it is of ImageNet; all others are of CIFAR-10."""
+        """Whether the row is about ImageNet; all others are about CIFAR-10."""
         return self.network.startswith("torchvision:")
 
     @property
-    def begins(self) -> bool:
-        """Whether trained weights are needed.
+    def needs_weights(self) -> bool:
+        """Whether reproducing the row needs trained weights.
 
-        A quoted method chooses by them even where what it leaves is then trained from fresh ones.
+        A cited method selects units by trained weights even if the pruned network is then trained
+        from scratch.
         """
-        return self.start == "trained" or (self.quoted and self.method != "mil")
+        return self.start == "trained" or (self.cited and self.method != "mil")
 
     @property
-    def net(self) -> str:
-        """The network's name alone."""
+    def network_name(self) -> str:
+        """The network's name without its source."""
         return self.network.removeprefix("torchvision:")
 
 
 @dataclass(frozen=True)
-class Table:
-    """One of the paper's tables."""
+class PaperTable:
+    """One table of the paper."""
 
     name: str
     title: str
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    accuracies: tuple[Accuracy, ...] = ()
-    """Top-1 first, then top-5 if the table has it."""
+    rows: tuple[TableRow, ...]
+    accuracies: tuple[AccuracyColumns, ...] = ()
+    """Top-1, then top-5 if the table has it."""
 
-    def row(self, key: str) -> Row:
-        """A row by its key."""
+    def row(self, key: str) -> TableRow:
+        """Return a row by its key."""
         return next(row for row in self.rows if row.key == key)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What its columns are kept by."""
+        """Keys of the columns."""
         return tuple(column.key for column in self.columns)

@@ -1,1 +1,1 @@
-"""How much harm the removal of units does to a model's outputs once the rest is solved anew."""
+"""Measure how much pruning each group tolerates: the output error that is left after recovery."""

@@ -1,8 +1,10 @@
-"""`sensitivity`: which groups can spare how many units, measured on data."""
+"""`sensitivity`: measure on data how much pruning each group tolerates."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,23 @@ from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.planning.budget import Budget
+from fpgm.planning.options import PlanKeywords, PlanOptions
 from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.recovery.sensitivity.runner import IMAGES, measure_sensitivity
+from fpgm.utils.keywords import check_keywords
 from fpgm.utils.progress import Progress
 
-RATES = (0.2, 0.4, 0.6, 0.8)
-"""At which accuracy is counted."""
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    from typing_extensions import Unpack
 
-EVERYTHING = Budget(rate=0.5)
-"""A planner needs a budget; harm is measured for all of them."""
+RATES = (0.2, 0.4, 0.6, 0.8)
+"""Pruning rates at which accuracy is measured."""
+
+PLACEHOLDER_BUDGET = Budget(rate=0.5)
+"""A planner needs a budget, but the measurement covers all rates."""
 
 
 def sensitivity(
@@ -32,17 +41,25 @@ def sensitivity(
     cache: str | Path | None = None,
     trials: bool = True,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[PlanKeywords],
 ) -> Sensitivity:
-    """Measure for every group the harm that removing 1, 2, … of its units does to the outputs.
+    """Measure for every group the output error that removing 1, 2, … of its units causes.
 
-    Harm is the squared error of the outputs, as a share of their squares, that is left once the
-    layers that read the group are solved anew (`fpgm.recover`). `loader` gives batches of inputs;
-    if there is a class for each beside them, accuracy with so much of a group gone is counted as
-    well, at these `rates`. What is known is written to a file `cache`, from which a measurement
-    that was interrupted goes on. `trials=False` leaves harm as probes foretell it, without trying
-    it: for models that are trained on afterwards, that leaves more to learn with. Takes the options
-    of `plan` that say which units go and where. Give the result to `plan` as `allocate=`.
+    The error is the squared error of the outputs, relative to their squares, that is left after
+    the layers that consume the group are solved again (`fpgm.recover`). Give the result to `plan`
+    as `allocate=`.
+
+    Args:
+        model: unchanged.
+        example_inputs: as for `plan`.
+        loader: batches of inputs; with integer labels beside them, accuracy is measured as well.
+        images: how many inputs to read from the loader.
+        rates: fractions of a group to remove when accuracy is measured.
+        cache: file to which results are written; an interrupted measurement continues from it.
+        trials: correct the estimates by pruning each group at two rates. `False` uses the probe
+            estimate alone: for models that are trained afterwards, it leaves more to learn with.
+        progress: called with a title, the number of steps done, and their total.
+        **options: those of `plan` that say which units go and where.
 
     >>> import fpgm, torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -51,11 +68,18 @@ def sensitivity(
     >>> group.at(0.25) < group.at(0.5)
     True
     """
-    planner = Planner(model, example_inputs, budget=EVERYTHING, **options)
+    check_keywords("sensitivity", options, _OPTIONS)
+    planner = Planner(
+        model, example_inputs, budget=PLACEHOLDER_BUDGET, options=PlanOptions(**options)
+    )
     for rate in rates:
         if not 0 < rate < 1:
-            raise RequestError(f"rates has {rate!r}: give shares between 0 and 1.")
+            raise RequestError(f"rates has {rate!r}: give fractions between 0 and 1.")
     file = None if cache is None else Path(cache)
     return measure_sensitivity(
         planner, loader, images, progress, rates=rates, cache=file, trials=trials
     )
+
+
+_OPTIONS = (*signature(sensitivity).parameters, *PlanKeywords.__annotations__)
+"""Everything that can be given by name."""

@@ -1,9 +1,9 @@
-"""What removing more and more of a pool does to the outputs, after its readers are solved anew.
+"""Estimate the output error of removing 1, 2, … units of a group, after its consumers are solved.
 
-If units go one after another, the least error each reader can be left with follows for all numbers
-of units from one factorisation. Let A = L Lᵀ be how the reader's inputs vary together, with what
-goes first in the last places. Without the inputs in the places S at the end, the weights W of those
-leave an error of Wₛᵀ Lₛ Lₛᵀ Wₛ, and the rows of LᵀW in S are the rows of LₛᵀWₛ: a running sum.
+If units are removed in a fixed order, one factorisation gives the least error of a consumer for
+every number of them. Let A = L Lᵀ be the Gram matrix of the consumer's inputs, with the inputs that
+are removed first in the last places. Removing the last inputs S with weights Wₛ leaves the error
+Wₛᵀ Lₛ Lₛᵀ Wₛ, and the rows S of LᵀW are the rows of LₛᵀWₛ: the error is a cumulative sum.
 """
 
 from __future__ import annotations
@@ -14,73 +14,81 @@ import torch
 from torch import Tensor
 
 from fpgm.errors import RequestError
-from fpgm.recovery.sensitivity.probes import Measured, Reader
+from fpgm.recovery.sensitivity.probes import ConsumerStatistics, ModelStatistics
 from fpgm.tracing.grouping import Structure
 
 Floats = npt.NDArray[np.float64]
 
 RIDGE = 1e-4
-"""In units of what a layer reads, as in recovery."""
+"""In units of the mean square of a layer's inputs, as in recovery."""
 
 
-def harm(structure: Structure, order: Tensor, measured: Measured) -> Floats | None:
-    """Share of the outputs' squares lost when the first 0, 1, … units in this order go.
+def error_curve(structure: Structure, order: Tensor, statistics: ModelStatistics) -> Floats | None:
+    """Estimate the relative output error without the first 0, 1, … units of this order.
 
-    None if nothing that was measured reads the units or hands them to a stream.
+    None if no measured layer consumes the units and no measured branch adds them to a stream.
     """
     total = np.zeros(len(order) + 1)
-    touched = False
-    for layer, places in structure.readers(order):
-        if layer in measured.readers:
-            total += _reading(measured.readers[layer], places, len(order))
-            touched = True
-    for site in structure.seen.sites:
-        branch = measured.branches.get(site.module)
+    measured = False
+    for layer, places in structure.consumers(order):
+        if layer in statistics.consumers:
+            total += _consumer_error(statistics.consumers[layer], places, len(order))
+            measured = True
+    for site in structure.trace.insertion_points:
+        branch = statistics.branches.get(site.module)
         places = structure.places(order, site.labels)
         if branch is not None and bool((places >= 0).any()):
-            total += _summed(branch.variance * branch.gain, places, len(order))
-            touched = True
-    return total if touched else None
+            total += _accumulate(branch.variance * branch.gain, places, len(order))
+            measured = True
+    return total if measured else None
 
 
-def _reading(reader: Reader, places: Tensor, units: int) -> Floats:
-    """What a reader loses; `places` say when each channel it reads goes, −1: never."""
-    gains = reader.gain.reshape(len(reader.matrix), -1)
-    when = reader.columns(places)
+def _consumer_error(consumer: ConsumerStatistics, places: Tensor, units: int) -> Floats:
+    """Estimate the error of one consumer.
+
+    Args:
+        consumer: the layer.
+        places: for each of its input channels, when it is removed; −1: never.
+        units: how many units can be removed.
+    """
+    gains = consumer.gain.reshape(len(consumer.matrix), -1)
+    by_group = consumer.columns(places)
     total = np.zeros(units + 1)
-    for matrix, gram, gain, columns in zip(reader.matrix, reader.gram, gains, when, strict=True):
-        if not reader.whole:  # as if what it reads varied independently
-            total += _summed(gram * (matrix.square() @ gain), columns, units)
+    for matrix, gram, gain, columns in zip(
+        consumer.matrix, consumer.gram, gains, by_group, strict=True
+    ):
+        if not consumer.has_full_gram:  # as if its inputs were independent
+            total += _accumulate(gram * (matrix.square() @ gain), columns, units)
             continue
-        if len(gram) > len(matrix):  # a constant, which stays
+        if len(gram) > len(matrix):  # the constant is never removed
             columns = torch.cat([columns, columns.new_tensor([-1])])
             matrix = torch.cat([matrix, matrix.new_zeros(1, matrix.shape[1])])
-        # What goes first comes last, what never goes first of all.
+        # Inputs that are removed first come last, and those that are never removed come first.
         order = torch.where(columns < 0, units, columns).argsort(descending=True, stable=True)
         system = gram[order][:, order]
-        lost = (factor(system).T @ (matrix[order] * gain.sqrt())).square().sum(1)
-        total += _summed(lost, columns[order], units)
+        errors = (cholesky(system).T @ (matrix[order] * gain.sqrt())).square().sum(1)
+        total += _accumulate(errors, columns[order], units)
     return total
 
 
-def factor(system: Tensor) -> Tensor:
-    """Its Cholesky factor, with as little added to the diagonal as makes it have one."""
+def cholesky(system: Tensor) -> Tensor:
+    """Factorize a system, with the smallest ridge that makes it positive definite."""
     size = system.diagonal().mean().clamp(min=1e-30)
     ridge = RIDGE
-    found: Tensor
+    factor: Tensor
     while ridge < 1:
-        raised = system.clone()
-        raised.diagonal().add_(ridge * size)
-        found, failed = torch.linalg.cholesky_ex(raised)
+        regularized = system.clone()
+        regularized.diagonal().add_(ridge * size)
+        factor, failed = torch.linalg.cholesky_ex(regularized)
         if not int(failed):
-            return found
+            return factor
         ridge *= 10
-    raise RequestError("What a layer reads is not finite: look at the data for NaN and infinity.")
+    raise RequestError("A layer's inputs are not finite: check the data for NaN and infinity.")
 
 
-def _summed(lost: Tensor, places: Tensor, units: int) -> Floats:
-    """Running sums over places; what has none never goes."""
-    goes = places >= 0
-    each = torch.zeros(units, dtype=torch.float64)
-    each.index_add_(0, places[goes], lost.double().cpu()[goes])
-    return np.concatenate([[0.0], each.cumsum(0).numpy()])
+def _accumulate(errors: Tensor, places: Tensor, units: int) -> Floats:
+    """Sum the errors of all places up to each one; those at −1 are left out."""
+    is_removed = places >= 0
+    by_place = torch.zeros(units, dtype=torch.float64)
+    by_place.index_add_(0, places[is_removed], errors.double().cpu()[is_removed])
+    return np.concatenate([[0.0], by_place.cumsum(0).numpy()])

@@ -1,7 +1,7 @@
-"""One look at a model over some data: how layers' inputs vary together, and what their errors do.
+"""Collect statistics of all layers in one run over the data: input covariance, and error gains.
 
-What an error at a layer does to the outputs is measured by random probes: the gradient of a random
-sum of outputs, squared, is on average how much a small error there moves them.
+The gain says how much a small error in a layer's output moves the model's outputs. It is estimated
+with random probes: on average, it is the squared gradient of a random weighted sum of the outputs.
 """
 
 from __future__ import annotations
@@ -14,71 +14,71 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.recovery.layer_solver import FEW, MOST_READS, layer_at, shiftable
-from fpgm.recovery.solvable_layers import Site, find_sites
-from fpgm.recovery.unfold import Sample, matrix_of, read
+from fpgm.recovery.layer_solver import MAX_FAN_IN, WIDE_LAYER_ROWS, can_shift_output, layer_at
+from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
+from fpgm.recovery.unfold import OutputSample, input_of, matrix_of
 from fpgm.utils.calibration_data import Inputs
-from fpgm.utils.copying import shadow
+from fpgm.utils.copying import copy_sharing_weights
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.modules import module_at
 from fpgm.utils.progress import Progress
 
 ROWS_PER_WEIGHT = 16
-"""So many positions are drawn for every weight of a filter."""
-LEAST_ROWS = 8_000
+"""Positions sampled for each weight of a filter."""
+MIN_ROWS = 8_000
 
 
 @dataclass
-class Reader:
-    """A layer's weights, and over all inputs how what it reads varies together."""
+class ConsumerStatistics:
+    """Weights of a layer that consumes channels, and the second moments of its inputs."""
 
     matrix: Tensor
-    """[groups, reads, writes]"""
+    """[groups, fan-in, outputs]"""
     gram: Tensor
-    """[groups, reads, reads], summed over an input's positions; with one more, of a constant, if
-    the layer can add one to what it writes.
+    """[groups, fan-in, fan-in], summed over an input's positions; with one more row and column, of
+    a constant, if the layer can add one to its output.
 
-    Of a layer too wide for that only the diagonal, freed of the mean: [groups, reads].
+    For a layer too wide for that, only the variances: [groups, fan-in].
     """
     gain: Tensor
-    """[writes]: what a squared error in a channel adds to that of the outputs."""
+    """[outputs]: what a squared error in a channel adds to the model's squared output error."""
     channels: int
-    """How many it reads, all groups together."""
-    site: Site
-    """Which layer it is, and the norm behind it."""
+    """Input channels, of all groups together."""
+    layer: SolvableLayer
+    """The layer's path, and the batch norm behind it."""
 
     def columns(self, channels: Tensor) -> Tensor:
-        """What is said of each channel, said of each column of every group: [groups, reads]."""
-        groups, reads, _ = self.matrix.shape
-        apart = len(channels) == self.channels
-        by_group = channels.reshape(groups, -1) if apart else channels.expand(groups, -1)
-        return by_group.repeat_interleave(reads // by_group.shape[1], 1)
+        """Repeat a value of each channel for each column of every group: [groups, fan-in]."""
+        groups, fan_in, _ = self.matrix.shape
+        of_all_groups = len(channels) == self.channels
+        by_group = channels.reshape(groups, -1) if of_all_groups else channels.expand(groups, -1)
+        return by_group.repeat_interleave(fan_in // by_group.shape[1], 1)
 
     @property
-    def whole(self) -> bool:
-        """Whether it is known how what it reads varies together."""
+    def has_full_gram(self) -> bool:
+        """Whether `gram` has covariances, not only variances."""
         return self.gram.ndim == 3
 
 
 @dataclass
-class Branch:
-    """What a module hands to a stream."""
+class BranchStatistics:
+    """Variance and gain of the channels that a module adds to a residual stream."""
 
     variance: Tensor
     gain: Tensor
 
 
 @dataclass
-class Measured:
-    """Everything that was seen; per input, and as a share of the outputs' own squares."""
+class ModelStatistics:
+    """Statistics of all layers, by path; for one input, and relative to the outputs' squares."""
 
-    readers: dict[str, Reader]
-    branches: dict[str, Branch]
+    consumers: dict[str, ConsumerStatistics]
+    branches: dict[str, BranchStatistics]
 
 
 @dataclass
-class _Sums:
-    """What was summed up about one layer or branch."""
+class _RunningSums:
+    """Sums over the data for one layer or branch."""
 
     gram: Tensor | None = None
     squares: Tensor | None = None
@@ -87,68 +87,69 @@ class _Sums:
     positions: int = 0
     probed: int = 0
 
-    def together(self, inputs: int, *, constant: bool) -> Tensor | None:
-        """How what was read varies together, an input's positions summed up."""
+    def mean_gram(self, inputs: int, *, constant: bool) -> Tensor | None:
+        """Average the Gram matrix over inputs; only variances if that is all there is."""
         if self.gram is None:
-            return self.spread(inputs)
+            return self.mean_variance(inputs)
         return (self.gram if constant else self.gram[:, :-1, :-1]) / inputs
 
-    def spread(self, inputs: int) -> Tensor | None:
-        """How much each channel varies, an input's positions summed up."""
+    def mean_variance(self, inputs: int) -> Tensor | None:
+        """Average each channel's variance over inputs, summed over an input's positions."""
         if self.sums is None or self.squares is None:
             return None
         return (self.squares - self.sums.square() / self.positions).clamp(min=0) / inputs
 
     def add(self, name: str, value: Tensor) -> None:
-        held = getattr(self, name)
-        setattr(self, name, value if held is None else held + value)
+        total = getattr(self, name)
+        setattr(self, name, value if total is None else total + value)
 
 
 @dataclass
-class _Look:
+class _StatisticsHooks:
     """Hooks on a copy of the model that shares its weights."""
 
     model: nn.Module
-    readers: Sequence[str]
+    consumers: Sequence[str]
     branches: Sequence[tuple[str, int]]
     batches: int
-    read: dict[str, _Sums] = field(default_factory=dict)
-    handed: dict[str, _Sums] = field(default_factory=dict)
+    consumer_sums: dict[str, _RunningSums] = field(default_factory=dict)
+    branch_sums: dict[str, _RunningSums] = field(default_factory=dict)
     seed: int = 0
 
-    def hook_(self) -> None:
-        for path in self.readers:
+    def register_(self) -> None:
+        for path in self.consumers:
             layer = module_at(self.model, path)
-            layer.register_forward_hook(self._reader(path), with_kwargs=True)
+            layer.register_forward_hook(self._consumer_hook(path), with_kwargs=True)
         for path, dim in self.branches:
-            self.model.get_submodule(path).register_forward_hook(self._branch(path, dim))
+            self.model.get_submodule(path).register_forward_hook(self._branch_hook(path, dim))
 
-    def _reader(self, path: str) -> Callable[..., None]:
+    def _consumer_hook(self, path: str) -> Callable[..., None]:
         def hook(layer: Any, args: Any, kwargs: Any, out: Tensor) -> None:
-            x = read(args, kwargs)
-            sums = self.read.setdefault(path, _Sums())
-            reads = matrix_of(layer).shape[1]
-            wanted = FEW if reads > MOST_READS else max(ROWS_PER_WEIGHT * reads, LEAST_ROWS)
-            most = -(-wanted // self.batches)
-            sample = Sample(layer, x.detach(), out.detach(), most, self.seed)
+            x = input_of(args, kwargs)
+            sums = self.consumer_sums.setdefault(path, _RunningSums())
+            fan_in = matrix_of(layer).shape[1]
+            wide = fan_in > MAX_FAN_IN
+            rows_in_all = WIDE_LAYER_ROWS if wide else max(ROWS_PER_WEIGHT * fan_in, MIN_ROWS)
+            max_positions = -(-rows_in_all // self.batches)
+            sample = OutputSample(layer, x.detach(), out.detach(), max_positions, self.seed)
             rows = sample.rows()
             dim = -1 if isinstance(layer, nn.Linear) else 1
-            there = out.numel() // out.shape[dim]
-            times = there / rows.shape[1]
-            if reads > MOST_READS:
+            positions = out.numel() // out.shape[dim]
+            times = positions / rows.shape[1]
+            if wide:
                 sums.add("sums", rows.double().sum(1) * times)
                 sums.add("squares", rows.double().square().sum(1) * times)
-                sums.positions += there
+                sums.positions += positions
             else:
-                sums.add("gram", _products(rows) * times)
+                sums.add("gram", _gram_with_constant(rows) * times)
             self._probe(sums, out, dim)
 
         return hook
 
-    def _branch(self, path: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _branch_hook(self, path: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            sums = self.handed.setdefault(path, _Sums())
-            values = _channels(out.detach(), dim)
+            sums = self.branch_sums.setdefault(path, _RunningSums())
+            values = _channels_first(out.detach(), dim)
             sums.add("sums", values.sum(1))
             sums.add("squares", values.square().sum(1))
             sums.positions += values.shape[1]
@@ -156,9 +157,11 @@ class _Look:
 
         return hook
 
-    def _probe(self, sums: _Sums, out: Tensor, dim: int) -> None:
+    def _probe(self, sums: _RunningSums, out: Tensor, dim: int) -> None:
+        """Sum the squares of the gradient, once the backward pass gets here."""
+
         def hook(grad: Tensor) -> None:
-            squares = _channels(grad, dim).square()
+            squares = _channels_first(grad, dim).square()
             sums.add("gain", squares.sum(1))
             sums.probed += squares.shape[1]
 
@@ -166,49 +169,59 @@ class _Look:
             out.register_hook(hook)
 
 
-def measure(
+def collect_statistics(
     model: nn.Module,
     branches: Iterable[tuple[str, int]],
     inputs: Inputs,
     progress: Progress | None = None,
-) -> Measured:
-    """Look at all inputs once. `branches` are modules that hand on to a stream, and their dim."""
-    net = shadow(model).eval()
-    sites = {site.layer: site for site in find_sites(net, inputs[0]).sites}
-    look = _Look(net, list(sites), list(branches), len(inputs))
-    look.hook_()
+) -> ModelStatistics:
+    """Run all inputs once, forward and backward, and collect statistics of all layers.
+
+    Args:
+        model: unchanged.
+        branches: modules that add to a residual stream, with the dimension of their channels.
+        inputs: all batches.
+        progress: called before each batch.
+    """
+    net = copy_sharing_weights(model).eval()
+    layers = {layer.path: layer for layer in find_solvable_layers(net, inputs[0]).layers}
+    hooks = _StatisticsHooks(net, list(layers), list(branches), len(inputs))
+    hooks.register_()
     size = 0.0
     random = torch.Generator().manual_seed(0)
     for number in range(len(inputs)):
         if progress is not None:
             progress("measuring", number, len(inputs))
-        look.seed = number
-        outputs = _probe(net, inputs[number], random)
+        hooks.seed = number
+        outputs = _run_probe(net, inputs[number], random)
         size += sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
     scale = inputs.count / (size or 1.0)
-    found = Measured({}, {})
-    for path, sums in look.read.items():
+    statistics = ModelStatistics({}, {})
+    for path, sums in hooks.consumer_sums.items():
         layer = layer_at(net, path)
-        gram = sums.together(inputs.count, constant=shiftable(net, sites[path]))
-        if sums.gain is not None and gram is not None:  # a way leads from here to an output
+        gram = sums.mean_gram(inputs.count, constant=can_shift_output(net, layers[path]))
+        if sums.gain is not None and gram is not None:  # gradients of an output reach the layer
             width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
             gain = sums.gain / sums.probed * scale
-            found.readers[path] = Reader(matrix_of(layer).double(), gram, gain, width, sites[path])
-    for path, sums in look.handed.items():
-        spread = sums.spread(inputs.count)
-        if sums.gain is not None and spread is not None:
-            found.branches[path] = Branch(spread, sums.gain / sums.probed * scale)
-    return found
+            statistics.consumers[path] = ConsumerStatistics(
+                matrix_of(layer).double(), gram, gain, width, layers[path]
+            )
+    for path, sums in hooks.branch_sums.items():
+        variance = sums.mean_variance(inputs.count)
+        if sums.gain is not None and variance is not None:
+            gain = sums.gain / sums.probed * scale
+            statistics.branches[path] = BranchStatistics(variance, gain)
+    return statistics
 
 
 @torch.enable_grad()
-def _probe(net: nn.Module, example: Example, random: torch.Generator) -> list[Tensor]:
-    """One pass forward, and one back with random weights on the outputs."""
+def _run_probe(net: nn.Module, example: Example, random: torch.Generator) -> list[Tensor]:
+    """Run forward, then backward from a random weighted sum of the outputs; return the outputs."""
     args, kwargs = example.args, dict(example.kwargs)
-    given = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
-    leaves = [t.detach().clone().requires_grad_() for t in given]
-    swap = {id(old): new for old, new in zip(given, leaves, strict=True)}
-    result = Example(_swapped(args, swap), _swapped(kwargs, swap)).call(net)
+    inputs = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    leaf_of = {id(old): new for old, new in zip(inputs, leaves, strict=True)}
+    result = Example(_replace(args, leaf_of), _replace(kwargs, leaf_of)).call(net)
     outputs = [t for t in tensors_in(result) if t.is_floating_point() and t.requires_grad]
     if outputs:
         total = torch.zeros((), device=outputs[0].device)
@@ -216,24 +229,24 @@ def _probe(net: nn.Module, example: Example, random: torch.Generator) -> list[Te
             weights = torch.randn(out.shape, generator=random).to(out)
             finite = out.isfinite()
             total = total + (out[finite] * weights[finite]).sum()
-        given_whole = len(leaves) == len(tensors_in((args, kwargs)))
-        own = [] if given_whole else [p for p in net.parameters() if p.requires_grad]
-        if leaves or own:  # every way back from the outputs ends in one of them
-            torch.autograd.grad(total, [*leaves, *own], allow_unused=True)
+        all_float = len(leaves) == len(tensors_in((args, kwargs)))
+        parameters = [] if all_float else [p for p in net.parameters() if p.requires_grad]
+        if leaves or parameters:  # the backward pass ends in these
+            torch.autograd.grad(total, [*leaves, *parameters], allow_unused=True)
     return [out.detach() for out in outputs]
 
 
-def _swapped(value: Any, swap: dict[int, Tensor]) -> Any:
-    return tree_map(lambda leaf: swap.get(id(leaf), leaf), value)
+def _replace(value: Any, leaf_of: dict[int, Tensor]) -> Any:
+    return tree_map(lambda leaf: leaf_of.get(id(leaf), leaf), value)
 
 
-def _products(rows: Tensor) -> Tensor:
-    """Sums of products of columns and a constant."""
+def _gram_with_constant(rows: Tensor) -> Tensor:
+    """Compute the Gram matrix of the columns and a constant one."""
     rows = rows if rows.dtype == torch.float64 else rows.float()
     rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], 2)
     return (rows.transpose(1, 2) @ rows).double()
 
 
-def _channels(x: Tensor, dim: int) -> Tensor:
-    """[channels, everything else], in float64."""
+def _channels_first(x: Tensor, dim: int) -> Tensor:
+    """Reshape to [channels, everything else], in float64."""
     return x.movedim(dim, 0).flatten(1).double()

@@ -1,4 +1,4 @@
-"""What was found about every group: how much harm is done by removing so many of its units."""
+"""The result of `sensitivity`: output error by number of removed units, for every group."""
 
 from __future__ import annotations
 
@@ -11,69 +11,74 @@ from typing import Any
 import numpy as np
 
 from fpgm.errors import FileError
-from fpgm.utils.safe_read import parsed, text_of
+from fpgm.utils.safe_read import parse_json, read_text
 from fpgm.utils.text import reason
+from fpgm.utils.typed_json import Decoder
 
 FORMAT = 2
 
 
 @dataclass(frozen=True)
-class GroupHarm:
-    """A group's name, its number of units, and the harm when the first 0, 1, … of them go."""
+class GroupSensitivity:
+    """A group, and the output error when the first 0, 1, … of its units are removed."""
 
     name: str
     units: int
     harm: tuple[float, ...]
-    """Squared error of the outputs as a share of their squares, after recovery."""
+    """Squared output error relative to the outputs' squares, after recovery."""
     place: int = 0
-    """Which of the model's groups it is, counted from 0."""
+    """Index of the group in the model, from 0."""
     accuracy: Mapping[str, float | None] = field(default_factory=dict)
-    """By rate, where labels were given: with this group pruned and its readers solved anew."""
+    """By rate, if there were labels: with this group pruned and its consumers solved again."""
 
     def has(self, rates: Sequence[float]) -> bool:
-        """Whether accuracy is known at all these rates."""
+        """Tell whether accuracy is known at all these rates."""
         return all(str(rate) in self.accuracy for rate in rates)
 
     def at(self, rate: float) -> float:
-        """Harm at a rate; between whole units on a straight line."""
+        """Return the output error at a rate, interpolated between whole units."""
         places = np.linspace(0, 1, len(self.harm))
         return float(np.interp(rate, places, self.harm))
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Every group's harm, and what it was measured with."""
+    """Output errors of every group, and the options and data they were measured with."""
 
-    groups: tuple[GroupHarm, ...]
+    groups: tuple[GroupSensitivity, ...]
     asked: Mapping[str, Any]
     inputs: int
     data: str = ""
     """Digest of the inputs and their labels."""
     accuracy: float | None = None
-    """Of the whole model, on the same inputs."""
+    """Of the unpruned model, on the same inputs."""
     complete: bool = True
-    """Whether every group's harm is there: a measurement may have been interrupted."""
+    """Whether every group was measured; False after an interruption."""
 
     def curve(self, name: str, units: int, which: int = 0) -> list[float]:
-        """Harm for 0 to `units` units of a group, whatever its size when it was measured.
+        """Return the output error for 0 to `units` removed units of a group, interpolated.
 
-        Of several groups with one name, that with number `which`. Where nothing was measured, the
-        mean of all groups at the same share.
+        For a group that was not measured, it is the mean of all groups at the same rate.
+
+        Args:
+            name: of the group.
+            units: its present size, which may differ from that when it was measured.
+            which: index among groups of the same name.
         """
         same = [g for g in self.groups if g.name == name]
         chosen = same[which : which + 1] or same[:1] or list(self.groups)
-        shares = [count / units for count in range(units + 1)]
-        return [sum(group.at(share) for group in chosen) / len(chosen) for share in shares]
+        rates = [count / units for count in range(units + 1)]
+        return [sum(group.at(rate) for group in chosen) / len(chosen) for rate in rates]
 
     def to_json(self, indent: int | None = None) -> str:
-        """As text."""
+        """Convert to JSON text."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=indent)
 
     @classmethod
     def read(cls, file: Path) -> Sensitivity:
         """Read a file with what `to_json` wrote."""
         try:
-            return cls.from_json(text_of(file))
+            return cls.from_json(read_text(file))
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"{file} cannot be read: {reason(error)}.") from error
         except FileError as error:
@@ -83,34 +88,17 @@ class Sensitivity:
     def from_json(cls, text: str) -> Sensitivity:
         """Read what `to_json` wrote."""
         try:
-            held = parsed(text)
-            if held["format"] != FORMAT:
-                raise FileError(f"A sensitivity in format {held['format']}: measure it again.")
-            groups, asked, whole = _groups(held["groups"]), held["asked"], held["accuracy"]
-            if not groups or not isinstance(asked, dict):
-                raise FileError("A sensitivity without groups: measure it again.")
-            if any(len(group.harm) != group.units + 1 for group in groups):
-                raise FileError("A sensitivity with harm missing: measure it again.")
-            return cls(
-                groups,
-                asked,
-                int(held["inputs"]),
-                str(held["data"]),
-                None if whole is None else float(whole),
-                bool(held["complete"]),
-            )
-        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
+            content = parse_json(text)
+            if content["format"] != FORMAT:
+                raise FileError(
+                    f"The sensitivity has format {content['format']}, not {FORMAT}: "
+                    "measure it again."
+                )
+            result = Decoder().record(cls, content)
+        except (ValueError, KeyError, TypeError) as error:
             raise FileError("This is not a sensitivity written by fpgm.") from error
-
-
-def _groups(rows: Sequence[Any]) -> tuple[GroupHarm, ...]:
-    return tuple(
-        GroupHarm(
-            str(row["name"]),
-            int(row["units"]),
-            tuple(float(h) for h in row["harm"]),
-            int(row["place"]),
-            {str(rate): None if v is None else float(v) for rate, v in row["accuracy"].items()},
-        )
-        for row in rows
-    )
+        if not result.groups:
+            raise FileError("The sensitivity has no groups: measure it again.")
+        if any(len(group.harm) != group.units + 1 for group in result.groups):
+            raise FileError("The sensitivity lacks some errors: measure it again.")
+        return result

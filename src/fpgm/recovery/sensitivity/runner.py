@@ -1,4 +1,8 @@
-"""Measuring every group: the harm at once, accuracy trial by trial, kept in a file on the way."""
+"""Measure the sensitivity of all groups, and save each result to a cache file on the way.
+
+Output errors are estimated for all groups from one set of statistics, then corrected by trials;
+accuracy is measured by trials only.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +20,46 @@ from torch import Tensor, nn
 
 from fpgm.errors import FileError, ModelError
 from fpgm.planning.planner import Planner
-from fpgm.recovery.sensitivity.error_curves import Floats, harm
-from fpgm.recovery.sensitivity.probes import Measured, measure
-from fpgm.recovery.sensitivity.result import GroupHarm, Sensitivity
+from fpgm.recovery.sensitivity.error_curves import Floats, error_curve
+from fpgm.recovery.sensitivity.probes import ModelStatistics, collect_statistics
+from fpgm.recovery.sensitivity.result import GroupSensitivity, Sensitivity
 from fpgm.recovery.sensitivity.trials import Trials
-from fpgm.tracing.grouping import Pool, Structure
-from fpgm.utils.atomic_io import write_text, writing
-from fpgm.utils.calibration_data import Inputs, explained, moved, read_inputs
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.tracing.grouping import ChannelGroup, Structure
+from fpgm.utils.atomic_io import explain_write_errors, write_text
+from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_inputs
+from fpgm.utils.preserve_state import preserve_state
 from fpgm.utils.progress import Progress
 
 IMAGES = 512
-"""Inputs that sensitivity looks at."""
+"""Inputs to measure sensitivity on."""
 
-CHECKED_AT = (0.3, 0.6)
-"""Shares of a group at which foretold harm is compared with what really happens."""
+TRIAL_RATES = (0.3, 0.6)
+"""Pruning rates at which estimated errors are compared with measured ones."""
 
 
-def corrected(curve: Floats, error: Callable[[int], float | None]) -> Floats:
-    """A curve brought to what was found at some places of it.
+def correct_curve(curve: Floats, error: Callable[[int], float | None]) -> Floats:
+    """Scale an estimated error curve so that it passes through measured errors.
 
-    The probes behind it take errors for independent of each other. Those of neighbouring positions
-    are alike, and where a mean over positions comes behind, they do not cancel out.
+    Probes treat the errors of all positions as independent. Those of nearby positions are similar,
+    and do not cancel out if a later layer averages over positions.
+
+    Args:
+        curve: estimated errors for 0, 1, … removed units.
+        error: measures the error for a number of removed units; None if it cannot.
     """
     units = len(curve) - 1
-    counts = sorted({round(share * units) for share in CHECKED_AT} - {0, units})
+    counts = sorted({round(rate * units) for rate in TRIAL_RATES} - {0, units})
     errors = {count: error(count) for count in counts}
-    found = {c: e for c, e in errors.items() if e is not None and 0 < e < math.inf}
-    if not found:
+    measured = {c: e for c, e in errors.items() if e is not None and 0 < e < math.inf}
+    if not measured:
         return curve
     places = np.arange(units + 1)
-    if any(curve[count] <= 0 for count in found):  # probes saw nothing: a line through what is
-        last = max(found)
-        line = np.interp(places, [0, *found], [0.0, *found.values()])
-        return np.maximum.accumulate(np.where(places > last, found[last] / last * places, line))
-    ratios = [math.log(e / curve[c]) for c, e in found.items()]
-    return np.maximum.accumulate(curve * np.exp(np.interp(places, list(found), ratios)))
+    if any(curve[count] <= 0 for count in measured):  # nothing to scale: interpolate instead
+        last = max(measured)
+        line = np.interp(places, [0, *measured], [0.0, *measured.values()])
+        return np.maximum.accumulate(np.where(places > last, measured[last] / last * places, line))
+    ratios = [math.log(e / curve[c]) for c, e in measured.items()]
+    return np.maximum.accumulate(curve * np.exp(np.interp(places, list(measured), ratios)))
 
 
 def measure_sensitivity(
@@ -64,12 +72,15 @@ def measure_sensitivity(
     cache: Path | None = None,
     trials: bool = True,
 ) -> Sensitivity:
-    """Measure the output error that removing each group's units causes, in a planner's order."""
-    inputs = read_inputs(moved(planner.model, loader), images)
+    """Measure the output error that removing each group's units causes, in a planner's order.
+
+    The other arguments are those of `fpgm.sensitivity`.
+    """
+    inputs = read_inputs(move_batches(planner.model, loader), images)
     try:
-        with undisturbed(planner.model), explained(planner.model, inputs):
+        with preserve_state(planner.model), explain_forward_errors(planner.model, inputs):
             planner.model.eval()
-            run = Sense(
+            run = SensitivityRun(
                 planner.model,
                 planner.structure,
                 planner.order,
@@ -85,116 +96,127 @@ def measure_sensitivity(
 
 
 @dataclass(frozen=True)
-class Sense:
-    """A model's groups, the order in which their units would go, and what to measure."""
+class SensitivityRun:
+    """A model's groups, the order in which their units are removed, and what to measure."""
 
     model: nn.Module
     structure: Structure
-    order: Callable[[Pool], Tensor]
-    asked: Mapping[str, str]
+    order: Callable[[ChannelGroup], Tensor]
+    score_key: Mapping[str, str]
+    """Options and weights that the order depends on."""
     rates: Sequence[float] = ()
-    """Accuracy is counted at these, where inputs have labels."""
+    """Where to measure accuracy, if inputs have labels."""
     cache: Path | None = None
     progress: Progress | None = None
     trials: bool = True
-    """Whether foretold harm is compared with what really happens."""
+    """Whether estimated errors are corrected by measured ones."""
 
     def run(self, inputs: Inputs) -> Sensitivity:
-        """Everything, but for what the file holds already."""
-        rates = self.rates if inputs.labelled else ()
-        found = self._known(inputs)
-        if found is not None and found.complete and all(g.has(rates) for g in found.groups):
-            return found
-        branches = [(site.module, site.dim) for site in self.structure.seen.sites]
-        measured = measure(self.model, branches, inputs, self.progress)
-        trials = Trials(self.model, self.structure, measured, inputs)
-        if found is None:
-            found = Sensitivity((), self._key(), inputs.count, inputs.digest(), complete=False)
-        return self._try(self._harms(found, measured, trials), trials, rates)
+        """Measure everything that the cache file does not have yet."""
+        rates = self.rates if inputs.has_labels else ()
+        result = self._read_cache(inputs)
+        if result is not None and result.complete and all(g.has(rates) for g in result.groups):
+            return result
+        branches = [(site.module, site.dim) for site in self.structure.trace.insertion_points]
+        statistics = collect_statistics(self.model, branches, inputs, self.progress)
+        trials = Trials(self.model, self.structure, statistics, inputs)
+        if result is None:
+            result = Sensitivity((), self._key(), inputs.count, inputs.digest(), complete=False)
+        return self._add_accuracies(self._add_errors(result, statistics, trials), trials, rates)
 
-    def _known(self, inputs: Inputs) -> Sensitivity | None:
-        """What an earlier run wrote; anything else under that name is not to be lost."""
+    def _read_cache(self, inputs: Inputs) -> Sensitivity | None:
+        """Read what an earlier run wrote; refuse to overwrite a file about anything else."""
         if self.cache is None:
             return None
         if not self.cache.parent.is_dir():
-            raise FileError(f"{self.cache} cannot be written: {self.cache.parent} is no folder.")
+            raise FileError(f"{self.cache} cannot be written: {self.cache.parent} is not a folder.")
         if not self.cache.exists():
             return None
-        found = Sensitivity.read(self.cache)
-        for what, mine, theirs in (
-            *((key, value, found.asked.get(key)) for key, value in self._key().items()),
-            ("set of inputs", inputs.digest(), found.data),
+        cached = Sensitivity.read(self.cache)
+        for what, current, previous in (
+            *((key, value, cached.asked.get(key)) for key, value in self._key().items()),
+            ("set of inputs", inputs.digest(), cached.data),
         ):
-            if mine != theirs:
+            if current != previous:
                 raise FileError(
-                    f"{self.cache} was measured for another {what}: remove it, or name another."
+                    f"{self.cache} was measured for another {what}: delete it, or give another "
+                    "cache file."
                 )
-        return found
+        return cached
 
     def _key(self) -> dict[str, str]:
-        """What was asked, and which units of which groups would go in which order."""
-        orders = [(p.name, self.order(p).tolist()) for p in self.structure.pools]
+        """Describe what is measured: options, groups, and the order of their units."""
+        orders = [(p.name, self.order(p).tolist()) for p in self.structure.groups]
         digest = hashlib.sha256(json.dumps(orders).encode()).hexdigest()
-        way = "probes and trials" if self.trials else "probes"
-        return {**self.asked, "way of measuring": way, "choice of groups and units": digest[:16]}
+        mode = "probes and trials" if self.trials else "probes"
+        return {
+            **self.score_key,
+            "way of measuring": mode,
+            "choice of groups and units": digest[:16],
+        }
 
-    def _harms(self, found: Sensitivity, measured: Measured, trials: Trials) -> Sensitivity:
-        """With every group's harm, of which those known already stay."""
-        if found.complete:
-            return found
-        known = {group.place for group in found.groups}
-        for number, pool in enumerate(self.structure.pools):
+    def _add_errors(
+        self, result: Sensitivity, statistics: ModelStatistics, trials: Trials
+    ) -> Sensitivity:
+        """Add the output errors of all groups that the result does not have yet."""
+        if result.complete:
+            return result
+        known = {group.place for group in result.groups}
+        for number, pool in enumerate(self.structure.groups):
             if number in known:
                 continue
-            self._tell(pool.name, number)
+            self._report(pool.name, number)
             order = self.order(pool)
-            curve = harm(self.structure, order, measured)
+            curve = error_curve(self.structure, order, statistics)
             if curve is not None:
                 if self.trials:
-                    curve = corrected(curve, partial(trials.error_without, order))
-                group = GroupHarm(pool.name, len(pool.units), tuple(curve.tolist()), number)
-                found = replace(found, groups=(*found.groups, group))
-                self._keep(found)
-        if not found.groups:
+                    curve = correct_curve(curve, partial(trials.error_without, order))
+                units = len(pool.units)
+                group = GroupSensitivity(pool.name, units, tuple(curve.tolist()), number)
+                result = replace(result, groups=(*result.groups, group))
+                self._write_cache(result)
+        if not result.groups:
             raise ModelError(
-                "No group could be measured: no layer that reads one leads to an output by way of "
-                "gradients."
+                "No group could be measured: gradients of the outputs reach no layer that "
+                "consumes one."
             )
-        found = replace(found, complete=True)
-        self._keep(found)
-        return found
+        result = replace(result, complete=True)
+        self._write_cache(result)
+        return result
 
-    def _try(self, found: Sensitivity, trials: Trials, rates: Sequence[float]) -> Sensitivity:
-        """With accuracies, of which those known already stay."""
+    def _add_accuracies(
+        self, result: Sensitivity, trials: Trials, rates: Sequence[float]
+    ) -> Sensitivity:
+        """Add the accuracies at all rates that the result does not have yet."""
         if not rates:
-            return found
-        if found.accuracy is None:
-            found = replace(found, accuracy=trials.accuracy())
-        if found.accuracy is None:  # its answers are not one score a class
+            return result
+        if result.accuracy is None:
+            result = replace(result, accuracy=trials.accuracy())
+        if result.accuracy is None:  # the model is not a classifier
             nothing = dict.fromkeys(map(str, rates))
-            groups = (replace(g, accuracy={**g.accuracy, **nothing}) for g in found.groups)
-            found = replace(found, groups=tuple(groups))
-            self._keep(found)
-            return found
-        for number, group in enumerate(found.groups):
+            groups = (replace(g, accuracy={**g.accuracy, **nothing}) for g in result.groups)
+            result = replace(result, groups=tuple(groups))
+            self._write_cache(result)
+            return result
+        for number, group in enumerate(result.groups):
             if group.has(rates):
                 continue
-            self._tell(f"accuracy, {group.name}", group.place)
-            order = self.order(self.structure.pools[group.place])
-            counted = dict(group.accuracy)
+            self._report(f"accuracy, {group.name}", group.place)
+            order = self.order(self.structure.groups[group.place])
+            accuracy = dict(group.accuracy)
             for rate in rates:
-                if str(rate) not in counted:
-                    counted[str(rate)] = trials.accuracy_without(order, round(rate * group.units))
-            before, after = found.groups[:number], found.groups[number + 1 :]
-            found = replace(found, groups=(*before, replace(group, accuracy=counted), *after))
-            self._keep(found)
-        return found
+                if str(rate) not in accuracy:
+                    accuracy[str(rate)] = trials.accuracy_without(order, round(rate * group.units))
+            before, after = result.groups[:number], result.groups[number + 1 :]
+            result = replace(result, groups=(*before, replace(group, accuracy=accuracy), *after))
+            self._write_cache(result)
+        return result
 
-    def _keep(self, found: Sensitivity) -> None:
+    def _write_cache(self, result: Sensitivity) -> None:
         if self.cache is not None:
-            with writing(self.cache):
-                write_text(self.cache, found.to_json(indent=1) + "\n")
+            with explain_write_errors(self.cache):
+                write_text(self.cache, result.to_json(indent=1) + "\n")
 
-    def _tell(self, what: str, number: int) -> None:
+    def _report(self, title: str, number: int) -> None:
         if self.progress is not None:
-            self.progress(what, number, len(self.structure.pools))
+            self.progress(title, number, len(self.structure.groups))

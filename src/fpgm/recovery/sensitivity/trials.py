@@ -1,4 +1,4 @@
-"""What really happens with a share of one group gone, its readers solved anew, nothing else."""
+"""Measure output error and accuracy with part of one group removed, and its consumers solved."""
 
 from __future__ import annotations
 
@@ -8,140 +8,140 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fpgm.planning.plan_builder import EmptiedError, UnevenError, draft
+from fpgm.planning.plan_builder import EmptyAxisError, UnevenBlocksError, build_plan
 from fpgm.planning.selection import Choice
-from fpgm.pruning.masking import HELD, silence_
-from fpgm.recovery.layer_solver import layer_at, shift_
-from fpgm.recovery.sensitivity.error_curves import factor
-from fpgm.recovery.sensitivity.probes import Measured, Reader
+from fpgm.pruning.masking import MASKED_ROLES, zero_removed_
+from fpgm.recovery.layer_solver import layer_at, shift_output_
+from fpgm.recovery.sensitivity.error_curves import cholesky
+from fpgm.recovery.sensitivity.probes import ConsumerStatistics, ModelStatistics
 from fpgm.recovery.unfold import set_matrix_
 from fpgm.tracing.grouping import Structure
+from fpgm.utils.accuracy import AccuracyCounter
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, float_outputs, squared, tensors_in
+from fpgm.utils.example_inputs import Example, float_outputs, squared_error, tensors_in
 
-CHECKED = 4
-"""Of so many inputs one is run again and again to compare outputs."""
+COMPARED_EVERY = 4
+"""One input in so many is run to compare outputs."""
 
 
 class Trials:
-    """Tries what was measured: the model without some units, on the inputs it was measured on."""
+    """Runs the model without some units, on the inputs its statistics were collected on."""
 
     @torch.no_grad()
     def __init__(
-        self, model: nn.Module, structure: Structure, measured: Measured, inputs: Inputs
+        self, model: nn.Module, structure: Structure, statistics: ModelStatistics, inputs: Inputs
     ) -> None:
         self._model, self._structure = model, structure
-        self._measured, self._inputs = measured, inputs
-        self._checked = _first(inputs, -(-inputs.count // CHECKED))
-        self._wanted = [float_outputs(model, example) for example in self._checked]
+        self._statistics, self._inputs = statistics, inputs
+        self._compared = _first_inputs(inputs, -(-inputs.count // COMPARED_EVERY))
+        self._targets = [float_outputs(model, example) for example in self._compared]
 
     def accuracy(self) -> float | None:
-        """Of the model as it is; None if its answers are not one score a class."""
+        """Measure the unpruned model's accuracy; None if it is not a classifier."""
         return _accuracy(self._model, self._inputs)
 
     def accuracy_without(self, order: Tensor, count: int) -> float | None:
-        """Accuracy without the first so many units; None if the model cannot be without them."""
-        net = self._without(order, count)
+        """Measure accuracy without the first `count` units; None if they cannot be removed."""
+        net = self._remove(order, count)
         return None if net is None else _accuracy(net, self._inputs)
 
     @torch.no_grad()
     def error_without(self, order: Tensor, count: int) -> float | None:
-        """Squared error of the outputs without the first so many units, as a share of theirs.
+        """Measure the relative squared output error without the first `count` units.
 
-        None if the model cannot be without them, if its outputs then have other shapes, or if a
-        reader is too wide to be solved here.
+        None if they cannot be removed, if the outputs' shapes change, or if a consumer is too wide
+        to be solved here.
         """
-        readers = [self._measured.readers.get(layer) for layer, _ in self._structure.readers(order)]
-        if any(reader is not None and not reader.whole for reader in readers):
+        consumers = [
+            self._statistics.consumers.get(layer) for layer, _ in self._structure.consumers(order)
+        ]
+        if any(consumer is not None and not consumer.has_full_gram for consumer in consumers):
             return None
-        net = self._without(order, count)
+        net = self._remove(order, count)
         if net is None:
             return None
-        missed = size = 0.0
-        for example, wanted in zip(self._checked, self._wanted, strict=True):
-            for own, out in zip(float_outputs(net, example), wanted, strict=True):
-                if own.shape != out.shape:
+        error = size = 0.0
+        for example, targets in zip(self._compared, self._targets, strict=True):
+            for out, target in zip(float_outputs(net, example), targets, strict=True):
+                if out.shape != target.shape:
                     return None
-                missed += squared(own, out)
-                size += squared(torch.zeros_like(out), out)
-        return missed / size if size else None
+                error += squared_error(out, target)
+                size += squared_error(torch.zeros_like(target), target)
+        return error / size if size else None
 
     @torch.no_grad()
-    def _without(self, order: Tensor, count: int) -> nn.Module | None:
-        """The model with these units silent and their readers solved anew."""
-        choice = Choice.of(self._structure, order[:count])
+    def _remove(self, order: Tensor, count: int) -> nn.Module | None:
+        """Return a copy with these units masked and their consumers solved; None if impossible."""
+        choice = Choice.from_removed(self._structure, order[:count])
         try:
-            plan = draft(self._model, self._structure, choice, {})
-        except (EmptiedError, UnevenError):
+            plan = build_plan(self._model, self._structure, choice, {})
+        except (EmptyAxisError, UnevenBlocksError):
             return None
         net = copy_model(self._model).eval()
-        silence_(net, plan, HELD)
-        for layer, places in self._structure.readers(order):
-            if layer in self._measured.readers:
-                _solve_(net, self._measured.readers[layer], (places >= 0) & (places < count))
+        zero_removed_(net, plan, MASKED_ROLES)
+        for layer, places in self._structure.consumers(order):
+            if layer in self._statistics.consumers:
+                removed = (places >= 0) & (places < count)
+                _solve_(net, self._statistics.consumers[layer], removed)
         return net
 
 
-def _first(inputs: Inputs, count: int) -> list[Example]:
-    """The first batches until they hold so many inputs, the last of them in part if it can be."""
-    found: list[Example] = []
+def _first_inputs(inputs: Inputs, count: int) -> list[Example]:
+    """Return the first batches with `count` inputs; the last one is cut if its shapes allow it."""
+    examples: list[Example] = []
     for number in range(len(inputs)):
         example = inputs[number]
         sizes = [t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))]
         size = sizes[0][0]
         if size > count and set(sizes) == {sizes[0]}:
-            example = _part(example, count)
-        found.append(example)
+            example = _cut(example, count)
+        examples.append(example)
         count -= size
         if count <= 0:
             break
-    return found
+    return examples
 
 
-def _part(example: Example, count: int) -> Example:
-    """The first so many inputs of a batch."""
+def _cut(example: Example, count: int) -> Example:
+    """Keep the first `count` inputs of a batch."""
 
-    def part(leaf: Any) -> Any:
+    def cut(leaf: Any) -> Any:
         return leaf[:count] if isinstance(leaf, Tensor) else leaf
 
-    return Example(tree_map(part, example.args), tree_map(part, dict(example.kwargs)))
+    return Example(tree_map(cut, example.args), tree_map(cut, dict(example.kwargs)))
 
 
-def _solve_(net: nn.Module, reader: Reader, gone: Tensor) -> None:
-    """Let a reader make up for channels it can no longer read."""
-    if not reader.whole:
+def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> None:
+    """Solve for a consumer's weights, to make up for removed input channels."""
+    if not consumer.has_full_gram:
         return
-    reads = reader.matrix.shape[1]
-    matrix = reader.matrix.clone()
+    fan_in = consumer.matrix.shape[1]
+    matrix = consumer.matrix.clone()
     constants = []
-    for own, gram, off in zip(matrix, reader.gram, reader.columns(gone), strict=True):
-        constant = len(gram) - reads
+    by_group = consumer.columns(removed)
+    for weights, gram, off in zip(matrix, consumer.gram, by_group, strict=True):
+        constant = len(gram) - fan_in
         stays = torch.cat([~off, off.new_ones(constant)])
         system = gram[stays][:, stays]
-        missing = gram[stays][:, :reads][:, off] @ own[off]
-        change = torch.cholesky_solve(missing, factor(system))
-        own[~off] += change[: len(change) - constant]
-        own[off] = 0
+        missing = gram[stays][:, :fan_in][:, off] @ weights[off]
+        change = torch.cholesky_solve(missing, cholesky(system))
+        weights[~off] += change[: len(change) - constant]
+        weights[off] = 0
         if constant:
             constants.append(change[-1])
-    layer = layer_at(net, reader.site.layer)
+    layer = layer_at(net, consumer.layer.path)
     set_matrix_(layer, matrix.to(layer.weight))
     if constants:
-        shift_(net, reader.site, torch.cat(constants))
+        shift_output_(net, consumer.layer, torch.cat(constants))
 
 
 @torch.no_grad()
 def _accuracy(net: nn.Module, inputs: Inputs) -> float | None:
-    """Share of labelled inputs that a classifier gets right."""
-    right = seen = 0
+    """Measure accuracy on labelled inputs; None if the outputs are not one score for each class."""
+    counter = AccuracyCounter()
     for number in range(len(inputs)):
         labels = inputs.labels(number)
-        if labels is None:
-            continue
-        out = inputs[number].call(net)
-        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(labels):
+        if labels is not None and not counter.add(inputs[number].call(net), labels):
             return None
-        right += int((out.argmax(1) == labels.to(out.device)).sum())
-        seen += len(labels)
-    return right / seen if seen else None
+    return counter.accuracy

@@ -1,1 +1,1 @@
-"""What the weights of a model say about pruning it."""
+"""Analysis of a model's filters before pruning: norms, redundancy, agreement of criteria."""

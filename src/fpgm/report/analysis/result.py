@@ -1,4 +1,4 @@
-"""What is known of a model's filters, as plain values: figures and reports need nothing else."""
+"""The result of `analyze` as plain values, which charts and reports read."""
 
 from __future__ import annotations
 
@@ -8,55 +8,56 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SMALL_DEVIATION = 0.25
-"""Standard deviation of norms, as a share of their mean, below which they hardly differ."""
+"""Norms whose standard deviation is below this fraction of their mean hardly differ."""
 LARGE_MINIMUM = 0.1
-"""Smallest norm, as a share of the mean, above which no filter is as good as silent."""
+"""If the smallest norm is above this fraction of the mean, no filter is close to zero."""
 
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """One layer; everything by filter is in the order of its filters."""
+    """One layer; values per filter are in the order of its filters."""
 
     layer: str
     writes: tuple[str, ...]
-    """Groups its filters belong to; none, if none of them may go."""
+    """Names of the groups that its filters belong to; empty if none of them can be removed."""
     reads: tuple[str, ...]
-    """Groups whose units it reads."""
+    """Names of the groups whose units it consumes."""
     write_groups: tuple[int, ...]
     read_groups: tuple[int, ...]
-    """The same groups by number, as a plan has them: names of groups may be the same."""
+    """The same groups by their indices in a plan, as names need not be unique."""
     macs_share: float
     params_share: float
     norms: tuple[float, ...]
     deviation: float
-    """Standard deviation of the norms, as a share of their mean: the first requirement."""
+    """Standard deviation of the norms divided by their mean (the first requirement)."""
     least: float
-    """Smallest norm, as a share of the mean: the second."""
+    """Smallest norm divided by the mean (the second requirement)."""
     to_median: tuple[float, ...] = ()
-    """Distance of each filter to the geometric median of them all. This and what follows is left
-    out of layers so large that it would take long, where one is in a hurry."""
+    """Distance of each filter to the geometric median of all filters.
+
+    This and the following fields are empty for very large layers in quick mode."""
     to_nearest: tuple[float, ...] = ()
-    """Distance of each filter to the nearest other one."""
+    """Distance of each filter to its nearest neighbor."""
     places: tuple[tuple[float, ...], ...] = ()
-    """Each filter on a plane whose origin is the geometric median: where they spread most."""
+    """Each filter in the two directions of largest variance; the geometric median is (0, 0)."""
     effective_rank: float | None = None
-    """Of how many filters' worth the layer is: between 1 and their number."""
+    """Between 1 and the number of filters."""
     overlap: Mapping[str, float] = field(default_factory=dict)
-    """Share of the filters that two criteria would both remove, of those that either has to."""
+    """By pair of criteria, the fraction of their choices that is the same."""
 
     @property
     def filters(self) -> int:
-        """How many there are."""
+        """Number of filters."""
         return len(self.norms)
 
     @property
     def prunable(self) -> bool:
-        """Whether any of its filters may go."""
+        """Whether any of its filters can be removed."""
         return bool(self.writes)
 
     @property
     def nearest_share(self) -> float | None:
-        """How far the nearest other filter is, in the median, as a share of the mean norm."""
+        """Median distance of a filter to its nearest neighbor, divided by the mean norm."""
         if not self.to_nearest:
             return None
         mean = statistics.fmean(self.norms)
@@ -64,35 +65,35 @@ class LayerAnalysis:
 
     @property
     def verdict(self) -> str:
-        """What the two requirements say, in words."""
+        """Whether the two requirements of norm-based pruning hold, as a sentence."""
         return verdict(self.deviation, self.least)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Layers in the order they first run."""
+    """The analysis of all layers, in execution order."""
 
     rate: float
-    """Share of filters that criteria were asked to choose."""
+    """Fraction of the filters that each criterion chose."""
     layers: tuple[LayerAnalysis, ...]
     groups: tuple[str, ...] = ()
-    """Names of the model's groups, in the order of a plan's."""
+    """Names of the model's groups, in the order of a plan."""
 
     def verdicts(self) -> dict[str, list[str]]:
-        """Layers by what is said about them, most of them first."""
-        found: dict[str, list[str]] = {}
-        for own in self.layers:
-            found.setdefault(own.verdict, []).append(own.layer)
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        """Group the layers' names by verdict, the most frequent verdict first."""
+        layers: dict[str, list[str]] = {}
+        for layer in self.layers:
+            layers.setdefault(layer.verdict, []).append(layer.layer)
+        return dict(sorted(layers.items(), key=lambda item: -len(item[1])))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, verdicts included."""
-        layers = [{**asdict(own), "verdict": own.verdict} for own in self.layers]
+        """Convert to plain values for JSON, with each layer's verdict."""
+        layers = [{**asdict(layer), "verdict": layer.verdict} for layer in self.layers]
         return {"rate": self.rate, "groups": list(self.groups), "layers": layers}
 
 
 def verdict(deviation: float, least: float) -> str:
-    """The two requirements in words.
+    """Say whether the two requirements of norm-based pruning hold.
 
     >>> verdict(0.1, 0.01)
     'small deviation: a norm threshold cannot separate these filters'
@@ -101,9 +102,11 @@ def verdict(deviation: float, least: float) -> str:
     >>> verdict(0.5, 0.01)
     'norms differ and the smallest is near zero: both requirements hold'
     """
-    found = []
+    problems = []
     if deviation < SMALL_DEVIATION:
-        found.append("small deviation: a norm threshold cannot separate these filters")
+        problems.append("small deviation: a norm threshold cannot separate these filters")
     if least > LARGE_MINIMUM:
-        found.append("large minimum norm: even the smallest filter has a part in the output")
-    return "; ".join(found) or "norms differ and the smallest is near zero: both requirements hold"
+        problems.append("large minimum norm: even the smallest filter has a part in the output")
+    return (
+        "; ".join(problems) or "norms differ and the smallest is near zero: both requirements hold"
+    )

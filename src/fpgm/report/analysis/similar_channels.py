@@ -1,4 +1,4 @@
-"""What a layer shows of one input, and which of the channels that stay resemble those that go."""
+"""Feature maps of one layer, and the kept channels that are most similar to removed ones."""
 
 from __future__ import annotations
 
@@ -12,51 +12,55 @@ from torch import Tensor, nn
 
 from fpgm.errors import ModelError, RequestError
 from fpgm.pruning.plan import Plan
-from fpgm.utils.example_inputs import as_examples, beside
-from fpgm.utils.locking import in_turn
+from fpgm.utils.example_inputs import as_examples, to_model_device
+from fpgm.utils.hooks import temporary_hooks
+from fpgm.utils.locking import with_global_lock
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.preserve_state import undisturbed
+from fpgm.utils.preserve_state import preserve_state
 
 Maps = npt.NDArray[np.float64]
 
 
-@in_turn
+@with_global_lock
 @torch.no_grad()
 def layer_output(model: nn.Module, layer: str, inputs: Any) -> Maps:
-    """What a module gives out for the first of these inputs: [channels, height, width]."""
+    """Return a module's output for the first of the inputs: [channels, height, width]."""
     modules = modules_by_path(model)
     if layer not in modules:
         raise RequestError(f"The model has no module '{layer}'.")
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
-    def keep(module: nn.Module, args: object, out: object) -> None:
-        if isinstance(out, Tensor) and not found:
-            found.append(out.detach().clone())
+    def record(module: nn.Module, args: object, out: object) -> None:
+        if isinstance(out, Tensor) and not outputs:
+            outputs.append(out.detach().clone())
 
-    handle = modules[layer].register_forward_hook(keep)
-    try:
-        with undisturbed(model):
+    with temporary_hooks() as handles:
+        handles.append(modules[layer].register_forward_hook(record))
+        with preserve_state(model):
             model.eval()
-            as_examples(beside(model, inputs))[0].call(model)
-    finally:
-        handle.remove()
-    if not found or found[0].ndim != 4:
-        raise ModelError(f"'{layer}' gives out no channels with a height and a width.")
-    maps: Maps = found[0][0].double().cpu().numpy()
+            as_examples(to_model_device(model, inputs))[0].call(model)
+    if not outputs or outputs[0].ndim != 4:
+        raise ModelError(
+            f"The output of '{layer}' is not [batch, channels, height, width]: choose a "
+            "convolution or another module with feature maps."
+        )
+    maps: Maps = outputs[0][0].double().cpu().numpy()
     return maps
 
 
 def removed_filters(plan: Plan, layer: str) -> list[int]:
-    """Numbers of a layer's filters that a plan removes."""
-    found = plan.filters().get(layer or "weight")
-    return [] if found is None else found.removed()
+    """List the indices of a layer's filters that a plan removes."""
+    cut = plan.filters().get(layer or "weight")
+    return [] if cut is None else cut.removed()
 
 
-def most_alike(maps: Maps, removed: Sequence[int]) -> list[tuple[int, int, float]]:
-    """For every channel that goes, the kept one it correlates with most, and how much.
+def most_correlated(maps: Maps, removed: Sequence[int]) -> list[tuple[int, int, float]]:
+    """Find, for every removed channel, the kept channel with the largest absolute correlation.
+
+    Returns (removed, kept, correlation) tuples.
 
     >>> a, b = np.array([[1.0, 2.0]]), np.array([[2.0, 1.0]])
-    >>> most_alike(np.stack([a, 3 * a, b]), [0])
+    >>> most_correlated(np.stack([a, 3 * a, b]), [0])
     [(0, 1, 1.0)]
     """
     flat = maps.reshape(len(maps), -1)
@@ -66,9 +70,9 @@ def most_alike(maps: Maps, removed: Sequence[int]) -> list[tuple[int, int, float
     kept = [n for n in range(len(maps)) if n not in set(removed)]
     if not kept:
         return []
-    found = []
-    for gone in removed:
-        alike = flat[kept] @ flat[gone]
-        best = int(np.argmax(np.abs(alike)))
-        found.append((int(gone), kept[best], round(float(alike[best]), 6)))
-    return found
+    pairs = []
+    for channel in removed:
+        correlations = flat[kept] @ flat[channel]
+        best = int(np.argmax(np.abs(correlations)))
+        pairs.append((int(channel), kept[best], round(float(correlations[best]), 6)))
+    return pairs

@@ -1,6 +1,6 @@
-"""Figures of filters, plans and results, each a function that returns an Altair chart.
+"""Charts of filters, plans and results: each function takes plain values and returns Altair charts.
 
-They take plain values and know nothing of torch. `save` writes PNG, SVG or PDF.
+Nothing here needs torch. `save` writes a chart as PNG, SVG or PDF.
 """
 
 from fpgm.report.charts.curves import (
@@ -9,12 +9,12 @@ from fpgm.report.charts.curves import (
     accuracy_by_macs,
     kept_by_group,
     runs_by_macs,
-    savings,
     sensitivity_curves,
+    time_savings,
 )
 from fpgm.report.charts.filters import filter_map, norm_distribution
-from fpgm.report.charts.layers import widths
-from fpgm.report.charts.maps import feature_maps, replaced_maps
+from fpgm.report.charts.layers import group_widths
+from fpgm.report.charts.maps import feature_maps, similar_maps
 from fpgm.report.charts.save import save
 
 __all__ = [
@@ -23,12 +23,12 @@ __all__ = [
     "accuracy_by_macs",
     "feature_maps",
     "filter_map",
+    "group_widths",
     "kept_by_group",
     "norm_distribution",
-    "replaced_maps",
     "runs_by_macs",
     "save",
-    "savings",
     "sensitivity_curves",
-    "widths",
+    "similar_maps",
+    "time_savings",
 ]

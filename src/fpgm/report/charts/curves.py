@@ -1,4 +1,4 @@
-"""Figures of what pruning does: accuracy and error by how much goes, saving against theory."""
+"""Line and scatter charts: accuracy by MACs, interval or epoch; sensitivity; time savings."""
 
 from __future__ import annotations
 
@@ -6,229 +6,246 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fpgm.report.charts.style import (
-    COLUMN,
+    COLUMN_WIDTH,
     DASHES,
-    QUIET,
+    GREY,
     SERIES,
     SHAPES,
-    altair,
-    data,
-    names_axis,
-    styled,
+    apply_style,
+    inline_data,
+    load_altair,
+    name_axis,
 )
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
-"""Several lines by name: (place, value) from left to right."""
+"""Lines by name, each a sequence of (x, y) from left to right."""
 Bands = Mapping[str, Sequence[tuple[float, float, float]]]
-"""Shades behind lines by name: (place, lower end, upper end) from left to right."""
+"""Shaded bands by line name, each a sequence of (x, lower, upper) from left to right."""
 
 
 def accuracy_by_macs(
-    lines: Points, *, bands: Bands | None = None, original: float | None = None, width: int = COLUMN
+    lines: Points,
+    *,
+    bands: Bands | None = None,
+    original: float | None = None,
+    width: int = COLUMN_WIDTH,
 ) -> Any:
-    """Accuracy against the share of MACs removed (the paper's Figure 4b), one line a method."""
-    return _lines(lines, "MACs removed", "accuracy", original, width, percent_x=True, bands=bands)
+    """Plot accuracy against the fraction of MACs removed (the paper's Figure 4b)."""
+    return _line_chart(
+        lines, "MACs removed", "accuracy", original, width, percent_x=True, bands=bands
+    )
 
 
 def accuracy_by_interval(
-    lines: Points, *, bands: Bands | None = None, original: float | None = None, width: int = COLUMN
+    lines: Points,
+    *,
+    bands: Bands | None = None,
+    original: float | None = None,
+    width: int = COLUMN_WIDTH,
 ) -> Any:
-    """Accuracy against the epochs between two prunings (the paper's Figure 4a)."""
-    across = "epochs between prunings"
-    return _lines(lines, across, "accuracy", original, width, percent_x=False, bands=bands)
+    """Plot accuracy against the epochs between two pruning steps (the paper's Figure 4a)."""
+    x_title = "epochs between pruning steps"
+    return _line_chart(lines, x_title, "accuracy", original, width, percent_x=False, bands=bands)
 
 
-def accuracy_by_epoch(lines: Points, *, width: int = COLUMN) -> Any:
-    """Accuracy against the epochs of a training, one line each way of counting it."""
-    return _lines(lines, "epoch", "accuracy", None, width, percent_x=False)
+def accuracy_by_epoch(lines: Points, *, width: int = COLUMN_WIDTH) -> Any:
+    """Plot accuracy against training epochs, one line per kind of accuracy."""
+    return _line_chart(lines, "epoch", "accuracy", None, width, percent_x=False)
 
 
-def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN) -> Any:
-    """Accuracy against the share of MACs removed, a point a run.
+def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN_WIDTH) -> Any:
+    """Plot accuracy against the fraction of MACs removed, one point per run.
 
-    Each row has `run`, `setting`, `macs` and `accuracy`; a line joins runs of one setting.
+    Args:
+        rows: each has `run`, `setting`, `macs` and `accuracy`; a line joins equal settings.
+        width: in points.
     """
-    alt = altair()
+    alt = load_altair()
     names = [row["run"] for row in rows]
-    scale = alt.Scale(zero=False, padding=12)  # or the outermost points lie on the frame
-    base = alt.Chart(data([dict(row) for row in rows])).encode(
+    scale = alt.Scale(zero=False, padding=12)  # keeps points off the frame
+    base = alt.Chart(inline_data([dict(row) for row in rows])).encode(
         x=alt.X("macs:Q", title="MACs removed", axis=alt.Axis(format="%"), scale=scale),
         y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format=".1%"), scale=scale),
     )
-    line = base.mark_line(color=QUIET, strokeWidth=1).encode(detail="setting:N")
+    line = base.mark_line(color=GREY, strokeWidth=1).encode(detail="setting:N")
     points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
-        color=_colour(names, "run"),
-        shape=_shape(names, "run"),
+        color=_color_scale(names, "run"),
+        shape=_shape_scale(names, "run"),
         tooltip=[
             "run:N", "setting:N",
             alt.Tooltip("macs:Q", format=".1%"), alt.Tooltip("accuracy:Q", format=".2%"),
         ],
     )  # fmt: skip
-    return styled((line + points).properties(width=width, height=round(0.7 * width)))
+    return apply_style((line + points).properties(width=width, height=round(0.7 * width)))
 
 
 def kept_by_group(
-    groups: Sequence[str], kept: Mapping[str, Sequence[float]], *, width: int = COLUMN
+    groups: Sequence[str], kept: Mapping[str, Sequence[float]], *, width: int = COLUMN_WIDTH
 ) -> Any:
-    """Which share of every group each run keeps: `kept` has one number a group, by run."""
-    alt = altair()
+    """Plot the fraction of each group's units that each run keeps.
+
+    Args:
+        groups: names of the groups.
+        kept: by run, one fraction per group.
+        width: in points.
+    """
+    alt = load_altair()
     names = list(kept)
     rows = [
-        {"run": name, "group": group, "kept": share}
-        for name, shares in kept.items()
-        for group, share in zip(groups, shares, strict=True)
+        {"run": name, "group": group, "kept": fraction}
+        for name, fractions in kept.items()
+        for group, fraction in zip(groups, fractions, strict=True)
     ]
     chart = (
-        alt.Chart(data(rows))
+        alt.Chart(inline_data(rows))
         .mark_line(point=alt.OverlayMarkDef(filled=True, size=35), interpolate="step")
         .encode(
-            x=alt.X("group:N", sort=list(groups), title=None, axis=names_axis()),
+            x=alt.X("group:N", sort=list(groups), title=None, axis=name_axis()),
             y=alt.Y(
                 "kept:Q",
                 axis=alt.Axis(format="%"),
                 scale=alt.Scale(domain=[0, 1]),
                 title="units kept",
             ),
-            color=_colour(names, "run"),
-            shape=_shape(names, "run"),
-            strokeDash=_dash(names, "run"),
+            color=_color_scale(names, "run"),
+            shape=_shape_scale(names, "run"),
+            strokeDash=_dash_scale(names, "run"),
             tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
         )
         .properties(width=width, height=220)
     )
-    return styled(chart)
+    return apply_style(chart)
 
 
-def sensitivity_curves(harms: Mapping[str, Sequence[float]], *, width: int = COLUMN) -> Any:
-    """Error of the outputs against the share of a group that goes, one line a group.
+def sensitivity_curves(errors: Mapping[str, Sequence[float]], *, width: int = COLUMN_WIDTH) -> Any:
+    """Plot the output error against the fraction of a group that is removed, one line per group.
 
-    `harms` has, by group, the error with no unit gone, with one, with two and so on.
+    Args:
+        errors: by group, the error with 0, 1, 2, … units removed.
+        width: in points.
     """
-    alt = altair()
+    alt = load_altair()
     rows = [
-        {"group": name, "removed": gone / (len(harm) - 1), "error": value}
-        for name, harm in harms.items()
-        for gone, value in enumerate(harm)
-        if len(harm) > 1
+        {"group": name, "removed": count / (len(curve) - 1), "error": value}
+        for name, curve in errors.items()
+        for count, value in enumerate(curve)
+        if len(curve) > 1
     ]
     chart = (
-        alt.Chart(data(rows))
+        alt.Chart(inline_data(rows))
         .mark_line(opacity=0.7, strokeWidth=1.2)
         .encode(
-            x=alt.X("removed:Q", title="share of the group removed", axis=alt.Axis(format="%")),
-            y=alt.Y("error:Q", title="error of the outputs", scale=alt.Scale(type="symlog")),
+            x=alt.X("removed:Q", title="fraction of the group removed", axis=alt.Axis(format="%")),
+            y=alt.Y("error:Q", title="output error", scale=alt.Scale(type="symlog")),
             color=alt.Color(
-                "group:N", sort=list(harms), legend=None,
+                "group:N", sort=list(errors), legend=None,
                 scale=alt.Scale(scheme=alt.SchemeParams("viridis", extent=[0, 0.85])),
             ),
             tooltip=["group:N", alt.Tooltip("removed:Q", format=".0%"), "error:Q"],
         )
         .properties(width=width, height=round(0.7 * width))
     )  # fmt: skip
-    return styled(chart)
+    return apply_style(chart)
 
 
-def savings(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN) -> Any:
-    """Share of the time that goes against the share of MACs, by runtime; the line is theory.
+def time_savings(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN_WIDTH) -> Any:
+    """Plot the fraction of time saved against the fraction of MACs removed, by runtime.
 
-    Each row has `runtime`, `model`, `theory` and `realised`, as shares.
+    Args:
+        rows: each has `runtime`, `model`, and the fractions `theory` (MACs) and `realised` (time).
+        width: in points.
     """
-    alt = altair()
+    alt = load_altair()
     top = max([0.1, *(max(row["theory"], row["realised"]) for row in rows)]) * 1.1
     scale = alt.Scale(domain=[min(0.0, *(row["realised"] for row in rows)), top], nice=False)
     names = list(dict.fromkeys(row["runtime"] for row in rows))
     line = (
-        alt.Chart(data([{"theory": 0.0, "realised": 0.0}, {"theory": top, "realised": top}]))
-        .mark_line(color=QUIET, strokeDash=[4, 3])
+        alt.Chart(inline_data([{"theory": 0.0, "realised": 0.0}, {"theory": top, "realised": top}]))
+        .mark_line(color=GREY, strokeDash=[4, 3])
         .encode(x="theory:Q", y="realised:Q")
     )
     points = (
-        alt.Chart(data([dict(row) for row in rows]))
+        alt.Chart(inline_data([dict(row) for row in rows]))
         .mark_point(filled=True, size=60, opacity=0.85)
         .encode(
             x=alt.X("theory:Q", scale=scale, title="MACs removed", axis=alt.Axis(format="%")),
             y=alt.Y("realised:Q", scale=scale, title="time removed", axis=alt.Axis(format="%")),
-            color=_colour(names, "runtime"),
-            shape=_shape(names, "runtime"),
+            color=_color_scale(names, "runtime"),
+            shape=_shape_scale(names, "runtime"),
             tooltip=[
                 "model:N", "runtime:N",
                 alt.Tooltip("theory:Q", format=".1%"), alt.Tooltip("realised:Q", format=".1%"),
             ],
         )
     )  # fmt: skip
-    return styled((line + points).properties(width=width, height=width))
+    return apply_style((line + points).properties(width=width, height=width))
 
 
-def _lines(
+def _line_chart(
     lines: Points,
-    across: str,
-    up: str,
+    x_title: str,
+    y_title: str,
     original: float | None,
     width: int,
     *,
     percent_x: bool,
     bands: Bands | None = None,
 ) -> Any:
-    alt = altair()
-    rows = [{"line": name, across: x, up: y} for name, points in lines.items() for x, y in points]
+    alt = load_altair()
+    rows = [
+        {"line": name, x_title: x, y_title: y} for name, points in lines.items() for x, y in points
+    ]
     names = list(lines)
     axis = alt.Axis(format="%") if percent_x else alt.Axis(tickMinStep=1)
-    drawn = (
-        alt.Chart(data(rows))
+    chart = (
+        alt.Chart(inline_data(rows))
         .mark_line(point=alt.OverlayMarkDef(filled=True, size=40))
         .encode(
-            x=alt.X(f"{across}:Q", axis=axis, scale=alt.Scale(zero=False)),
-            y=alt.Y(f"{up}:Q", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)),
-            color=_colour(names, "line"),
-            shape=_shape(names, "line"),
-            strokeDash=_dash(names, "line"),
-            tooltip=["line:N", f"{across}:Q", alt.Tooltip(f"{up}:Q", format=".2%")],
+            x=alt.X(f"{x_title}:Q", axis=axis, scale=alt.Scale(zero=False)),
+            y=alt.Y(f"{y_title}:Q", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)),
+            color=_color_scale(names, "line"),
+            shape=_shape_scale(names, "line"),
+            strokeDash=_dash_scale(names, "line"),
+            tooltip=["line:N", f"{x_title}:Q", alt.Tooltip(f"{y_title}:Q", format=".2%")],
         )
     )
-    if shades := [
-        {"line": name, across: x, "low": low, "high": high}
-        for name, places in (bands or {}).items()
-        for x, low, high in places
+    if bands_data := [
+        {"line": name, x_title: x, "low": low, "high": high}
+        for name, points in (bands or {}).items()
+        for x, low, high in points
     ]:
-        shade = alt.Chart(data(shades)).mark_area(opacity=0.2)
-        drawn = (
-            shade.encode(
-                x=alt.X(f"{across}:Q"),
-                y=alt.Y("low:Q", title=up),
+        area = alt.Chart(inline_data(bands_data)).mark_area(opacity=0.2)
+        chart = (
+            area.encode(
+                x=alt.X(f"{x_title}:Q"),
+                y=alt.Y("low:Q", title=y_title),
                 y2="high:Q",
-                color=_colour(names, "line"),
+                color=_color_scale(names, "line"),
             )
-            + drawn
+            + chart
         )
     if original is not None:
-        rule = alt.Chart(data([{up: original}])).mark_rule(color=QUIET, strokeDash=[4, 3])
-        drawn = drawn + rule.encode(y=f"{up}:Q")
-    return styled(drawn.properties(width=width, height=round(0.7 * width)))
+        rule = alt.Chart(inline_data([{y_title: original}])).mark_rule(
+            color=GREY, strokeDash=[4, 3]
+        )
+        chart = chart + rule.encode(y=f"{y_title}:Q")
+    return apply_style(chart.properties(width=width, height=round(0.7 * width)))
 
 
-def _colour(names: Sequence[str], field: str) -> Any:
-    alt = altair()
-    return alt.Color(
-        f"{field}:N", sort=list(names),
-        scale=alt.Scale(domain=list(names), range=_some(SERIES, names)),
-    )  # fmt: skip
+def _color_scale(names: Sequence[str], field: str) -> Any:
+    return _encode_names(load_altair().Color, SERIES, names, field)
 
 
-def _shape(names: Sequence[str], field: str) -> Any:
-    alt = altair()
-    return alt.Shape(
-        f"{field}:N", sort=list(names),
-        scale=alt.Scale(domain=list(names), range=_some(SHAPES, names)),
-    )  # fmt: skip
+def _shape_scale(names: Sequence[str], field: str) -> Any:
+    return _encode_names(load_altair().Shape, SHAPES, names, field)
 
 
-def _dash(names: Sequence[str], field: str) -> Any:
-    alt = altair()
-    return alt.StrokeDash(
-        f"{field}:N", sort=list(names),
-        scale=alt.Scale(domain=list(names), range=_some(DASHES, names)),
-    )  # fmt: skip
+def _dash_scale(names: Sequence[str], field: str) -> Any:
+    return _encode_names(load_altair().StrokeDash, DASHES, names, field)
 
 
-def _some(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    return [values[number % len(values)] for number in range(len(names))]
+def _encode_names(channel: Any, values: Sequence[Any], names: Sequence[str], field: str) -> Any:
+    """Encode names by values in order, which start over when there are more names than values."""
+    cycle = [values[number % len(values)] for number in range(len(names))]
+    scale = load_altair().Scale(domain=list(names), range=cycle)
+    return channel(f"{field}:N", sort=list(names), scale=scale)

@@ -1,4 +1,4 @@
-"""Figures of one layer's filters: how their norms lie, and how they lie around their median."""
+"""Charts of one layer's filters: the distribution of their norms, and a map around their median."""
 
 from __future__ import annotations
 
@@ -7,20 +7,36 @@ from collections.abc import Collection
 from typing import Any
 
 from fpgm.report.analysis.result import LayerAnalysis
-from fpgm.report.charts.style import COLUMN, GONE, KEPT, MIDDLE, RUG, altair, data, styled
+from fpgm.report.charts.style import (
+    COLUMN_WIDTH,
+    KEPT,
+    MEDIAN,
+    REMOVED,
+    RUG,
+    apply_style,
+    inline_data,
+    load_altair,
+)
 
 _HEIGHT = 150
 _FLOOR = 1e-8
-"""Norms of nothing are drawn here where the scale has no zero."""
+"""Smallest norm on a logarithmic axis; norms of zero are drawn here."""
 
 
 def norm_distribution(
-    layer: LayerAnalysis, *, log: bool = False, title: str | None = None, width: int = COLUMN
+    layer: LayerAnalysis, *, log: bool = False, title: str | None = None, width: int = COLUMN_WIDTH
 ) -> Any:
-    """The paper's Figure 3: every norm as a stroke, their density as a curve."""
-    alt = altair()
-    places = [math.log10(max(norm, _FLOOR)) if log else norm for norm in layer.norms]
-    low, high = min(places), max(places)
+    """Plot the density of the filters' norms, with a tick for each norm (the paper's Figure 3).
+
+    Args:
+        layer: the layer's analysis.
+        log: use a logarithmic axis.
+        title: the layer's name by default.
+        width: in points.
+    """
+    alt = load_altair()
+    values = [math.log10(max(norm, _FLOOR)) if log else norm for norm in layer.norms]
+    low, high = min(values), max(values)
     margin = 0.15 * (high - low) or 0.1
     ends = [low - margin if log else max(0.0, low - margin), high + margin]
     axis = alt.Axis(labelExpr="format(pow(10, datum.value), '.2~g')") if log else alt.Axis()
@@ -30,17 +46,17 @@ def norm_distribution(
         axis=axis,
         title="norm, logarithmic" if log else "norm",
     )
-    known = alt.Chart(data([{"norm": place} for place in places]))
+    base = alt.Chart(inline_data([{"norm": value} for value in values]))
     curve = (
-        known.transform_density("norm", as_=["norm", "density"], extent=ends)
+        base.transform_density("norm", as_=["norm", "density"], extent=ends)
         .mark_line(color=KEPT)
         .encode(x=x, y=alt.Y("density:Q", title="density"))
     )
-    rug = known.mark_tick(color=RUG, thickness=1, opacity=0.7).encode(
+    rug = base.mark_tick(color=RUG, thickness=1, opacity=0.7).encode(
         x=x, y=alt.value(_HEIGHT - 6), size=alt.value(12)
     )
     chart = (curve + rug).properties(width=width, height=_HEIGHT)
-    return styled(chart, layer.layer if title is None else title)
+    return apply_style(chart, layer.layer if title is None else title)
 
 
 def filter_map(
@@ -48,31 +64,38 @@ def filter_map(
     removed: Collection[int] = (),
     *,
     title: str | None = None,
-    width: int = COLUMN,
+    width: int = COLUMN_WIDTH,
 ) -> Any:
-    """Filters on a plane, those that go as crosses, their geometric median as a diamond."""
-    alt = altair()
+    """Plot filters in two dimensions; removed ones are crosses, the geometric median a diamond.
+
+    Args:
+        layer: the layer's analysis.
+        removed: indices of the removed filters.
+        title: the layer's name by default.
+        width: in points.
+    """
+    alt = load_altair()
     rows: list[dict[str, Any]] = [
         {
-            "x": place[0],
-            "y": place[1],
+            "x": point[0],
+            "y": point[1],
             "filter": number,
             "norm": layer.norms[number],
             "distance to the median": layer.to_median[number],
             "kind": "removed" if number in removed else "kept",
         }
-        for number, place in enumerate(layer.places)
+        for number, point in enumerate(layer.places)
     ]
     rows.append({"x": 0.0, "y": 0.0, "kind": "geometric median"})
     kinds = ["kept", "removed", "geometric median"]
     if not removed:
         kinds.remove("removed")
-    reach = 1.1 * max((max(abs(x) for x in place) for place in layer.places), default=1.0) or 1.0
-    scale = alt.Scale(domain=[-reach, reach], nice=False)
-    colours = {"kept": KEPT, "removed": GONE, "geometric median": MIDDLE}
+    limit = 1.1 * max((max(abs(x) for x in point) for point in layer.places), default=1.0) or 1.0
+    scale = alt.Scale(domain=[-limit, limit], nice=False)
+    colors = {"kept": KEPT, "removed": REMOVED, "geometric median": MEDIAN}
     shapes = {"kept": "circle", "removed": "cross", "geometric median": "diamond"}
     chart = (
-        alt.Chart(data(rows))
+        alt.Chart(inline_data(rows))
         .mark_point(filled=True, size=45, opacity=0.8)
         .encode(
             x=alt.X("x:Q", scale=scale, title="first direction"),
@@ -80,7 +103,7 @@ def filter_map(
             color=alt.Color(
                 "kind:N",
                 sort=kinds,
-                scale=alt.Scale(domain=kinds, range=[colours[k] for k in kinds]),
+                scale=alt.Scale(domain=kinds, range=[colors[k] for k in kinds]),
             ),
             shape=alt.Shape(
                 "kind:N",
@@ -91,4 +114,4 @@ def filter_map(
         )
         .properties(width=width, height=width)
     )
-    return styled(chart, layer.layer if title is None else title)
+    return apply_style(chart, layer.layer if title is None else title)

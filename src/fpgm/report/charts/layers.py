@@ -1,4 +1,4 @@
-"""Figures of a plan: every group's units before and after."""
+"""Bar chart of a plan: the kept and removed units of every group."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from fpgm.pruning.plan import Group
-from fpgm.report.charts.style import COLUMN, GONE, KEPT, altair, data, ends, styled
+from fpgm.report.charts.style import (
+    COLUMN_WIDTH,
+    KEPT,
+    REMOVED,
+    apply_style,
+    inline_data,
+    load_altair,
+    shorten_label_expression,
+)
 
 
-def widths(
+def group_widths(
     groups: Sequence[Group],
     *,
     numbers: Sequence[int] | None = None,
     axis_on_top: bool = False,
-    width: int = COLUMN,
+    width: int = COLUMN_WIDTH,
 ) -> Any:
-    """A bar for every group, from top to bottom: units that stay, then units that go.
+    """Plot a bar of kept and removed units for every group, from top to bottom.
 
-    `numbers` says which of a plan's groups they are, counted from 0; all of them, by default.
-    With the axis on top, and the legend, a long figure can be read from its beginning.
+    Args:
+        groups: groups of a plan.
+        numbers: their indices in the plan; 0, 1, … by default.
+        axis_on_top: put the axis and the legend above the bars, for long charts.
+        width: in points.
     """
-    alt = altair()
+    alt = load_altair()
     counted = range(len(groups)) if numbers is None else numbers
     names = [f"{number + 1}. {group.name}" for number, group in zip(counted, groups, strict=True)]
     rows = [
@@ -32,14 +43,16 @@ def widths(
         )
     ]
     chart = (
-        alt.Chart(data(rows))
+        alt.Chart(inline_data(rows))
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             y=alt.Y(
                 "group:N",
                 sort=names,
                 title=None,
-                axis=alt.Axis(labelLimit=150, labelFontSize=9, labelExpr=ends(28)),
+                axis=alt.Axis(
+                    labelLimit=150, labelFontSize=9, labelExpr=shorten_label_expression(28)
+                ),
             ),
             x=alt.X(
                 "units:Q",
@@ -49,7 +62,7 @@ def widths(
             color=alt.Color(
                 "kind:N",
                 sort=["kept", "removed"],
-                scale=alt.Scale(domain=["kept", "removed"], range=[KEPT, GONE]),
+                scale=alt.Scale(domain=["kept", "removed"], range=[KEPT, REMOVED]),
                 **({"legend": alt.Legend(orient="top")} if axis_on_top else {}),
             ),
             order="order:Q",
@@ -57,4 +70,4 @@ def widths(
         )
         .properties(width=width, height=13 * len(groups))
     )
-    return styled(chart)
+    return apply_style(chart)

@@ -1,4 +1,7 @@
-"""How all figures look: colours that differ for everyone and in grey, letters that print."""
+"""The common style of all charts: colors, dashes, fonts, axes.
+
+The colors differ for color-blind readers and in greyscale.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,28 @@ from typing import Any
 
 from fpgm.errors import RequestError
 
-KEPT, GONE, MIDDLE, QUIET, RUG = "#0072b2", "#d55e00", "#000000", "#9a9a9a", "#009e73"
-"""Of Okabe and Ito's colours: blue stays, vermilion goes; they differ in lightness too."""
+KEPT, REMOVED, MEDIAN, GREY, RUG = "#0072b2", "#d55e00", "#000000", "#9a9a9a", "#009e73"
+"""Okabe and Ito's colors: kept filters are blue, removed ones vermilion."""
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [4, 1], [1, 3], [10, 4])
-"""A dash for every colour, so that lines are told apart without it."""
+"""One dash pattern per color, so that lines differ without color too."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke")
 
-COLUMN = 240
-"""Points across one column of a two-column page."""
+COLUMN_WIDTH = 240
+"""Width in points of one column of a two-column page."""
 
 
-def altair() -> Any:
-    """The library that draws, if it is there."""
+def load_altair() -> Any:
+    """Import Altair, or say how to install it."""
     try:
-        import altair as found
+        import altair
     except ImportError as error:
-        raise RequestError('Figures need more packages: pip install "fpgm[report]"') from error
-    return found
+        raise RequestError('Charts need additional packages: pip install "fpgm[report]"') from error
+    return altair
 
 
-def styled(chart: Any, title: str | None = None) -> Any:
-    """A chart with our letters and lines."""
+def apply_style(chart: Any, title: str | None = None) -> Any:
+    """Set the chart's fonts, axes, legend and optional title."""
     if title:
         chart = chart.properties(title=title)
     return (
@@ -40,22 +43,26 @@ def styled(chart: Any, title: str | None = None) -> Any:
     )
 
 
-def ends(most: int) -> str:
-    """How Vega writes a long name: with its beginning and its end, by which names differ."""
-    tail = most - 6
+def shorten_label_expression(max_length: int) -> str:
+    """Return the Vega expression that shortens a long label to its beginning and its end."""
+    tail = max_length - 6
     return (
-        f"length(datum.label) > {most} ? slice(datum.label, 0, 5) + '…' + "
+        f"length(datum.label) > {max_length} ? slice(datum.label, 0, 5) + '…' + "
         f"slice(datum.label, -{tail}) : datum.label"
     )
 
 
-def names_axis() -> Any:
-    """An axis of names too long to stand side by side."""
-    return altair().Axis(
-        labelAngle=-60, labelLimit=110, labelOverlap="greedy", labelExpr=ends(18), labelFontSize=9
+def name_axis() -> Any:
+    """Create an axis for names that are too long for horizontal labels."""
+    return load_altair().Axis(
+        labelAngle=-60,
+        labelLimit=110,
+        labelOverlap="greedy",
+        labelExpr=shorten_label_expression(18),
+        labelFontSize=9,
     )
 
 
-def data(rows: list[dict[str, Any]]) -> Any:
-    """Rows as the library takes them, whole: there is no server to ask for more."""
-    return altair().Data(values=rows)
+def inline_data(rows: list[dict[str, Any]]) -> Any:
+    """Embed all rows in the chart itself."""
+    return load_altair().Data(values=rows)

@@ -1,1 +1,1 @@
-"""What each ATen operator does to channel labels, one file for each kind of operator."""
+"""Rules: what each ATen operator does to channel labels, one file per kind of operator."""

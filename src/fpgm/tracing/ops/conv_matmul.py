@@ -28,22 +28,24 @@ def _convolution(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out
         if f.shape[1] == 1 and lb.varies(f, space):
             tracer.freeze([f], "a convolution runs along the channels")
     reads = channel_row(tracer, x, 1)  # a vector laid out as maps: each map's numbers go together
-    reads = tracer.reading(x, weight, reads)
-    if tracer.untouched(weight) is not None:
+    reads = tracer.labels_read(x, weight, reads)
+    if tracer.unlabelled_parameter(weight) is not None:
         writes = _label_weight(tracer, weight, reads, groups, transposed)
     else:
         writes = _relate_weight(tracer, weight, reads, groups, transposed)
-    handed = tuple(f for f in tracer.fields(x) if lb.axes(f) == [0])  # channels as images
+    batch_fields = tuple(f for f in tracer.fields(x) if lb.axes(f) == [0])  # channels as images
     per_filter = math.prod(x.shape[2:] if transposed else out.shape[2:])
-    tracer.work(per_filter, [(tracer.fields(weight), weight.shape), (handed, x.shape[:1])])
+    tracer.note_cost(
+        per_filter, [(tracer.fields(weight), weight.shape), (batch_fields, x.shape[:1])]
+    )
     adopt(tracer, bias, writes, "shift")
-    tracer.set(out, [*handed, *([] if writes is None else [lb.along(writes, out.ndim, 1)])])
+    tracer.set(out, [*batch_fields, *([] if writes is None else [lb.along(writes, out.ndim, 1)])])
 
 
 def _slides_along_channels(
     tracer: LabelTracer, x: Tensor, weight: Tensor, out: Tensor, space: Sequence[int]
 ) -> bool:
-    """ECA's gate: one small kernel slides along the channels laid out in space."""
+    """Handle ECA's gate: one small kernel slides along the channels laid out in space."""
     if x.shape[1] != 1 or weight.shape[0] != 1:
         return False
     rows = [(f, d) for f in tracer.fields(x) for d in space if lb.axes(f) == [d]]
@@ -51,39 +53,39 @@ def _slides_along_channels(
         return False
     field, dim = rows[0]
     if not tracer.is_zero(x):
-        return False  # masking could not silence what its neighbours see of a removed unit
-    if out.shape[dim] != x.shape[dim] or not tracer.window(dim, field.reshape(-1)):
+        return False  # masking could not zero what its neighbours see of a removed unit
+    if out.shape[dim] != x.shape[dim] or not tracer.slide_along_channels(dim, field.reshape(-1)):
         return False
     tracer.set(out, [field])
     tracer.fields(weight)
-    tracer.work(out.numel() * weight.numel(), [])
+    tracer.note_cost(out.numel() * weight.numel(), [])
     return True
 
 
 def _label_weight(
     tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
-    """Name the axes of a weight seen for the first time; returns the labels it writes."""
-    slot = tracer.untouched(weight)
-    assert slot is not None
+    """Name the axes of a weight in its first use; return the labels it writes."""
+    info = tracer.unlabelled_parameter(weight)
+    assert info is not None
     outs = weight.shape[1] * groups if transposed else weight.shape[0]
     ins = weight.shape[0] if transposed else weight.shape[1] * groups
     if reads is None:
-        reads = tracer.fresh(ins)
+        reads = tracer.new_labels(ins)
         tracer.freeze([reads], _READS_FIXED)
-    writes = tracer.fresh(outs)
+    writes = tracer.new_labels(outs)
     if groups > 1:
         _couple_groups(tracer, reads, writes, groups)
     named = _weight_fields(weight, reads, writes, groups, transposed)
     roles: tuple[Role, Role] = ("depthwise" if groups == ins > 1 else "filter", "reads")
-    slot.name_axes(list(zip(named, roles, strict=True)))
+    info.name_axes(list(zip(named, roles, strict=True)))
     return writes if writes.numel() > 1 else None
 
 
 def _weight_fields(
     weight: Tensor, reads: Tensor, writes: Tensor, groups: int, transposed: bool
 ) -> tuple[Tensor, Tensor]:
-    """Fields of what a weight writes and reads; in a grouped weight one of them is per block."""
+    """Return the fields a weight writes and reads; in a grouped weight one is per block."""
     per_row, per_block = (reads, writes) if transposed else (writes, reads)
     rows = lb.along(per_row, weight.ndim, 0)
     if groups == 1:
@@ -97,7 +99,7 @@ def _weight_fields(
 
 
 def _couple_groups(tracer: LabelTracer, reads: Tensor, writes: Tensor, groups: int) -> None:
-    """Either whole groups go, or every group keeps equally many: whichever is finer."""
+    """Tie whole groups, or let every group keep equally many: whichever is finer."""
     ins, outs = reads.reshape(groups, -1), writes.reshape(groups, -1)
     whole = groups > min(ins.shape[1], outs.shape[1])
     if whole:
@@ -106,14 +108,14 @@ def _couple_groups(tracer: LabelTracer, reads: Tensor, writes: Tensor, groups: i
     else:
         tracer.balance(ins)
         tracer.balance(outs)
-        tracer.paired(ins, outs)
-    tracer.grouped(outs)
+        tracer.pair_groups(ins, outs)
+    tracer.note_grouped_op(outs)
 
 
 def _relate_weight(
     tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
-    """A weight that was computed or is shared: its labels exist, and meet those of the input."""
+    """Relate the labels of a computed or shared weight to those of its input."""
     fields = tracer.fields(weight)
     if groups > 1 and transposed and weight.shape[1] == 1 and [lb.axes(f) for f in fields] == [[0]]:
         return _relate_one_column(tracer, fields[0].reshape(-1), reads, groups)
@@ -148,34 +150,37 @@ def _relate_weight(
 
 
 def _name_lost_filters(tracer: LabelTracer, weight: Tensor, write_dim: int) -> None:
-    """A weight whose labels were lost on the way (matrix_exp): its parameters' filters stay."""
-    slots = sorted((tracer.slots[key] for key in tracer.made_of(weight)), key=lambda s: s.name)
-    for slot in slots:
-        for f in slot.fields:
+    """Freeze the filters of a weight whose labels were lost on the way (matrix_exp)."""
+    parameter_infos = sorted(
+        (tracer.parameter_infos[key] for key in tracer.source_parameters(weight)),
+        key=lambda s: s.name,
+    )
+    for info in parameter_infos:
+        for f in info.fields:
             if lb.axes(f) == [write_dim] and f.numel() == weight.shape[write_dim]:
                 tracer.freeze([f], "a computed weight holds them")
-                tracer.role(f, "filter", weight)
+                tracer.note_role(f, "filter", weight)
 
 
 def _use_again(tracer: LabelTracer, weight: Tensor, uses: dict[int, Role]) -> None:
-    """Note what this use makes of each axis; a tied weight may write and read along the same."""
-    slot = tracer.slots.get(id(weight))
+    """Note the role of each axis in this use; a tied weight may write and read along one."""
+    info = tracer.parameter_infos.get(id(weight))
     for i, f in enumerate(tracer.fields(weight)):
         use = uses.get(lb.axes(f)[0]) if len(lb.axes(f)) == 1 else None
         if use is None:
             continue
-        if slot is None:
-            tracer.role(f.reshape(-1), use, weight)
-        elif slot.roles[i] == "scale":
-            slot.roles[i] = use
-        elif slot.roles[i] != use and (slot.roles[i], use) != ("depthwise", "filter"):
-            slot.roles[i] = "both"
+        if info is None:
+            tracer.note_role(f.reshape(-1), use, weight)
+        elif info.roles[i] == "scale":
+            info.roles[i] = use
+        elif info.roles[i] != use and (info.roles[i], use) != ("depthwise", "filter"):
+            info.roles[i] = "both"
 
 
 def _relate_grouped(
     tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
-    """A grouped weight met again: the module is shared, a second example runs, or a replay does.
+    """Relate a grouped weight in a later use: a shared module, another example, a dry run.
 
     Where one column a group is left, both fields lie along the rows; their order tells them apart.
     """
@@ -187,20 +192,20 @@ def _relate_grouped(
         tracer.freeze([own_reads], _READS_FIXED)
     else:
         tracer.relate(own_reads, reads)
-    tracer.grouped(writes.reshape(groups, -1))
+    tracer.note_grouped_op(writes.reshape(groups, -1))
     return writes
 
 
 def _relate_one_column(
-    tracer: LabelTracer, own: Tensor, reads: Tensor | None, groups: int
+    tracer: LabelTracer, row: Tensor, reads: Tensor | None, groups: int
 ) -> Tensor:
-    """A transposed weight with one output a group, met again: the first row's label is its own."""
+    """Relate a transposed weight with one output a group in a later use."""
     if reads is None:
-        tracer.freeze([own], _READS_FIXED)
+        tracer.freeze([row], _READS_FIXED)
     else:
-        tracer.relate(own, reads)
-    writes = own.reshape(groups, -1)[:, 0]
-    tracer.grouped(writes.reshape(groups, 1))
+        tracer.relate(row, reads)
+    writes = row.reshape(groups, -1)[:, 0]
+    tracer.note_grouped_op(writes.reshape(groups, 1))
     return writes
 
 
@@ -221,7 +226,7 @@ def _addmm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tens
 
 
 def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """[…, m, k] @ […, k, n]: rows and columns pass through, k is read."""
+    """Label […, m, k] @ […, k, n]: rows and columns pass through, k is read."""
     last, inner = a.ndim - 1, b.ndim - 2
     fa = _one_axis(tracer, tracer.fields(a), last, last - 1, tracer.is_constant(b))
     fb = _one_axis(tracer, tracer.fields(b), inner, inner + 1, tracer.is_constant(a))
@@ -233,15 +238,15 @@ def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     read = {id(f) for f in (*read_a, *read_b)}
     alone = _meet_along_batches(tracer, fa, b, fb, read)
     alone |= _meet_along_batches(tracer, fb, a, fa, read)
-    rows, columns = ([f for f in own if id(f) not in alone] for own in (rows, columns))
+    rows, columns = ([f for f in fields if id(f) not in alone] for fields in (rows, columns))
     if tracer.is_constant(a) != tracer.is_constant(b):  # of two weights, the product's use tells
         weight, written = (a, rows) if tracer.is_constant(a) else (b, columns)
         for f in written:
-            tracer.role(f, "filter", weight)
+            tracer.note_role(f, "filter", weight)
     batches = range(b.ndim - 2)
     per_matrix = tuple(f for f in fb if not lb.varies(f, batches))
     per_batch = [f for f in fb if set(lb.axes(f)) <= set(batches)]
-    tracer.work(1, [((*rows, *per_batch), a.shape[:-1]), (per_matrix, b.shape[-2:])])
+    tracer.note_cost(1, [((*rows, *per_batch), a.shape[:-1]), (per_matrix, b.shape[-2:])])
     tracer.set(out, _meeting_batches(tracer, rows, columns))
 
 
@@ -254,7 +259,7 @@ def _one_axis(
     of the branches one unit (a graph convolution). Where they lie along a batch of matrices, a
     weight that is one matrix a group reads the same channels of every group.
     """
-    found = []
+    passed_fields = []
     for f in fields:
         others = [d for d in lb.axes(f) if d != read]
         tied = [read] if passed in others else others if by_weight else []
@@ -262,19 +267,19 @@ def _one_axis(
             tracer.tie(f, tied)
             for d in tied:
                 f = f.narrow(d, 0, 1)
-        found.append(f)
-    return tuple(found)
+        passed_fields.append(f)
+    return tuple(passed_fields)
 
 
 def _meet_along_batches(
-    tracer: LabelTracer, own: Fields, other: Tensor, its: Fields, read: set[int]
+    tracer: LabelTracer, fields: Fields, other: Tensor, its: Fields, read: set[int]
 ) -> set[int]:
-    """Channels laid along the batch axis need partners there that pass through like they do.
+    """Relate channels along the batch axis to partners there that pass through too.
 
     Returns the ids of the fields that have none, and tell no channels apart behind the product.
     """
     alone = set()
-    for f in own:
+    for f in fields:
         batches = [d for d in lb.axes(f) if d < other.ndim - 2]
         partners = [g for g in its if lb.varies(g, batches)]
         if not partners and any(other.shape[d] > 1 for d in batches):
@@ -305,13 +310,13 @@ def _meeting_batches(
 def _contract(
     tracer: LabelTracer, a: Tensor, b: Tensor, read_a: list[Tensor], read_b: list[Tensor]
 ) -> None:
-    """Labels along the contracted axis: a weight reads an activation, or nothing can be said."""
+    """Handle labels along the contracted axis: a weight reads them, or they are frozen."""
     flat = all(len(lb.axes(f)) == 1 for f in (*read_a, *read_b))
     one_weight = tracer.is_constant(a) != tracer.is_constant(b)
     if flat and one_weight and len(read_a) == len(read_b) == 1:
         tracer.relate(read_a[0].reshape(-1), read_b[0].reshape(-1))
         weight, read = (b, read_b) if tracer.is_constant(b) else (a, read_a)
-        tracer.role(read[0], "reads", weight)
+        tracer.note_role(read[0], "reads", weight)
     elif one_weight and not (read_b if tracer.is_constant(a) else read_a):
         tracer.freeze([*read_a, *read_b], _READS_FIXED)
     else:
@@ -333,12 +338,12 @@ def _attention(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: 
     values = [f for f in tracer.fields(value) if f.shape[-2] == 1 and _fits(f, result)]
     tracer.set(result, values)
     # Every query meets every key, and so every row of the output every row of the values.
-    tracer.work(key.shape[-2], [(tracer.fields(query), query.shape)])
-    tracer.work(key.shape[-2], [(tuple(values), (*query.shape[:-1], value.shape[-1]))])
+    tracer.note_cost(key.shape[-2], [(tracer.fields(query), query.shape)])
+    tracer.note_cost(key.shape[-2], [(tuple(values), (*query.shape[:-1], value.shape[-1]))])
 
 
 def _fits(field: Tensor, out: Tensor) -> bool:
-    """Whether a field can lie on a tensor: fewer heads of values serve several of queries."""
+    """Tell whether a field can lie on a tensor: fewer heads of values serve several of queries."""
     return field.ndim == out.ndim and all(
         n in (1, size) for n, size in zip(field.shape, out.shape, strict=True)
     )

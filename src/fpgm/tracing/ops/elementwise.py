@@ -51,14 +51,14 @@ def combine(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any
     if len(operands) > 1 and name.removesuffix("_") not in _PRODUCTS:
         note_sum(tracer, operands, [tracer.fields(x) for x in operands], out)
     if len(operands) > 1 and any(out is x for x in operands):
-        tracer.mixed(out)
+        tracer.note_overwritten(out)
     if (len(operands) == 1 or name == "_prelu_kernel") and name.removesuffix("_") in _KEEPS_ZERO:
-        tracer.passed(operands[0], out)
+        tracer.note_passed(operands[0], out)
 
 
 def _freeze_own_norm(tracer: LabelTracer, weight: Tensor, norm: Tensor) -> None:
-    """A weight over its own norm: masking a filter would divide zero by zero."""
-    shared = tracer.made_of(weight) & tracer.made_of(norm)
+    """Freeze a weight over its own norm: masking a filter would divide zero by zero."""
+    shared = tracer.source_parameters(weight) & tracer.source_parameters(norm)
     if shared and tracer.is_constant(weight) and not tracer.has_offset(norm):
         tracer.freeze(
             tracer.fields(norm),
@@ -69,25 +69,25 @@ def _freeze_own_norm(tracer: LabelTracer, weight: Tensor, norm: Tensor) -> None:
 def note_sum(
     tracer: LabelTracer, operands: Sequence[Tensor], terms: Sequence[Fields], out: Tensor
 ) -> None:
-    """Each term of a sum of weights does along its axes what the sum does."""
+    """Note that each term of a sum of weights has the roles of the sum."""
     if all(map(tracer.is_constant, operands)):
         for field in tracer.fields(out):
-            for own in (f for fields in terms for f in fields):
-                part = lb.lift(own, out.ndim)
+            for term in (f for fields in terms for f in fields):
+                part = lb.lift(term, out.ndim)
                 if lb.varies(part, lb.axes(field)):
-                    tracer.added(field, part, operands)
+                    tracer.note_sum_term(field, part, operands)
 
 
 def _mark_shifts(tracer: LabelTracer, operands: Sequence[Tensor]) -> None:
     for tensor in operands:
-        slot = tracer.slots.get(id(tensor))
-        if slot is not None:
+        info = tracer.parameter_infos.get(id(tensor))
+        if info is not None:
             tracer.fields(tensor)
-            slot.roles = ["shift" if role == "scale" else role for role in slot.roles]
+            info.roles = ["shift" if role == "scale" else role for role in info.roles]
 
 
 def meet(tracer: LabelTracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
-    """Fields of an element-wise result; labels that meet a tensor of fixed size are frozen."""
+    """Return an element-wise result's fields; freeze labels that meet a fixed size."""
     ndim = len(shape)
     # Larger tensors first, so that a result is named by the weight and not by its gain or mask.
     order = sorted(operands, key=lambda x: (-x.numel(), _is_buffer(tracer, x)))
@@ -100,15 +100,15 @@ def meet(tracer: LabelTracer, operands: Sequence[Tensor], shape: tuple[int, ...]
         sizes = (1,) * (ndim - tensor.ndim) + tuple(tensor.shape)
         for field in merged:
             # An operand that shares one of the axes has tied the units along the others.
-            shared = any(lb.varies(own, lb.axes(field)) for own in fields)
+            shared = any(lb.varies(other, lb.axes(field)) for other in fields)
             if not shared and any(sizes[dim] > 1 for dim in lb.axes(field)):
                 tracer.freeze([field], "they meet a tensor of fixed size")
     return tuple(merged)
 
 
 def _is_buffer(tracer: LabelTracer, tensor: Tensor) -> bool:
-    slot = tracer.slots.get(id(tensor))
-    return slot is not None and not slot.trainable
+    info = tracer.parameter_infos.get(id(tensor))
+    return info is not None and not info.trainable
 
 
 def merge(tracer: LabelTracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
@@ -123,19 +123,19 @@ def merge(tracer: LabelTracer, merged: list[Tensor], field: Tensor) -> list[Tens
     return [*apart, field]
 
 
-def same(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """The result has the first argument's labels (dropout, in-place fills)."""
+def keep_labels(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Give the result the first argument's labels (dropout, in-place fills)."""
     results = out if isinstance(out, list | tuple) else [out]
     for result in results:
         if isinstance(result, Tensor) and result.ndim == args[0].ndim:
             tracer.set(result, tracer.fields(args[0]))
             if name.removesuffix("_") in _KEEPS_ZERO:
-                tracer.passed(args[0], result)
+                tracer.note_passed(args[0], result)
 
 
 RULES: dict[str, Rule] = {
     **{
-        name: same
+        name: keep_labels
         for name in (
             "native_dropout",
             "bernoulli",

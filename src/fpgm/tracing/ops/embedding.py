@@ -25,17 +25,17 @@ def _look_up(
 ) -> None:
     for tensor in others:
         tracer.freeze(tracer.fields(tensor), f"'{name}' takes them for positions")
-    slot = tracer.untouched(table)
-    if slot is not None:
-        slot.name_axes([(lb.along(tracer.fresh(table.shape[1]), 2, 1), "filter")])
+    info = tracer.unlabelled_parameter(table)
+    if info is not None:
+        info.name_axes([(lb.along(tracer.new_labels(table.shape[1]), 2, 1), "filter")])
     written = []
     for f in tracer.fields(table):
         if f.shape[0] > 1:
             tracer.freeze([f], f"'{name}' picks them by position")
         else:
             written.append(lb.lift(f.reshape(-1), out.ndim))
-            if slot is None:
-                tracer.role(f, "filter", table)
+            if info is None:
+                tracer.note_role(f, "filter", table)
     tracer.set(out, written)
 
 

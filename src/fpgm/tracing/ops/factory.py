@@ -11,27 +11,27 @@ from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
 
 def _factory(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """A tensor of one constant: any of its axes may turn out to be a channel axis."""
+    """Label a tensor of one constant: any of its axes may be a channel axis."""
     if out.numel() > 1 and out.ndim > 1:
         tracer.set(
             out,
             [
-                lb.along(tracer.fresh(size), out.ndim, dim)
+                lb.along(tracer.new_labels(size), out.ndim, dim)
                 for dim, size in enumerate(out.shape)
                 if size > 1
             ],
         )
 
 
-def _leaves(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """The result is a plain number or truth value, which labels cannot follow."""
+def _to_number(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Freeze the inputs of a plain number or truth value, which labels cannot follow."""
     for tensor in args:
         if isinstance(tensor, Tensor):
-            tracer.leaves(tensor, name)
+            tracer.on_values_leave(tensor, name)
 
 
-def _nothing(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Sizes, random numbers, index arithmetic: no labels come out and none are harmed."""
+def _no_labels(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Do nothing: sizes, random numbers and index arithmetic carry no labels."""
 
 
 _CONSTANT = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty")
@@ -44,8 +44,8 @@ _NO_DATA = (
 
 RULES: dict[str, Rule] = {
     **{name: _factory for name in _CONSTANT},
-    **{name: _nothing for name in _NO_DATA},
-    **{name: _leaves for name in ("_local_scalar_dense", "equal")},
+    **{name: _no_labels for name in _NO_DATA},
+    **{name: _to_number for name in ("_local_scalar_dense", "equal")},
 }
 
-RISKY = set(_CONSTANT)
+FIXED_SIZE_OPS = set(_CONSTANT)

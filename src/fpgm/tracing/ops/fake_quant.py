@@ -32,8 +32,8 @@ def _per_channel(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out
     _pass(tracer, x, out)
 
 
-def _fused(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Observer and fake quantisation in one; `args[1]` says whether the observer is on."""
+def _fused_observer(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Handle observer and fake quantisation in one; `args[1]` turns the observer on."""
     x, observes, axis = args[0], bool(args[1].any()), args[10]
     per_row = len(args) > 11 and bool(args[11])
     if per_row:
@@ -46,7 +46,7 @@ def _fused(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any)
 
 
 def _range(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Smallest and largest value, which an observer takes, or anybody."""
+    """Handle the smallest and largest value, for an observer or for user code."""
     if isinstance(tracer.model.get_submodule(tracer.module), ObserverBase):
         tracer.freeze(tracer.fields(args[0]), _OBSERVED)
     reduce.RULES[name](tracer, name, args, kwargs, out)
@@ -60,7 +60,7 @@ def _pass(tracer: LabelTracer, x: Tensor, out: Any) -> None:
 
 
 def _belong(tracer: LabelTracer, x: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
-    """Give what holds one number a channel the labels of the channels."""
+    """Label tensors that hold one number per channel."""
     axis %= x.ndim
     row = next((f.reshape(-1) for f in tracer.fields(x) if lb.axes(f) == [axis]), None)
     for tensor in rows:
@@ -80,6 +80,6 @@ RULES: dict[str, Rule] = {
         for name in ("fake_quantize_per_channel_affine_cachemask",
                      "_fake_quantize_learnable_per_channel_affine")
     },
-    "_fused_moving_avg_obs_fq_helper": _fused,
+    "_fused_moving_avg_obs_fq_helper": _fused_observer,
     "aminmax": _range,
 }  # fmt: skip

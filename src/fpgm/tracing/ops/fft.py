@@ -22,12 +22,12 @@ def _transform(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: 
 
 
 def _as_real(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """A last axis of two: the real and the imaginary part."""
+    """Add a last axis of two: the real and the imaginary part."""
     tracer.set(out, [f.unsqueeze(-1) for f in tracer.fields(args[0])])
 
 
 def _as_complex(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """The two of the last axis are one number from here on, so they go together."""
+    """Tie the two of the last axis, which become one number."""
     fields = []
     for f in tracer.fields(args[0]):
         if lb.axes(f) == [f.ndim - 1]:
@@ -39,7 +39,7 @@ def _as_complex(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
 
 
 def _view_dtype(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """The same bytes as numbers of another kind, more or fewer of them along the last axis."""
+    """Handle the same bytes as another dtype, with more or fewer numbers along the last axis."""
     x = args[0]
     fields = []
     for f in tracer.fields(x):

@@ -2,7 +2,7 @@
 
 Copies of one number may turn out to be channels, as in a factory's constant: a blur gives each
 channel the same kernel. The number of copies may be fixed in the user's code, so the results are
-`RISKY` like any expansion.
+`FIXED_SIZE_OPS` like any expansion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _copies(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Ten
         return  # a gate laid over its image: no channels come of that
     sizes = (1,) * (out.ndim - x.ndim) + tuple(x.shape)
     fresh = [
-        lb.along(tracer.fresh(size), out.ndim, d)
+        lb.along(tracer.new_labels(size), out.ndim, d)
         for d, (before, size) in enumerate(zip(sizes, out.shape, strict=True))
         if before == 1 and size > 1
     ]

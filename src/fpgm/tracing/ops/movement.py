@@ -1,8 +1,8 @@
 """Data movement: the same operator, applied to the label field, is the rule.
 
 Fields are size 1 where labels do not change, so every rule first asks whether the moved dims carry
-labels at all. A view that splits an axis leaves each part an equal share, and is `RISKY`: its sizes
-may be constants of the user's code.
+labels at all. A view that splits an axis keeps equally many channels in each part. It is one of the
+`FIXED_SIZE_OPS`: its sizes may be constants in the user's code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.elementwise import meet
-from fpgm.tracing.ops.slice_concat import every
+from fpgm.tracing.ops.slice_concat import strided_index
 
 
 def _as_is(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     tracer.set(out, tracer.fields(args[0]))
-    tracer.passed(args[0], out)
+    tracer.note_passed(args[0], out)
 
 
 def _view(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -40,23 +40,23 @@ def _view(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tenso
 def _tie_interleaved(
     tracer: LabelTracer, field: Tensor, before: tuple[int, ...], after: tuple[int, ...]
 ) -> None:
-    """Stacked branches whose channels alternate once their dims are one: the k-th go together.
+    """Tie the k-th channels of stacked branches that alternate once their dims are merged.
 
     Branches that lie end to end need only keep equally many, which stacking them has asked for.
     """
-    if len(lb.axes(field)) < 2 or not tracer.assumes:
+    if len(lb.axes(field)) < 2 or not tracer.may_assume_sizes:
         return
     for ins, outs in lb.dim_groups(before, after):
         varying = [d for d in ins if field.shape[d] > 1]
         for dim in varying[1:] if len(outs) < len(ins) else ():
             corner = field.movedim(dim, 0).reshape(field.shape[dim], -1)[:2, 0]
-            if tracer.stacks(corner[0], corner[1]):
+            if tracer.are_stacked(corner[0], corner[1]):
                 tracer.tie(field, [dim])
 
 
 def _split_axis(tracer: LabelTracer, field: Tensor, dims: list[int]) -> None:
-    """One axis became several: inner rows go together, outer blocks keep equal shares."""
-    if not tracer.assumes:
+    """Handle one axis split into several: tie inner rows, balance outer blocks."""
+    if not tracer.may_assume_sizes:
         return
     main = lb.varying_dim(field, dims)
     tracer.tie(field, [d for d in dims if d > main])
@@ -87,7 +87,7 @@ def _squeeze(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Te
 
 
 def _lay_out(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """Sizes and strides by number: fine where they are what they were, as pooling sets them."""
+    """Handle explicit sizes and strides: labels pass where these do not change."""
     x, fields = args[0], tracer.fields(args[0])
     steps = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (x, out)]
     if x.shape != out.shape or steps[0] != steps[1] or x.storage_offset() != out.storage_offset():
@@ -124,7 +124,7 @@ def _roll(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tenso
 
 
 def _index(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """Fancy indexing: fine beside the labelled axes, frozen along them: the positions are fixed."""
+    """Handle fancy indexing: labels along the indexed axes are frozen, others pass."""
     x, indices = args[0], args[1]
     dims: list[int] = []
     position = 0
@@ -154,7 +154,7 @@ def _index_select(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, ou
         else:
             tracer.freeze([f], "channels are picked by fixed positions")
     tracer.set(out, fields)
-    tracer.picked(x, out)
+    tracer.note_picked(x, out)
 
 
 def _index_copy(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -183,7 +183,7 @@ def _pixel_shuffle(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, o
         if f.shape[channel] > 1:
             rows = f.movedim(channel, 0).reshape(f.shape[channel] // factor**2, factor**2, -1)
             tracer.tie(rows, [1])
-            f = f[every(channel, factor**2)]
+            f = f[strided_index(channel, factor**2)]
         fields.append(f)
     tracer.set(out, fields)
 
@@ -218,7 +218,7 @@ def _channel_shuffle(
 
 
 def _write_rows(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """`copy_` into a view: both sides meet, and the base already carries the same labels."""
+    """Relate both sides of `copy_` into a view; the base already has the same labels."""
     target, source = args[0], args[1]
     if source.ndim:
         tracer.set(out, meet(tracer, [target, source], tuple(out.shape)))
@@ -250,7 +250,7 @@ RULES: dict[str, Rule] = {
     "copy_": _write_rows,
 }
 
-RISKY = {
+FIXED_SIZE_OPS = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "channel_shuffle",
     "native_channel_shuffle", "resize_", "as_strided", "as_strided_",
 }  # fmt: skip

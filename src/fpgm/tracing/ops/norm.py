@@ -22,25 +22,25 @@ def adopt(tracer: LabelTracer, tensor: Tensor | None, row: Tensor | None, role: 
     """Give a 1-d parameter the labels of the channel axis it belongs to."""
     if tensor is None or tensor.ndim != 1:
         return
-    slot = tracer.untouched(tensor)
+    info = tracer.unlabelled_parameter(tensor)
     if tensor.numel() < 2:
-        if slot is not None:
-            slot.name_axes([])
+        if info is not None:
+            info.name_axes([])
     elif row is None:
         tracer.freeze(tracer.fields(tensor), "it belongs to channels of fixed size")
-    elif slot is not None:
-        slot.name_axes([(row.reshape(-1), role)])
+    elif info is not None:
+        info.name_axes([(row.reshape(-1), role)])
     elif not tracer.fields(tensor):
         tracer.freeze([row], "they meet a tensor of fixed size")
     else:
         for field in tracer.fields(tensor):
             tracer.relate(field, row.reshape(-1))
             if not tracer.has_role(tensor):
-                tracer.role(field, role, tensor)
+                tracer.note_role(field, role, tensor)
 
 
 def channel_row(tracer: LabelTracer, x: Tensor, dim: int) -> Tensor | None:
-    """Labels along one dim, tied over any other dim they change along."""
+    """Return the labels along one dim, tied over any other dim they change along."""
     rows = [f for f in tracer.fields(x) if f.shape[dim] > 1]
     if not rows:
         return None
@@ -108,7 +108,7 @@ def _group_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
             tracer.freeze([row], _OVER)
         elif blocks.shape[1] > 1:
             tracer.tie(blocks, [1])
-        tracer.grouped(blocks)
+        tracer.note_grouped_op(blocks)
         tracer.set(out[0], _with_row(tracer, x, row))
     else:
         tracer.set(out[0], tracer.fields(x))
@@ -125,21 +125,21 @@ def weight_norm(tracer: LabelTracer, v: Tensor, g: Tensor, dim: int, out: Tensor
         across = [f for f in fields if axis is None or f.shape[axis] == 1]
         tracer.freeze(across, "a weight norm that torch did not register would change")
     for f in tracer.fields(g):
-        for own in fields:
-            if axis is not None and own.shape[axis] > 1 and f.shape[axis] > 1:
-                tracer.relate(own, f)
-                tracer.added(own, f, [v, g])
+        for field in fields:
+            if axis is not None and field.shape[axis] > 1 and f.shape[axis] > 1:
+                tracer.relate(field, f)
+                tracer.note_sum_term(field, f, [v, g])
     tracer.set(out, fields)
     for tensor, is_gain in ((v, False), (g, True)):
-        slot = tracer.slots.get(id(tensor))
-        if slot is not None and is_gain:
-            slot.gain = True
-        elif slot is not None:
-            slot.norm_axis = axis
+        info = tracer.parameter_infos.get(id(tensor))
+        if info is not None and is_gain:
+            info.gain = True
+        elif info is not None:
+            info.norm_axis = axis
 
 
 def _weight_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """The fused operator, which a direct call of it reaches; others are seen before it."""
+    """Label the fused operator when it is called directly; others are handled earlier."""
     dim = args[2] if len(args) > 2 else 0
     weight_norm(tracer, args[0], args[1], dim, out[0] if isinstance(out, tuple) else out)
 

@@ -14,16 +14,16 @@ _STAYS = "the units of an LSTM stay"
 
 
 def _lstm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """[time, batch, channels] times a weight of [4 · units, channels]."""
-    x, weight, own, *biases = args[:5]
+    """Label [time, batch, channels] times a weight of [4 · units, channels]."""
+    x, weight, recurrent_weight, *biases = args[:5]
     last = x.ndim - 1
     tracer.freeze([f for f in tracer.fields(x) if f.shape[last] == 1], f"'{name}' reads them")
     reads = channel_row(tracer, x, last)
-    slot = tracer.untouched(weight)
-    if slot is not None:
-        gates = tracer.fresh(weight.shape[0])
-        named = tracer.fresh(weight.shape[1]) if reads is None else reads
-        slot.name_axes([(lb.along(gates, 2, 0), "filter"), (lb.along(named, 2, 1), "reads")])
+    info = tracer.unlabelled_parameter(weight)
+    if info is not None:
+        gates = tracer.new_labels(weight.shape[0])
+        named = tracer.new_labels(weight.shape[1]) if reads is None else reads
+        info.name_axes([(lb.along(gates, 2, 0), "filter"), (lb.along(named, 2, 1), "reads")])
     tracer.freeze([f for f in tracer.fields(weight) if lb.axes(f) == [0]], _STAYS)
     columns = [f.reshape(-1) for f in tracer.fields(weight) if lb.axes(f) == [1]]
     if reads is None:
@@ -32,7 +32,7 @@ def _lstm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) 
         tracer.relate(columns[0], reads)
     else:
         tracer.freeze([reads], "a weight of fixed size reads them")
-    for tensor in (own, *biases, *args[5:7]):
+    for tensor in (recurrent_weight, *biases, *args[5:7]):
         if isinstance(tensor, Tensor):
             tracer.freeze(tracer.fields(tensor), _STAYS)
 

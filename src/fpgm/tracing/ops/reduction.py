@@ -19,7 +19,7 @@ from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 def mix(
     tracer: LabelTracer, field: Tensor, dims: Sequence[int], name: str, soft: bool = False
 ) -> Tensor:
-    """Labels after an operator that looks along `dims`: those dims no longer tell units apart."""
+    """Return the labels after an operator that combines all positions along `dims`."""
     looked = [d for d in dims if field.shape[d] > 1]
     if not looked:
         return field
@@ -39,7 +39,7 @@ def _dims(value: Any, ndim: int) -> list[int]:
 
 
 def reduce(position: int, default: int | None = None) -> Any:
-    """A rule for reductions whose dims are the argument at a position."""
+    """Return a rule for reductions whose dims are the argument at a position."""
 
     def rule(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
@@ -48,7 +48,8 @@ def reduce(position: int, default: int | None = None) -> Any:
         fields = [mix(tracer, f, dims, name) for f in tracer.fields(x)]
         if tracer.is_constant(x):  # weights that were stacked, and are now one
             for mixed, f in zip(fields, tracer.fields(x), strict=True):
-                tracer.added(mixed, f, [x])
+                tracer.note_sum_term(mixed, f, [x])
+        fields = [f for f in fields if f.numel() > 1]  # a mean of all channels is none of them
         for result in out if isinstance(out, tuple | list) else (out,):
             if result.ndim != x.ndim:
                 kept = [d for d in range(x.ndim) if d not in dims]
@@ -66,7 +67,7 @@ def reduce(position: int, default: int | None = None) -> Any:
 
 
 def along(position: int) -> Any:
-    """A rule for results in which every value depends on all along an axis (softmax, sort, topk).
+    """Return a rule for operators that mix all values along an axis (softmax, sort, topk).
 
     The axis may come out shorter, the others never.
     """
@@ -75,7 +76,7 @@ def along(position: int) -> Any:
         x = args[0]
         dims = _dims(args[position] if len(args) > position else kwargs.get("dim", -1), x.ndim)
         fields = tracer.fields(x)
-        mixed = [mix(tracer, f, dims, name) for f in fields]
+        mixed = [m for f in fields if (m := mix(tracer, f, dims, name)).numel() > 1]
         for result in out if isinstance(out, tuple | list) else (out,):
             tracer.set(result, fields if result.shape == x.shape else mixed)
 

@@ -1,9 +1,9 @@
 """One table from ATen operator to what it does to labels.
 
-A rule receives the tracer, the call and its result; it reads the labels of the arguments, tells
-the tracer what it found (`relate`, `tie`, `balance`, `freeze`, `work`) and labels the result. An
-operator that is in no table is never guessed at: the labels that reach it are frozen, with its
-name as the reason. `TABLE` can be queried for what is supported.
+A rule receives the tracer, the call and its result. It reads the labels of the arguments, reports
+relations to the tracer (`relate`, `tie`, `balance`, `freeze`, `note_cost`) and labels the result.
+There is no guessing: labels that reach an operator in no table are frozen, with its name as the
+reason. `TABLE` shows what is supported.
 """
 
 from __future__ import annotations
@@ -16,32 +16,38 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.ops import conv_matmul as contract
-from fpgm.tracing.ops import elementwise as pointwise
-from fpgm.tracing.ops import embedding, fake_quant, fft, fixed_kernel, recurrent
-from fpgm.tracing.ops import factory as create
-from fpgm.tracing.ops import movement as move
-from fpgm.tracing.ops import norm as normalise
-from fpgm.tracing.ops import reduction as reduce
-from fpgm.tracing.ops import slice_concat as pieces
-from fpgm.tracing.ops import sort_gather as sorting
-from fpgm.tracing.ops import spatial as space
-from fpgm.tracing.ops import unfold as patches
-from fpgm.tracing.ops import zero_tracking as zeros
+from fpgm.tracing.ops import (
+    conv_matmul,
+    elementwise,
+    embedding,
+    factory,
+    fake_quant,
+    fft,
+    fixed_kernel,
+    movement,
+    norm,
+    recurrent,
+    reduction,
+    slice_concat,
+    sort_gather,
+    spatial,
+    unfold,
+    zero_tracking,
+)
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.norm import weight_norm as weight_norm
 
 TABLE: dict[str, Rule] = {
-    **move.RULES,
-    **pieces.RULES,
-    **create.RULES,
-    **pointwise.RULES,
-    **contract.RULES,
-    **normalise.RULES,
-    **reduce.RULES,
-    **space.RULES,
-    **sorting.RULES,
-    **patches.RULES,
+    **movement.RULES,
+    **slice_concat.RULES,
+    **factory.RULES,
+    **elementwise.RULES,
+    **conv_matmul.RULES,
+    **norm.RULES,
+    **reduction.RULES,
+    **spatial.RULES,
+    **sort_gather.RULES,
+    **unfold.RULES,
     **fft.RULES,
     **embedding.RULES,
     **recurrent.RULES,
@@ -49,15 +55,15 @@ TABLE: dict[str, Rule] = {
     **fixed_kernel.RULES,
 }
 
-RISKY = move.RISKY | pieces.RISKY | create.RISKY
-"""Operators whose sizes may be constants of the user's code; the tracer is told what they made."""
+FIXED_SIZE_OPS = movement.FIXED_SIZE_OPS | slice_concat.FIXED_SIZE_OPS | factory.FIXED_SIZE_OPS
+"""Operators whose sizes may be constants in the user's code; the tracer records them."""
 
-_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", *create.RULES} - {"equal"}
+_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", *factory.RULES} - {"equal"}
 """Operators at which labels rightly end: a weight reads them, or nothing but shapes is read."""
 
 _OFFSETS = {"add", "clamp", "clamp_min", "maximum", "exp", "sigmoid", "softplus"}
 
-_found: dict[Any, tuple[str, Rule]] = {}
+_rules_by_func: dict[Any, tuple[str, Rule]] = {}
 
 
 def apply(
@@ -69,38 +75,39 @@ def apply(
     inputs: Sequence[Tensor],
 ) -> None:
     """Let the operator's rule move labels from its arguments (`inputs`: the tensors) to `out`."""
-    found = _found.get(func)
-    if found is None:
-        found = _found[func] = _look_up(func)
-    name, rule = found
+    entry = _rules_by_func.get(func)
+    if entry is None:
+        entry = _rules_by_func[func] = _look_up(func)
+    name, rule = entry
     if name in _ENDS:
         rule(tracer, name, args, kwargs, out)
     else:
-        carried = tracer.carried(inputs)
+        carried = tracer.labels_of(inputs)
         rule(tracer, name, args, kwargs, out)
         tracer.check_passed(name, carried, out)
     results = tensors((out,))
-    if name in RISKY:
+    if name in FIXED_SIZE_OPS:
         source = args[0] if args and isinstance(args[0], Tensor) else None
+        dims = slice_concat.sized_dims(name, args)
         for result in results:
-            tracer.risky(result, source)
+            tracer.note_fixed_size_op(result, source, dims)
     for result in results:
-        tracer.mark_zero(result, zeros.after(tracer, name, inputs, result))
+        tracer.mark_zero(result, zero_tracking.zero_after(tracer, name, inputs, result))
 
 
 def tensors(values: Any) -> list[Tensor]:
-    """Tensors among the arguments, lists included."""
-    found: list[Tensor] = []
+    """List the tensors among the arguments, also inside lists."""
+    result: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            result.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors(value)
-    return found
+            result += tensors(value)
+    return result
 
 
 def name_of(func: Any) -> str:
-    """Name of an operator, without torch's own namespace.
+    """Return the name of an operator, without torch's own namespace.
 
     >>> name_of(torch.ops.aten.relu_.default)
     'relu_'
@@ -112,7 +119,7 @@ def name_of(func: Any) -> str:
 
 
 def adds_offset(func: Any) -> bool:
-    """Whether an operator's result may not be zero where its first operand is."""
+    """Tell whether an operator's result may not be zero where its first operand is."""
     return name_of(func).removesuffix("_") in _OFFSETS
 
 
@@ -124,12 +131,12 @@ def _look_up(func: Any) -> tuple[str, Rule]:
         if candidate in TABLE:
             return name, TABLE[candidate]
     if torch.Tag.pointwise in func.tags or _is_pointwise(name.removesuffix("_")):
-        return name, pointwise.combine
+        return name, elementwise.combine
     return name, _unknown
 
 
 def _is_pointwise(name: str) -> bool:
-    """Whether torch marks an operator of this name so; of `gelu_` and others it forgot to."""
+    """Tell whether torch marks an operator of this name so; of `gelu_` and others it forgot to."""
     packet = getattr(torch.ops.aten, name, None)
     overloads = [] if packet is None else [getattr(packet, o) for o in packet.overloads()]
     return any(torch.Tag.pointwise in overload.tags for overload in overloads)

@@ -1,7 +1,7 @@
 """An axis taken to pieces, or put together of them: slices, splits, concatenations, padding.
 
 Sizes may be constants of the user's code, so pieces of one axis are assumed to keep equal shares,
-and most results are `RISKY`: replaying the compact model checks them.
+and most are `FIXED_SIZE_OPS`: a dry run of the compact model checks them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 
-_MOST_BLOCKS = 8
-"""Unequal pieces are balanced in blocks of their common divisor, but only in so many."""
+_MAX_BLOCKS = 8
+"""Unequal pieces are balanced in blocks of their common divisor, up to this number."""
 
 
 def _slice(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -34,7 +34,7 @@ def _slice(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tens
             _tie_steps(tracer, f, dim, step)
         elif end - start < x.shape[dim]:
             _balance_pieces(tracer, f, dim, [start, end - start, x.shape[dim] - end])
-        fields.append(f.narrow(dim, start, end - start)[every(dim, step)])
+        fields.append(f.narrow(dim, start, end - start)[strided_index(dim, step)])
         _freeze_single(tracer, f, fields[-1])
     tracer.set(out, fields)
 
@@ -66,13 +66,13 @@ def _split(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any)
         else:
             _balance_pieces(tracer, f, dim, sizes)
             pieces = f.split(sizes, dim)
-            tracer.sized(pieces)
+            tracer.note_piece_sizes(pieces)
             for piece in pieces:
                 _freeze_single(tracer, f, piece)
-        for own, piece in zip(fields, pieces, strict=True):
-            own.append(piece)
-    for piece, own in zip(out, fields, strict=True):
-        tracer.set(piece, own)
+        for piece_fields, piece in zip(fields, pieces, strict=True):
+            piece_fields.append(piece)
+    for piece, piece_fields in zip(out, fields, strict=True):
+        tracer.set(piece, piece_fields)
 
 
 def _cat(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -83,18 +83,18 @@ def _cat(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
 
 def _stack(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
-    own = [[f.unsqueeze(dim) for f in tracer.fields(x)] for x in args[0]]
-    axes = [[lb.axes(f) for f in fields] for fields in own]
+    part_fields = [[f.unsqueeze(dim) for f in tracer.fields(x)] for x in args[0]]
+    axes = [[lb.axes(f) for f in fields] for fields in part_fields]
     if axes[0] and len(axes[0]) == len(axes[0][0]) == 1 and all(a == axes[0] for a in axes):
-        rows = [fields[0] for fields in own]
+        rows = [fields[0] for fields in part_fields]
         if len({row.shape for row in rows}) == 1:
             tracer.set(out, [torch.cat(rows, dim)])
             labels = torch.stack([row.reshape(-1) for row in rows])
             tracer.balance(labels, whole=False)
-            tracer.stacked(labels)
+            tracer.note_stack(labels)
             return
     parts = [x.unsqueeze(dim) for x in args[0]]
-    _join(tracer, parts, own, dim, out)
+    _join(tracer, parts, part_fields, dim, out)
 
 
 def _pad(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -110,16 +110,16 @@ def _pad(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
             if before < 0 or after < 0:
                 tracer.freeze([f], "channels are cropped by a negative pad")
                 continue
-            f = _padded(tracer, f, dim, before, after)
+            f = _pad_field(tracer, f, dim, before, after)
             if value:
-                # What padding adds must be all alike, or the replay could take one for another.
+                # Padding must be all alike, or the dry run could confuse its channels.
                 tracer.freeze([f], "channels are padded with something other than zero")
         fields.append(f)
     tracer.set(out, [f for f in fields if _fits(f, out)])
 
 
 def _glu(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """One half gates the other: the k-th channels of both go together."""
+    """Tie the k-th channels of both halves: one gates the other."""
     x = args[0]
     dim = (args[1] if len(args) > 1 else -1) % x.ndim
     fields = []
@@ -131,8 +131,8 @@ def _glu(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
     tracer.set(out, fields)
 
 
-def every(dim: int, step: int) -> tuple[slice, ...]:
-    """An index that takes one position in so many along a dim."""
+def strided_index(dim: int, step: int) -> tuple[slice, ...]:
+    """Return an index that takes every `step`-th position along a dim."""
     return (*[slice(None)] * dim, slice(None, None, step))
 
 
@@ -144,7 +144,7 @@ def _bound(value: int | None, size: int, default: int) -> int:
 
 def _tie_steps(tracer: LabelTracer, field: Tensor, dim: int, step: int) -> None:
     size = field.shape[dim]
-    if not tracer.assumes:
+    if not tracer.may_assume_sizes:
         return
     if size % step:
         tracer.freeze([field], f"every {step}nd channel is taken of a number it does not divide")
@@ -154,30 +154,30 @@ def _tie_steps(tracer: LabelTracer, field: Tensor, dim: int, step: int) -> None:
 
 
 def _balance_pieces(tracer: LabelTracer, field: Tensor, dim: int, sizes: list[int]) -> None:
-    """Pieces of one axis: equal shares in blocks of their common divisor, if those are few."""
+    """Balance pieces of one axis in blocks of their common divisor, if those are few."""
     total = field.shape[dim]
     block = math.gcd(*sizes)
-    if block and total // block <= max(_MOST_BLOCKS, len(sizes)):
+    if block and total // block <= max(_MAX_BLOCKS, len(sizes)):
         rows = field.movedim(dim, 0).reshape(total // block, -1)
         tracer.balance(rows, whole=False)
 
 
 def _freeze_single(tracer: LabelTracer, field: Tensor, piece: Tensor) -> None:
-    """One channel picked by position: removing any before it would make it another one."""
+    """Freeze an axis of which one channel is picked by position."""
     if piece.numel() == 1 and field.numel() > 1:
         tracer.freeze([field], "one channel is picked by position")
 
 
-def _join(tracer: LabelTracer, parts: Any, own: Any, dim: int, out: Tensor) -> None:
-    """Concatenation: labels lie end to end along `dim` and meet along every other axis."""
+def _join(tracer: LabelTracer, parts: Any, part_fields: Any, dim: int, out: Tensor) -> None:
+    """Concatenate labels along `dim`; relate them along every other axis."""
     across: list[Tensor] = []
     pieces: list[Tensor | None] = []
-    for fields in own:
+    for fields in part_fields:
         lying = [f for f in fields if f.shape[dim] > 1]
         if len(lying) > 1:
             tracer.freeze(lying, "a weight is concatenated along two labelled axes")
         pieces.append(lying[0] if lying else None)
-    for fields in own:
+    for fields in part_fields:
         for f in fields:
             if f.shape[dim] > 1:
                 continue
@@ -186,9 +186,9 @@ def _join(tracer: LabelTracer, parts: Any, own: Any, dim: int, out: Tensor) -> N
                 across.append(f)
             else:
                 tracer.relate(match, f)
-                tracer.added(match, f, parts)
+                tracer.note_sum_term(match, f, parts)
     fixed = set()
-    for part, fields in zip(parts, own, strict=True):
+    for part, fields in zip(parts, part_fields, strict=True):
         labelled = {d for f in fields for d in lb.axes(f)}
         for g in across:
             if any(part.shape[d] > 1 and d not in labelled for d in lb.axes(g)):
@@ -204,16 +204,16 @@ def _end_to_end(tracer: LabelTracer, parts: Any, pieces: list[Tensor | None], di
     filled = []
     for number, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
         if piece is None:
-            piece = lb.along(tracer.fixed(number, part.shape[dim]), part.ndim, dim)
+            piece = lb.along(tracer.fixed_labels(number, part.shape[dim]), part.ndim, dim)
         filled.append(piece)
-    tracer.joined()
+    tracer.end_concat()
     shape = list(torch.broadcast_shapes(*(p.select(dim, 0).shape for p in filled)))
     return torch.cat([p.expand([*shape[:dim], p.shape[dim], *shape[dim:]]) for p in filled], dim)
 
 
-def _padded(tracer: LabelTracer, f: Tensor, dim: int, before: int, after: int) -> Tensor:
-    added = [tracer.fresh(before), tracer.fresh(after)]
-    tracer.padded(added)
+def _pad_field(tracer: LabelTracer, f: Tensor, dim: int, before: int, after: int) -> Tensor:
+    added = [tracer.new_labels(before), tracer.new_labels(after)]
+    tracer.note_padding(added)
     if before == after:  # one number in the code often serves both ends
         tracer.balance(torch.stack(added))
 
@@ -242,4 +242,17 @@ RULES: dict[str, Rule] = {
     "glu": _glu,
 }
 
-RISKY = {"slice", "stack", "constant_pad_nd", *_SPLITS}
+FIXED_SIZE_OPS = {"slice", "stack", "constant_pad_nd", *_SPLITS}
+
+
+def sized_dims(name: str, args: Args) -> list[int] | None:
+    """List the dims whose sizes an operator is given; None if that may be any.
+
+    >>> sized_dims("constant_pad_nd", (torch.zeros(1, 8, 4, 4), [0, 1, 2, 2]))
+    [3, 2]
+    """
+    if name == "slice":
+        return [(args[1] if len(args) > 1 else 0) % args[0].ndim]
+    if name == "constant_pad_nd":
+        return [args[0].ndim - 1 - i for i in range(len(args[1]) // 2) if any(args[1][2 * i :][:2])]
+    return None

@@ -38,7 +38,7 @@ def _index_fill(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
 
 
 def _index_put(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """`x[mask] = number` meets its mask position by position; other positions are fixed."""
+    """Relate `x[mask] = number` to its mask; freeze labels at other fixed positions."""
     x, (index, *more), values = args[:3]
     masks = not more and index is not None and index.dtype == torch.bool
     if not masks or values.numel() > 1:
@@ -57,18 +57,18 @@ def _meet_beside(
     """Relate the labels of tensors that meet position by position, except along one dim."""
     dim %= max(1, out.ndim)
     merged: list[Tensor] = []
-    own: list[list[Tensor]] = []
+    kept_fields: list[list[Tensor]] = []
     for tensor in tensors:
-        own.append([])
+        kept_fields.append([])
         for f in tracer.fields(tensor):
             part_only = any(tensor.shape[d] != out.shape[d] for d in lb.axes(f) if d != dim)
             if f.shape[dim] > 1 or part_only:
                 tracer.freeze([f], f"'{name}' runs along the channels")
             else:
-                own[-1].append(f)
+                kept_fields[-1].append(f)
                 merged = merge(tracer, merged, f)
     for f in merged:
-        for tensor, fields in zip(tensors, own, strict=True):
+        for tensor, fields in zip(tensors, kept_fields, strict=True):
             fixed = any(tensor.shape[d] > 1 for d in lb.axes(f))
             if fixed and not any(lb.varies(g, lb.axes(f)) for g in fields):
                 tracer.freeze([f], "they meet a tensor of fixed size")

@@ -38,17 +38,17 @@ def _over(count: int) -> Any:
         for result in out if isinstance(out, tuple | list) else (out,):
             if isinstance(result, Tensor):
                 tracer.set(result, good)
-                tracer.passed(x, result)
+                tracer.note_passed(x, result)
 
     return rule
 
 
 def _second_input(tracer: LabelTracer, name: str, x: Tensor, other: Any) -> None:
-    """Indices of an unpooling belong to the same channels; a sampling grid is not of channels."""
+    """Relate the indices of an unpooling to its channels; freeze labels of other inputs."""
     if not isinstance(other, Tensor):
         return
     for f in tracer.fields(other):
-        partners = [own for own in tracer.fields(x) if lb.axes(own) == lb.axes(f)]
+        partners = [g for g in tracer.fields(x) if lb.axes(g) == lb.axes(f)]
         if name.startswith("max_unpool") and partners:
             tracer.relate(partners[0], f)
         else:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
-from fpgm.tracing.ops.slice_concat import every
+from fpgm.tracing.ops.slice_concat import strided_index
 
 
 def _im2col(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """[…, C, H, W] to […, C · window, places]: every channel becomes a block of its window."""
+    """Label […, C, H, W] → […, C · window, positions]: each channel becomes a block."""
     x, window = args[0], math.prod(args[1])
     channel = x.ndim - 3
     fields = []
@@ -26,7 +26,7 @@ def _im2col(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Ten
 
 
 def _col2im(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """[…, C · window, places] to […, C, H, W]: what lies in one window goes together."""
+    """Label […, C · window, positions] → […, C, H, W]: tie what lies in one window."""
     x, window = args[0], math.prod(args[2])
     channel = x.ndim - 2
     fields = []
@@ -37,13 +37,13 @@ def _col2im(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Ten
         if f.shape[channel] > 1:
             rows = f.movedim(channel, 0).reshape(f.shape[channel] // window, window, -1)
             tracer.tie(rows, [1])
-            f = f[every(channel, window)]
+            f = f[strided_index(channel, window)]
         fields.append(f.unsqueeze(-1))
     tracer.set(out, fields)
 
 
 def _unfold(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """Windows along one dim, as a last axis."""
+    """Label windows along one dim, as a last axis."""
     x = args[0]
     dim = args[1] % max(1, x.ndim)
     fields = []

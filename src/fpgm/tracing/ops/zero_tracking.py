@@ -1,4 +1,4 @@
-"""Where a silenced unit is exactly zero: behind its filter, as long as zero stays zero."""
+"""Track where a masked unit is exactly zero: after its filter, as long as zero stays zero."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KEEPS = {
     "upsample_nearest2d", "upsample_bilinear2d", "avg_pool3d", "max_pool3d_with_indices",
     "_adaptive_avg_pool3d", "hardtanh", "flip", "rrelu_with_noise",
 }  # fmt: skip
-"""Zero in the first input is zero in the output (a norm's shift and mean are silenced too)."""
+"""Zero in the first input is zero in the output (a norm's shift and mean are masked too)."""
 
 
-def after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
-    """Whether the operator's result is zero for a silenced unit."""
+def zero_after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
+    """Tell whether the operator's result is zero for a masked unit."""
     plain = name.removesuffix("_")
     data = [x for x in inputs if not tracer.is_constant(x)]
     # Channels along another axis than is read are handed on, with a bias or neighbours added.
@@ -38,9 +38,9 @@ def after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Tensor)
     if plain in _KEEPS:
         return bool(data) and tracer.is_zero(data[0])
     if plain in ("mul", "div"):
-        silent = [x for x in data[: 1 if plain == "div" else None] if tracer.is_zero(x)]
-        return bool(silent) and all(
-            any(_carries(tracer, x, f) for x in silent) for f in tracer.fields(out)
+        zero_inputs = [x for x in data[: 1 if plain == "div" else None] if tracer.is_zero(x)]
+        return bool(zero_inputs) and all(
+            any(_carries(tracer, x, f) for x in zero_inputs) for f in tracer.fields(out)
         )
     return (
         plain in ("add", "sub")
@@ -51,10 +51,10 @@ def after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Tensor)
 
 
 def _reads_all(tracer: LabelTracer, x: Tensor, axis: int) -> bool:
-    """Whether all channels of an activation lie along the axis that is read."""
+    """Tell whether all channels of an activation lie along the axis that is read."""
     return tracer.is_constant(x) or all(f.shape[axis] > 1 for f in tracer.fields(x))
 
 
 def _carries(tracer: LabelTracer, x: Tensor, field: Tensor) -> bool:
-    """Whether the units of a field are this tensor's too, not only broadcast over it."""
+    """Tell whether the units of a field are this tensor's too, not only broadcast over it."""
     return any(lb.varies(lb.lift(f, field.ndim), lb.axes(field)) for f in tracer.fields(x))

@@ -10,7 +10,7 @@ from torch import nn
 
 from fpgm.errors import FileError, FpgmError
 from fpgm.utils.atomic_io import write_text
-from fpgm.utils.example_inputs import beside
+from fpgm.utils.example_inputs import to_model_device
 from fpgm.workflow.soft_pruner import SoftPruner, Step
 
 try:
@@ -45,7 +45,7 @@ class PruneCallback(TrainerCallback):
         **others: Any,
     ) -> None:
         """Watch the network once the optimizer exists."""
-        inputs = beside(model, self.example_inputs)
+        inputs = to_model_device(model, self.example_inputs)
         self.pruner = SoftPruner(model, inputs, optimizer=optimizer, **self.options)
         if state.global_step > 0:
             self.pruner.load_state_dict(_read(_path(args, state)))
@@ -64,7 +64,7 @@ class PruneCallback(TrainerCallback):
             write_text(_path(args, state), json.dumps(self.pruner.state_dict()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """The compact network, verified."""
+        """Compact the network and verify it."""
         assert self.pruner is not None
         self.compact = self.pruner.compact()
 

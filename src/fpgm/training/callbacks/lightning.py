@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fpgm.errors import FpgmError, RequestError
-from fpgm.utils.example_inputs import beside
+from fpgm.utils.example_inputs import to_model_device
 from fpgm.workflow.soft_pruner import SoftPruner, Step
 
 try:
@@ -39,7 +39,7 @@ class PruneCallback(pl.Callback):
                 f"The callback follows one optimizer; this module has {len(trainer.optimizers)}."
             )
         network = pl_module.get_submodule(self.attribute)
-        inputs = beside(network, self.example_inputs)
+        inputs = to_model_device(network, self.example_inputs)
         self.pruner = SoftPruner(network, inputs, optimizer=trainer.optimizers[0], **self.options)
         if self._saved is not None:
             self.pruner.load_state_dict(self._saved)
@@ -54,7 +54,7 @@ class PruneCallback(pl.Callback):
             pl_module.log("fpgm/changed", float(step.changed))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The compact network, verified."""
+        """Compact the network and verify it."""
         assert self.pruner is not None
         self.compact = self.pruner.compact()
 

@@ -1,5 +1,5 @@
 """The recipes that come with the package, for `fpgm train`."""
 
-from pathlib import Path
+from fpgm.training.recipes.paths import SHIPPED
 
-SHIPPED = Path(__file__).resolve().parent
+__all__ = ["SHIPPED"]

@@ -1,4 +1,4 @@
-"""Time: measured in turns, predicted from layers, kept on disk, and reached as a budget."""
+"""Latency: measured in turns, predicted from layers, and cached on disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import nn
 import fpgm
 from fpgm.exporters.onnx import layer_to_onnx
 from fpgm.latency.backends import BACKENDS
-from fpgm.latency.lookup_table import Table
+from fpgm.latency.lookup_table import LatencyTable
 from fpgm.latency.predictor import Predictor
 from fpgm.planning.budget import Budget, Rounder
 from fpgm.planning.planner import Planner
-from fpgm.tracing.layer_calls import Layer, called_layers
+from fpgm.tracing.layer_calls import LayerSpec, called_layers
 from fpgm.utils.example_inputs import Example
-from fpgm.utils.timing import Timing, ratio, side_by_side
+from fpgm.utils.timing import Timing, time_interleaved, time_ratio
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -34,7 +34,7 @@ class TestTiming:
         def call(name: str) -> Any:
             return lambda: (order.append(name), time.sleep(0.002))
 
-        side_by_side([call("a"), call("b")], 0.0)
+        time_interleaved([call("a"), call("b")], 0.0)
         assert "".join(order[6:]) == "abbaabbaab"
 
     def test_short_calls_are_repeated_within_a_sample(self) -> None:
@@ -44,13 +44,13 @@ class TestTiming:
             nonlocal count
             count += 1
 
-        (timing,) = side_by_side([call], 0.0)
+        (timing,) = time_interleaved([call], 0.0)
         assert count > 10 * len(timing.samples)
         assert 0 < timing.median < 1e-4
 
     def test_a_ratio_is_of_calls_that_ran_beside_each_other(self) -> None:
         """The machine got ten times slower half-way; both paid for it."""
-        assert ratio(Timing((2.0, 2.0, 20.0)), Timing((1.0, 1.0, 10.0))) == 2
+        assert time_ratio(Timing((2.0, 2.0, 20.0)), Timing((1.0, 1.0, 10.0))) == 2
 
     def test_spread_is_the_middle_half(self) -> None:
         assert Timing((1.0, 2.0, 3.0, 4.0, 5.0)).spread == pytest.approx(1.0)
@@ -83,94 +83,94 @@ class TestLayers:
         "layer",
         [
             CONV,
-            Layer("conv", 2, (9, 9), 8, 16, (3, 3), (2, 2), "valid", (2, 2), groups=4),
-            Layer("conv", 1, (8, 8), 6, 6, (3, 3), (1, 1), "same", (1, 1), groups=6),
-            Layer("conv", 1, (12,), 4, 6, (5,), (1,), (2,), (1,), bias=False),
-            Layer("transposed", 1, (5, 5), 6, 4, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
-            Layer("linear", 7, (), 12, 5),
+            LayerSpec("conv", 2, (9, 9), 8, 16, (3, 3), (2, 2), "valid", (2, 2), groups=4),
+            LayerSpec("conv", 1, (8, 8), 6, 6, (3, 3), (1, 1), "same", (1, 1), groups=6),
+            LayerSpec("conv", 1, (12,), 4, 6, (5,), (1,), (2,), (1,), bias=False),
+            LayerSpec("transposed", 1, (5, 5), 6, 4, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+            LayerSpec("linear", 7, (), 12, 5),
         ],
         ids=["conv", "grouped", "depthwise same", "1-d", "transposed", "linear"],
     )
-    def test_a_layer_is_the_same_in_torch_and_onnx(self, layer: Layer) -> None:
+    def test_a_layer_is_the_same_in_torch_and_onnx(self, layer: LayerSpec) -> None:
         ort = pytest.importorskip("onnxruntime")
         session = ort.InferenceSession(layer_to_onnx(layer), providers=["CPUExecutionProvider"])
         (given,) = session.run(None, {"x": layer.input().numpy()})
         assert given.shape == tuple(layer.module()(layer.input()).shape)
 
     def test_other_widths(self) -> None:
-        depthwise = Layer("conv", 1, (8, 8), 6, 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6)
-        assert depthwise.sized(4, 4).groups == 4
-        assert CONV.sized(8, 16).module()(torch.zeros(1, 8, 8, 8)).shape[1] == 16
-        assert CONV.key() != CONV.sized(64, 8).key()
+        depthwise = LayerSpec("conv", 1, (8, 8), 6, 6, (3, 3), (1, 1), (1, 1), (1, 1), groups=6)
+        assert depthwise.with_widths(4, 4).groups == 4
+        assert CONV.with_widths(8, 16).module()(torch.zeros(1, 8, 8, 8)).shape[1] == 16
+        assert CONV.key() != CONV.with_widths(64, 8).key()
 
 
 class TestTable:
-    def test_what_was_measured_is_not_measured_again(self, ideal: Ideal) -> None:
-        table = Table(ideal, 1)
+    def test_layers_are_measured_once(self, ideal: Ideal) -> None:
+        table = LatencyTable(ideal, 1)
         first = table.seconds(CONV)
         table.save()
-        again = Table(ideal, 1)
+        again = LatencyTable(ideal, 1)
         assert again.seconds(CONV) == first
         assert ideal.asked == [CONV]
 
-    def test_threads_and_versions_are_apart(
+    def test_threads_and_versions_have_their_own_times(
         self, ideal: Ideal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        table = Table(ideal, 1)
+        table = LatencyTable(ideal, 1)
         table.seconds(CONV)
         table.save()
-        Table(ideal, 2).seconds(CONV)
+        LatencyTable(ideal, 2).seconds(CONV)
         monkeypatch.setattr(ideal, "version", lambda: "2")
-        Table(ideal, 1).seconds(CONV)
+        LatencyTable(ideal, 1).seconds(CONV)
         assert len(ideal.asked) == 3
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"seconds": 3}'])
     def test_a_damaged_file_is_named(self, ideal: Ideal, text: str) -> None:
-        table = Table(ideal, 1)
+        table = LatencyTable(ideal, 1)
         table.seconds(CONV)
         table.save()
         table.file.write_text(text)
-        with pytest.raises(fpgm.FileError, match=r"ideal-.*\.json holds no times of layers"):
-            Table(ideal, 1)
+        with pytest.raises(fpgm.FileError, match=r"ideal-.*\.json is not a latency cache"):
+            LatencyTable(ideal, 1)
 
-    def test_a_disk_that_refuses_stops_nothing(
+    def test_an_unwritable_cache_is_only_a_warning(
         self, ideal: Ideal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("FPGM_CACHE", str(tmp_path / "file" / "folder"))
-        table = Table(ideal, 1)
+        table = LatencyTable(ideal, 1)
         assert table.seconds(CONV) > 0
         with pytest.warns(UserWarning, match="cannot be written"):
             table.save()
 
-    def test_two_at_once_keep_what_both_know(self, ideal: Ideal) -> None:
-        one, other = Table(ideal, 1), Table(ideal, 1)
+    def test_two_tables_write_the_times_of_both(self, ideal: Ideal) -> None:
+        one, other = LatencyTable(ideal, 1), LatencyTable(ideal, 1)
         one.seconds(CONV)
-        other.seconds(CONV.sized(8, 8))
+        other.seconds(CONV.with_widths(8, 8))
         one.save()
         other.save()
         kept = json.loads(one.file.read_text())["seconds"]
-        assert set(kept) == {CONV.key(), CONV.sized(8, 8).key()}
+        assert set(kept) == {CONV.key(), CONV.with_widths(8, 8).key()}
 
 
 class TestPrediction:
     def predictor(self, ideal: Ideal, whole: float = NET_SECONDS) -> tuple[Planner, Predictor]:
         planner = Planner(net(), X, budget=Budget(rate=0.5))
         called = called_layers(net(), Example((X,), {}))
-        made = Predictor(planner.structure, called, Table(ideal, 1), whole, Rounder())
-        return planner, made
+        predictor = Predictor(planner.structure, called, LatencyTable(ideal, 1), whole, Rounder())
+        return planner, predictor
 
     @pytest.mark.parametrize("rate", [0.0, 0.25, 0.5, 0.75])
     def test_times_that_follow_macs_are_predicted_as_macs(self, ideal: Ideal, rate: float) -> None:
         planner, predictor = self.predictor(ideal)
         planner.budget = Budget(rate=rate)
-        drawn = planner.draw()
+        drawn = planner.build_plan()
         share = predictor.without(drawn.removed) / NET_SECONDS
         assert share == pytest.approx(1 - drawn.plan.macs_removed, rel=1e-6)
 
-    def test_what_is_no_layers_follows_what_layers_give_out(self, ideal: Ideal) -> None:
+    def test_time_outside_of_layers_follows_output_sizes(self, ideal: Ideal) -> None:
         planner, predictor = self.predictor(ideal, whole=2 * NET_SECONDS)
-        pools = len(planner.structure.pools)
+        pools = len(planner.structure.groups)
         halved = float(predictor.at(np.full(pools, 0.5)))
         given = np.array([64 * 64, 64 * 64, 64 * 64, 16 * 64.0])
         rest = (given[:3].sum() / 2 + given[3]) / given.sum()
@@ -194,7 +194,7 @@ class TestPrediction:
 
 def planner_macs(planner: Planner, rate: float) -> float:
     planner.budget = Budget(rate=rate)
-    return planner.draw().plan.macs_removed
+    return planner.build_plan().plan.macs_removed
 
 
 def test_measuring_draws_no_random_numbers(ideal: Ideal) -> None:
@@ -209,11 +209,11 @@ def test_measuring_draws_no_random_numbers(ideal: Ideal) -> None:
 class TestRuntimes:
     def test_a_model_runs_and_a_layer_has_a_time(self, name: str) -> None:
         backend = BACKENDS[name]
-        if why := backend.missing():
+        if why := backend.unavailable_reason():
             pytest.skip(why)
         loaded = backend.load(net(), Example((X,), {}), 1)
         loaded.run()
         assert 0 < backend.layer_seconds(CONV, 1) < 1
-        assert backend.layer_seconds(CONV.sized(64, 640), 1) > backend.layer_seconds(CONV, 1)
-        if loaded.pieces is not None:
-            assert sum(piece.seconds for piece in loaded.pieces()) > 0
+        assert backend.layer_seconds(CONV.with_widths(64, 640), 1) > backend.layer_seconds(CONV, 1)
+        if loaded.profile is not None:
+            assert sum(node.seconds for node in loaded.profile()) > 0

@@ -1,0 +1,56 @@
+"""Sentences about what came of a command, for people."""
+
+from __future__ import annotations
+
+from fpgm.pruning.plan import Latency
+from fpgm.pruning.verification import Certificate
+from fpgm.recovery.recover import Recovery
+from fpgm.utils.text import escape_text, format_number
+from fpgm.workflow.pipeline import AccuracyResult
+
+
+def latency_line(latency: Latency) -> str:
+    """Format the time before and after."""
+    return (
+        f"Time of one run in {escape_text(latency.backend)}, threads: {latency.threads}: "
+        f"{format_number(1000 * latency.seconds_before)} ms, then "
+        f"{format_number(1000 * latency.seconds_after)} ms: {latency.measured:.1%} less, where "
+        f"{latency.asked:.1%} was asked. Predicted: "
+        f"{latency.predicted:.1%}."
+    )
+
+
+def certificate_line(certificate: Certificate) -> str:
+    """Format a certificate."""
+    verdict = "Certified" if certificate.ok else "NOT certified"
+    kind = "" if certificate.exact else " (approximate: norms over fewer channels)"
+    where = f", most at {certificate.worst}" if certificate.worst and not certificate.ok else ""
+    notes = "".join(f" {note}" for note in certificate.notes)
+    return (
+        f"{verdict}: small and masked original differ by {certificate.max_error:.1e}{where} (at "
+        f"most {certificate.tolerance:.0e} is rounding), masked and original by "
+        f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}"
+        f"{kind}.{notes}"
+    )
+
+
+def recovery_lines(recovery: Recovery | None) -> list[str]:
+    """Format the outcome of a recovery."""
+    if recovery is None:
+        return []
+    lines = [f"Recovered in {recovery.seconds:.0f} s; calibration inputs: {recovery.inputs}."]
+    before, after = recovery.before, recovery.after
+    if before is not None and after is not None and after < before:
+        lines.append(
+            "The outputs' squared error, as a fraction of their squares, fell from "
+            f"{before:.3g} to {after:.3g}."
+        )
+    return lines + [f"Note: {note}" for note in recovery.notes]
+
+
+def accuracy_lines(accuracy: AccuracyResult | None) -> list[str]:
+    """Format the accuracies, if they were measured."""
+    if accuracy is None or not accuracy.shares:
+        return []
+    shares = ", ".join(f"{name} {share:.2%}" for name, share in accuracy.shares.items())
+    return [f"Accuracy on {accuracy.inputs} test images: {shares}."]

@@ -1,0 +1,9 @@
+"""Where the shipped files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+WEIGHTS = FOLDER / "resnet20.safetensors"
+SAMPLE_IMAGES = FOLDER / "cifar10_sample.npz"

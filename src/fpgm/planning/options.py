@@ -1,0 +1,77 @@
+"""The options of every plan as one value: which units to remove, and how to round widths.
+
+How much to remove is a `Budget`. Functions that take these options as keywords say so with
+`**options: Unpack[PlanKeywords]` and make a `PlanOptions` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from torch import Tensor
+
+from fpgm.errors import RequestError
+from fpgm.planning.budget import ALIGN, Rounding
+from fpgm.planning.precomputed_scores import PrecomputedScores
+from fpgm.tracing.residual import Residual
+
+Criterion = str | Callable[[Tensor], Tensor] | PrecomputedScores
+Align = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a planner needs to know beside the budget; `fpgm.plan` explains each option."""
+
+    criterion: Criterion = "fpgm"
+    distance: str = "l2"
+    residual: Residual = "coupled"
+    ignore: Sequence[str] = ()
+    align: Align = ALIGN
+    rounding: Rounding = "nearest"
+    min_channels: int = 1
+    approximate: bool = False
+    keep_outputs: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ignore, str):
+            raise RequestError(f"ignore is the text {self.ignore!r}: give a list of patterns.")
+        if self.residual not in ("coupled", "independent"):
+            raise RequestError(f"residual is {self.residual!r}: give 'coupled' or 'independent'.")
+
+    @property
+    def width_multiple(self) -> int:
+        """Return the multiple that widths are rounded to; "auto" has to be measured first."""
+        if self.align == "auto":
+            raise RequestError(
+                "align='auto' is measured by fpgm.plan and fpgm.prune: give a whole number here."
+            )
+        return self.align
+
+
+DEFAULTS = PlanOptions()
+
+
+def criterion_name(criterion: Criterion) -> str:
+    """Return a criterion's name for the plan."""
+    if isinstance(criterion, PrecomputedScores):
+        return criterion.name
+    return criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "custom")
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The fields of `PlanOptions`, as keywords of a function."""
+
+    criterion: Criterion
+    distance: str
+    residual: Residual
+    ignore: Sequence[str]
+    align: Align
+    rounding: Rounding
+    min_channels: int
+    approximate: bool
+    keep_outputs: bool
+    seed: int

@@ -1,0 +1,61 @@
+"""Locks between processes and threads, each on a file made for it.
+
+The operating system holds them, by way of `filelock`: a lock ends with its process, however that
+ends, and workers forked meanwhile do not keep it.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+
+import filelock
+
+LOCK_NAME = ".fpgm.lock"
+"""The file that locks the folder it lies in."""
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+"""What file systems without locks answer, as some of a network are."""
+
+
+class ProcessLock:
+    """An exclusive lock on `file`, which is made for it and removed when it is released."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._lock = filelock.FileLock(file, mode=0o666, thread_local=False, fallback_to_soft=False)
+
+    def acquire(self, *, wait: bool = False) -> bool | None:
+        """Take the lock: False if another has it, None if this file system has no locks.
+
+        OSError if the file cannot be made.
+
+        Args:
+            wait: wait for as long as another has it.
+        """
+        try:
+            self._lock.acquire(blocking=wait)
+        except filelock.Timeout:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self._unlink()
+            return None
+        return True
+
+    def release(self, *, unlink: bool = True) -> None:
+        """Let others have the lock; nothing happens if it is not held.
+
+        Args:
+            unlink: remove the file. It goes while it is locked: who opened it before notices.
+        """
+        if not self._lock.is_locked:
+            return
+        if unlink:
+            self._unlink()
+        self._lock.release()
+
+    def _unlink(self) -> None:
+        with suppress(OSError):  # on Windows filelock removes it, once it is released
+            self.file.unlink()

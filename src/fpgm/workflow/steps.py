@@ -1,0 +1,38 @@
+"""The steps of a longer job: how long each took, and where it is now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+
+class Steps(Protocol):
+    """Follows a job; the command line shows a progress bar."""
+
+    seconds: dict[str, float]
+    """Duration of every step that is done."""
+
+    def step(self, name: str) -> AbstractContextManager[None]:
+        """Begin a step, and end it with the context."""
+
+    def report_layer(self, layer: str, done: int, total: int) -> None:
+        """Report the layer that the running step is at."""
+
+
+class StepTimer:
+    """Measures how long steps take and shows nothing."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def report_layer(self, layer: str, done: int, total: int) -> None:
+        """Ignore the layer."""
