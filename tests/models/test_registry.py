@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,21 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", refuse)
     monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
     monkeypatch.setattr("socket.socket.connect", refuse)
+
+
+def test_an_edited_file_is_read_again_whatever_its_time_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python trusts cached bytecode if the second and the size of the source agree."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "net.py"
+    for kernel in (3, 5):
+        file.write_text(f"from torch import nn\nmake = lambda: nn.Conv2d(3, 4, {kernel})\n")
+        os.utime(file, (1, 1))
+        model = load_model(f"{file}:make")
+        assert isinstance(model, nn.Conv2d)
+        assert model.kernel_size == (kernel, kernel)
+    assert not (tmp_path / "__pycache__").exists()
 
 
 def test_a_file_may_import_torchvision_whose_compiled_part_does_not_load(tmp_path: Path) -> None:

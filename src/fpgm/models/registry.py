@@ -19,8 +19,9 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -152,11 +153,25 @@ def _from_file(path: Path, name: str) -> nn.Module:
     return model
 
 
+class _SourceLoader(SourceFileLoader):
+    """Compile the file as it is now.
+
+    Cached bytecode is found by size and second, so an edit right after a run would be missed.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _import_file(path: Path) -> ModuleType:
     # A name of its own, so a user's `utils.py` never stands in for another; registered, because
     # dataclasses and pickling look a class's module up by name.
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"_fpgm_user_{digest}", path)
+    name = f"_fpgm_user_{digest}"
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise RequestError(f"{path} cannot be loaded as Python.")
     module = importlib.util.module_from_spec(spec)
