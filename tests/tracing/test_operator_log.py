@@ -32,6 +32,10 @@ class Scaled(nn.Module):
             y = F.adaptive_avg_pool2d(y, self.dim)
         elif self.use == "numpy":
             y = y * torch.from_numpy(np.full(1, self.dim, dtype="float32"))
+        elif self.use == "counter":
+            n = torch.zeros((), dtype=torch.int64)
+            n += self.dim
+            y = y / n
         elif self.use == "branch" and self.dim < 8:
             y = y.relu()
         elif self.use == "other tensor":
@@ -55,7 +59,7 @@ def with_dim(use: str, dim: int) -> OperatorLog:
     return log_of(model)
 
 
-@pytest.mark.parametrize("use", ["number", "pool", "numpy", "branch", "other tensor"])
+@pytest.mark.parametrize("use", ["number", "pool", "numpy", "counter", "branch", "other tensor"])
 def test_an_attribute_that_changes_what_is_computed_shows(use: str) -> None:
     assert with_dim(use, 8).is_same(with_dim(use, 8), sizes_may_differ=False)
     assert not with_dim(use, 8).is_same(with_dim(use, 4), sizes_may_differ=True)

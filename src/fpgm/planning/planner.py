@@ -350,13 +350,13 @@ class Planner:
         """Update further sizes that modules store, as long as outputs stay the same."""
 
         def holds(trial: Plan) -> bool:
-            if self._runs_as_before(trial):
-                return True
-            try:
+            try:  # even if it runs the same operators: a changed attribute may be another size
                 adapters, _ = dry_run(self.model, self.structure, trial, removed, tolerated)
             except MismatchError:
                 return False
-            return set(adapters) <= set(plan.adapters) and self._find_difference(trial) is None
+            if not set(adapters) <= set(plan.adapters):
+                return False
+            return self._runs_as_before(trial) or self._find_difference(trial) is None
 
         together, *apart = attributes.readable(plan, removed) or [[]]
         if together and holds(trial := _with_attributes(plan, together)):

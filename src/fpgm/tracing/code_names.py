@@ -38,7 +38,7 @@ class CodeNames:
         self.names: set[str] = set()
         self.complete = True
         """Whether all code could be read."""
-        self._computes_with_sizes = False
+        self._reads_sizes = False
         self._visited: set[int] = set()
         self._waiting: list[FunctionType] = []
         """Functions that are named and not yet read."""
@@ -64,9 +64,9 @@ class CodeNames:
     def may_compute_with_sizes(self) -> bool:
         """Tell whether code may use a width as a number: labels do not show that.
 
-        `y / y.shape[1]` does, and so does `if y.shape[1] == 64`.
+        `y / y.shape[1]` does, and so do `y.div(y.shape[1])` and `if len(y[0]) == 64`.
         """
-        return self._computes_with_sizes or not self.complete
+        return self._reads_sizes or not self.complete
 
     @property
     def may_depend_on_mode(self) -> bool:
@@ -195,9 +195,7 @@ class CodeNames:
         names = set(_names_in(function.__code__))
         self.names |= names
         if not names.isdisjoint(_SIZE_NAMES):
-            codes = _codes_in(function.__code__)
-            computes = any(not _ON_NUMBERS.isdisjoint(code.co_code[::2]) for code in codes)
-            self._computes_with_sizes = self._computes_with_sizes or computes
+            self._reads_sizes = True
         if any(_names_at_run_time(code) for code in _codes_in(function.__code__)):
             self.complete = False
         cells = [cell for cell in function.__closure__ or () if cell != CellType()]
@@ -240,14 +238,9 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Paramete
 _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
 _MAX_OBJECTS = 2000
 """Most objects that are read; a model that refers to more may do anything with them."""
-_SIZE_NAMES = LAYER_SIZES | {"shape", "size", "numel", "nelement"}
-_ON_NUMBERS = frozenset(
-    code
-    for name, code in dis.opmap.items()
-    if name.startswith(("BINARY_", "INPLACE_", "COMPARE_", "CONTAINS_"))
-    and not name.startswith(("BINARY_SUB", "BINARY_SL"))
-)
-"""Arithmetic and comparisons; reading an item or a slice is neither."""
+_SIZE_NAMES = LAYER_SIZES | {
+    "shape", "size", "numel", "nelement", "len", "__len__", "stride", "nbytes",
+}  # fmt: skip
 _RUN_TIME_NAMES = frozenset(
     ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
      "globals", "locals", "import_module", "__import__")

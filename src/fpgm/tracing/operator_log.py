@@ -109,7 +109,7 @@ class OperatorLog:
         if isinstance(func, HigherOrderOperator):
             self.complete = False
             return
-        if func is _ADD_ and _counts_batches(args):
+        if func is _ADD_ and self._counts_batches(args):
             return
         values = [self._describe(value) for value in args]
         sizes: list[Any] = []
@@ -153,6 +153,12 @@ class OperatorLog:
             a[0] is b[0] and a[1] == b[1] and (number not in fixed or a[2] == b[2])
             for number, (a, b) in pairs
         )
+
+    def _counts_batches(self, args: Sequence[Any]) -> bool:
+        """Tell whether a batch norm counts its batches by one, which only train mode does."""
+        name = self._names.get(id(args[0]), "")
+        own = name.rpartition(".")[2] == "num_batches_tracked"
+        return own and type(args[1]) is int and args[1] == 1
 
     def _describe(self, value: Any) -> Any:
         """Name tensors by where they come from; other values stand for themselves."""
@@ -274,12 +280,6 @@ def _return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _refuse_to_read(tensor: Tensor, method: str) -> None:
     """Stop where the model's code takes values out of torch."""
     raise shape_inference.ValuesNeededError
-
-
-def _counts_batches(args: Sequence[Any]) -> bool:
-    """Tell whether a batch norm counts the batches it has seen, which only train mode does."""
-    counter = args[0]
-    return counter.ndim == 0 and counter.dtype == torch.int64 and isinstance(args[1], int)
 
 
 _ADD_ = torch.ops.aten.add_.Tensor
