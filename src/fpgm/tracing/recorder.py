@@ -395,9 +395,10 @@ def _train_matches_eval(recorder: TraceRecorder) -> bool:
 def _train_pass_matches(recorder: TraceRecorder, one: Pass) -> bool:
     """Tell whether an example runs the same operators in train mode; with two where one fails."""
     log = record_operators(recorder.model, one.example)
-    if log is None and batch_size(one.example) == 1:
+    resized = log is None and batch_size(one.example) == 1
+    if resized:
         log = record_operators(recorder.model, resize_batch(one.example, 2))
-    return log is not None and log.is_same(recorder.logs[one.number], sizes_may_differ=True)
+    return log is not None and log.is_same(recorder.logs[one.number], sizes_may_differ=resized)
 
 
 def record_eval_passes(
