@@ -77,7 +77,7 @@ def test_recovered_further_from_the_weights_that_are_there(tmp_path: Path) -> No
     )
     told = json.loads(run("recover", pruned, "--distil", 3, *LOOK, "--json")[0])
     twice = results(pruned)
-    assert told == {"folder": str(pruned), "changed": True, **twice}
+    assert told == {"folder": str(pruned), "changed": True, "removed": [], **twice}
     assert twice["recovery"]["method"] is None
     assert twice["recovery"]["steps"] > 0
     assert twice["recovery"]["after"] < twice["recovery"]["before"]
@@ -104,7 +104,8 @@ def test_what_was_made_from_older_weights_goes_and_what_others_put_there_stays(
 ) -> None:
     for name in ("report.html", "small.onnx", "bench.json", "notes.txt"):
         write_text(pruned / name, '{"rows": []}')
-    run("recover", pruned, *LOOK)
+    out, _ = run("recover", pruned, *LOOK)
+    assert "Removed, as they hold the earlier weights: report.html, small.onnx\n" in out
     assert {file.name for file in pruned.iterdir()} == {
         "small.safetensors", "plan.json", "results.json", "analysis.json", "bench.json",
         "notes.txt",

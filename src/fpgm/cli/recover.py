@@ -16,6 +16,7 @@ from fpgm.utils.run_folder import RunResults, check_out, read_results
 from fpgm.workflow.pipeline import (
     RecoveryOptions,
     RecoveryRun,
+    outdated_files,
     recovery_results,
     run_recovery,
     save_recovery,
@@ -72,13 +73,18 @@ def recover(
     requested = opt.recovery_request(options, data, images, test)
     writes = run.changed or out is not None
     updated = recovery_results(run, asked=requested, command=context.obj)
+    outdated = outdated_files(folder)
     if writes:
         save_recovery(run, out, updated, force=force)
     place = out or folder
+    removed = outdated if writes and out is None else []
     if json:
-        common.show_json({"folder": str(place), "changed": run.changed, **updated})
+        about = {"folder": str(place), "changed": run.changed, "removed": removed}
+        common.show_json({**about, **updated})
     else:
         _show(run, place, writes=writes)
+        if removed:
+            typer.echo(f"Removed, as they hold the earlier weights: {', '.join(removed)}")
 
 
 def _check_place(folder: Path, results: RunResults, out: Path | None, force: bool) -> None:

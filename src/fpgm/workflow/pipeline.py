@@ -29,7 +29,16 @@ from fpgm.report.analysis.api import analyze_planner
 from fpgm.report.analysis.result import Analysis
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import ANALYSIS, BENCH, FORMAT, RESULTS, SENSITIVITY, RunResults
+from fpgm.utils.run_folder import (
+    ANALYSIS,
+    BENCH,
+    EXPORTED,
+    FORMAT,
+    REPORT,
+    RESULTS,
+    SENSITIVITY,
+    RunResults,
+)
 from fpgm.utils.safe_read import read_json, read_text
 from fpgm.workflow.api import check_prunes, compact_certified, make_plan
 from fpgm.workflow.original import example_input
@@ -138,7 +147,7 @@ def run_pruning(
     """
     steps = steps or StepTimer()
     request = replace(request, progress=request.progress or steps.report_layer)
-    with steps.step("watch and plan"):
+    with steps.step("trace and plan"):
         measured = _sensitivity(model, example, request, data)
         if measured is not None:
             request = replace(request, allocate=measured)
@@ -275,6 +284,11 @@ def save_recovery(
         write_pruned(source, small, plan, results, beside, check=_check_unchanged(run.folder))
     else:
         write_pruned(out, small, plan, results, beside, force=force)
+
+
+def outdated_files(folder: Path) -> list[str]:
+    """List the files in a folder that are of older weights once its model is recovered."""
+    return [name for name in (REPORT, *EXPORTED) if (folder / name).exists()]
 
 
 def recovery_results(
