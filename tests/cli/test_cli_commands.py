@@ -158,7 +158,7 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
     told = json.loads(out)
     assert told == json.loads((tmp_path / "out" / "results.json").read_text())
     seconds = told.pop("seconds")
-    assert list(seconds) == ["build", "watch and plan", "compact and verify", "look at filters"]
+    assert list(seconds) == ["build", "trace and plan", "compact and verify", "look at filters"]
     certificate = told.pop("certificate")
     assert certificate.pop("ok")
     assert certificate.pop("max_error") < 1e-5 < certificate.pop("moved")

@@ -93,7 +93,7 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
         (("--recover", "solve"), "--recover solve needs images: give --data."),
         (("--recover", "x"), "--recover is 'x': give one of solve, norms, weights."),
         (("--allocate", "sensitivity"), "--allocate sensitivity needs images: give --data."),
-        (("--distil", 5), "--distil goes on from a recovered model: give --recover solve too."),
+        (("--distil", 5), "--distil continues from a recovered model: give --recover solve too."),
         (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
         (("--distil", "nan", "--recover", "solve", *LOOK), "--distil is nan: give seconds, from 0"),
         (("--distil", -5, "--recover", "solve", *LOOK), "--distil is -5.0: give seconds, from 0"),

@@ -107,7 +107,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         ),
         (
             with_(model={"compact": "small.safetensors"}, prune={"rate": 0.4}),
-            "model.compact goes on training a pruned model: leave [prune] out.",
+            "model.compact continues training a pruned model: leave [prune] out.",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_model_goes_through_and_comes_back(tmp_path: Path) -> None:
     assert run.recovery is not None
     assert run.accuracy == AccuracyResult({"original": 0.75, "compact": 0.75, "recovered": 0.75}, 4)
     assert list(run.seconds) == [
-        "watch and plan", "compact and verify", "look at filters", "recover", "count accuracy",
+        "trace and plan", "compact and verify", "look at filters", "recover", "count accuracy",
     ]  # fmt: skip
     results = save_pruning(run, out, Origin("digits", None, SHAPE), asked={"data": "noise"})
     assert json.loads(to_json(results)) == read_results(out)

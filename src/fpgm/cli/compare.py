@@ -50,7 +50,9 @@ def compare(
         str, typer.Option(metavar="NAME|DIR", help="Pictures to look at, train and test on.")
     ],
     macs: Annotated[float, typer.Option(metavar="SHARE", help="Share of MACs that goes.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; the same goes on.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Write to this folder, or resume its comparison.")
+    ],
     methods: Annotated[
         str, typer.Option(metavar="A,B,…", help=f"Some of {', '.join(METHODS)}; or all.")
     ] = ",".join(USUAL),
@@ -70,7 +72,7 @@ def compare(
     json: common.AsJson = False,
 ) -> None:
     """Prune one model with several methods, recover and fine-tune each, and compare accuracy."""
-    chosen, idle = _chosen(methods, steps)
+    chosen, idle = _choose_methods(methods, steps)
     Budget(macs=macs)
     if macs <= 0:
         raise RequestError(
@@ -132,7 +134,7 @@ def compare(
         folder.begin()
         for seed in range(seeds):
             for name in chosen:
-                if folder.known(name, seed) is None:
+                if folder.read_row(name, seed) is None:
                     bar.show(name, 0, 1)
                     own = replace(task, seed=seed, training=Epochs(learn.sets, seed))
                     try:
@@ -145,10 +147,16 @@ def compare(
     shown = format_table(rows, whole)
     sources = {name: {"title": own.title, "about": own.summary, "cite": own.cite}
                for name, own in METHODS.items() if name in chosen}  # fmt: skip
-    told = {"asked": asked, "original": whole, "rows": rows, "left_out": idle, "methods": sources}
-    page = folder.finish(told, *shown)
+    problem = {
+        "asked": asked,
+        "original": whole,
+        "rows": rows,
+        "left_out": idle,
+        "methods": sources,
+    }
+    page = folder.finish(problem, *shown)
     if json:
-        common.show_json({**told, "page": None if page is None else str(page)})
+        common.show_json({**problem, "page": None if page is None else str(page)})
     else:
         common.show_table(*shown)
         for row in rows:
@@ -166,14 +174,14 @@ def compare(
         raise typer.Exit(2)
 
 
-def _chosen(methods: str, steps: int) -> tuple[list[str], list[str]]:
+def _choose_methods(methods: str, steps: int) -> tuple[list[str], list[str]]:
     """Return the methods to run, and those of "all" that are skipped because they need training."""
     named = METHODS if methods == "all" else [name.strip() for name in methods.split(",")]
     chosen = list(dict.fromkeys(named))
     idle = [name for name in chosen if get_method(name).needs == "training" and steps < LEAST]
     if idle and methods != "all":
-        told = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
-        raise RequestError(f"{told}: give --steps {LEAST} or more.")
+        problem = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
+        raise RequestError(f"{problem}: give --steps {LEAST} or more.")
     return [name for name in chosen if name not in idle], idle
 
 
@@ -257,7 +265,7 @@ class _Folder:
         """Write the options, so that the folder can be checked when the command is run again."""
         self._write(self._file, self._asked)
 
-    def known(self, method: str, seed: int) -> dict[str, Any] | None:
+    def read_row(self, method: str, seed: int) -> dict[str, Any] | None:
         """Return a row of an earlier run, or None."""
         file = self._place(method, seed) / RESULTS
         row = self._read(file).get("row") if file.exists() else None
@@ -265,7 +273,7 @@ class _Folder:
 
     def row(self, method: str, seed: int) -> dict[str, Any]:
         """Return a row, or the reason why it failed."""
-        found = self.known(method, seed)
+        found = self.read_row(method, seed)
         return self._failed[method, seed] if found is None else found
 
     def keep(self, done: ComparisonResult, about: Mapping[str, Any]) -> None:
@@ -294,12 +302,12 @@ class _Folder:
         self._failed[method, seed] = {"method": method, "seed": seed, "failed": why}
 
     def finish(
-        self, told: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]
+        self, problem: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]
     ) -> Path | None:
         """Write the table as JSON, Markdown and LaTeX, and a page if there are several runs."""
-        self._write(self._out / f"{NAME}.json", told)
+        self._write(self._out / f"{NAME}.json", problem)
         listed = [f"- {own['title']}: {own['about']} {own['cite']}\n"
-                  for own in told["methods"].values()]  # fmt: skip
+                  for own in problem["methods"].values()]  # fmt: skip
         texts = {
             "md": "\n".join([markdown_table(header, lines), "", "".join(listed)]),
             "tex": latex_table(header, lines) + "\n",
@@ -310,7 +318,7 @@ class _Folder:
                 write_text(file, text)
         runs = [
             self._place(row["method"], row["seed"])
-            for row in told["rows"]
+            for row in problem["rows"]
             if "failed" not in row and row["seed"] == 0
         ]
         return write_comparison(runs, self._out / PAGE) if len(runs) > 1 else None

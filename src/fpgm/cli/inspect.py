@@ -37,7 +37,7 @@ def inspect(
         with steps.step("build"):
             net = build_model(model, None)
             x = example_input(shape)
-        with steps.step("watch and plan"), common.explain_assumed_shape(shape, input):
+        with steps.step("trace and plan"), common.explain_assumed_shape(shape, input):
             # Whether the model's own code follows smaller sizes shows only when some units go.
             structure = plan(
                 net, x, rate=0.5, align=1, residual=_read_policy(residual), approximate=approximate

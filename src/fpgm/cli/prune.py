@@ -154,7 +154,7 @@ def _recovery(recover: str | None, distil: float, images: int) -> RecoveryOption
     """Read `--recover` and `--distil`."""
     opt.check_distil(distil)
     if recover is None and distil:
-        raise RequestError("--distil goes on from a recovered model: give --recover solve too.")
+        raise RequestError("--distil continues from a recovered model: give --recover solve too.")
     method = opt.read_method("--recover", recover)
     return None if method is None else RecoveryOptions(method, images, distil)
 
@@ -186,7 +186,9 @@ def read_rates(items: list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals or not pattern:
-            raise RequestError(f"--rates is {item!r}: write a pattern and a share, layer3.*=0.2.")
+            raise RequestError(
+                f"--rates is {item!r}: write a pattern and a fraction, layer3.*=0.2."
+            )
     return rates
 
 

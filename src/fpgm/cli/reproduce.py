@@ -141,20 +141,20 @@ def reproduce(
         return
     if scale == "quick":
         used = {key for row in chosen for key in QuickScale.used_settings(name, row)}
-        idle = [key for key in _changed(asked) if key not in used]
+        idle = [key for key in _changed_options(asked) if key not in used]
         if idle and any(not row.imagenet or table is TABLE5 for row in chosen):
             raise RequestError(f"--{idle[0]} has no effect on {name}: leave it out.")
     _tables(table, chosen, seeds, asked, context.obj, json)
 
 
-def _changed(asked: Asked) -> list[str]:
+def _changed_options(asked: Asked) -> list[str]:
     """List the options of quick rows that differ from their defaults."""
     usual = {**{key: getattr(QuickBudget, key) for key in SPENT}, "test": TEST, "data": CIFAR10,
              "mean": None, "std": None}  # fmt: skip
-    return [key for key, own in usual.items() if _given(asked, key) != own]
+    return [key for key, own in usual.items() if _option_value(asked, key) != own]
 
 
-def _given(asked: Asked, key: str) -> Any:
+def _option_value(asked: Asked, key: str) -> Any:
     return getattr(asked.budget if key in SPENT else asked, key)
 
 
@@ -211,7 +211,7 @@ class _Quick:
     """Computes rows in one process: all rows at quick scale, and latency at full scale."""
 
     def __init__(self, table: PaperTable, asked: Asked) -> None:
-        self._spent = {key: _given(asked, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)}
+        self._spent = {key: _option_value(asked, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)}
         budget = asked.budget
         if asked.scale == "full":
             budget, self._spent = TIMED, {}
@@ -277,7 +277,7 @@ def _fill(
     taken: list[tuple[RowStore, TableRow, int]] = []
     busy: list[tuple[RowStore, TableRow, int]] = []
     failed = False
-    for place, row, seed in _needed(results, chosen, seeds):
+    for place, row, seed in _rows_to_compute(results, chosen, seeds):
         claim = place.claim(row, seed) if launch.is_main_process() else nullcontext(True)
         with claim as free:
             base = (
@@ -320,7 +320,7 @@ def _fill(
     return notes, failed
 
 
-def _needed(
+def _rows_to_compute(
     results: RowStore, chosen: Sequence[TableRow], seeds: int
 ) -> Iterator[tuple[RowStore, TableRow, int]]:
     """Yield the rows, and for rows from scratch at full scale the baseline of their network.

@@ -179,7 +179,7 @@ def reach_budget(timed: TimedModel, budget: Budget, build_plan: Callable[[Budget
             backend=timed.config.backend.name,
             threads=timed.config.threads,
             asked=requested,
-            predicted=1 - calibration.expected(1 - candidate.saving),
+            predicted=1 - calibration.expected_result(1 - candidate.saving),
             measured=saving,
             seconds_before=before,
             seconds_after=after,
@@ -248,10 +248,10 @@ class _Calibration:
 
     >>> calibration = _Calibration()
     >>> calibration.add(0.5, 0.55)
-    >>> round(calibration.expected(0.4), 3), round(calibration.target(0.5), 3)
+    >>> round(calibration.expected_result(0.4), 3), round(calibration.target(0.5), 3)
     (0.44, 0.455)
     >>> calibration.add(0.45, 0.57)
-    >>> round(calibration.expected(0.45), 3), round(calibration.target(0.5), 3)
+    >>> round(calibration.expected_result(0.45), 3), round(calibration.target(0.5), 3)
     (0.56, 0.402)
     """
 
@@ -261,7 +261,7 @@ class _Calibration:
     def add(self, target: float, result: float) -> None:
         self._points[target] = result
 
-    def expected(self, target: float) -> float:
+    def expected_result(self, target: float) -> float:
         """Return the result to expect for a target."""
         targets, results = self._curve()
         if target <= targets[0]:

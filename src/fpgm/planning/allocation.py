@@ -138,18 +138,18 @@ class Allocation:
     def _costs(self, choice: Sequence[int], number: int) -> Floats:
         """Return the total cost with each option of one item."""
         item = self.items[number]
-        kept = np.repeat(self._kept(choice)[None], len(item.error), axis=0)
+        kept = np.repeat(self._kept_fractions(choice)[None], len(item.error), axis=0)
         kept[:, list(item.groups)] = item.kept
         return self.cost(kept)
 
-    def _kept(self, choice: Sequence[int]) -> Floats:
+    def _kept_fractions(self, choice: Sequence[int]) -> Floats:
         kept = np.ones(self.groups)
         for item, option in zip(self.items, choice, strict=True):
             kept[list(item.groups)] = item.kept[option]
         return kept
 
     def _total(self, choice: Sequence[int]) -> float:
-        return float(self.cost(self._kept(choice)))
+        return float(self.cost(self._kept_fractions(choice)))
 
     def _error(self, choice: Sequence[int]) -> float:
         return float(sum(i.error[o] for i, o in zip(self.items, choice, strict=True)))

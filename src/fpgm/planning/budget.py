@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fpgm.errors import RequestError
+from fpgm.utils.text import nearest_names
 
 Rounding = Literal["nearest", "paper"]
 Measure = Literal["macs", "params", "latency"]
@@ -146,13 +148,10 @@ def _percent_hint(value: object) -> str:
 
 def check_patterns(name: str, patterns: Sequence[str], known: Sequence[str]) -> None:
     """Raise if a pattern matches no layer; the error names the closest layers."""
-    import difflib
-    import fnmatch
-
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(layer, pattern) for layer in known):
             inside = pattern.rstrip(".*") + "."
-            near = difflib.get_close_matches(pattern, known, 3, 0.3)
+            near = nearest_names(pattern, known, most=3, likeness=0.3)
             if any(layer.startswith(inside) for layer in known):
                 near = [f"{inside}*"]
             hint = f" Nearest: {', '.join(near)}." if near else ""

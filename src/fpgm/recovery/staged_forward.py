@@ -26,7 +26,7 @@ from fpgm.utils.modules import module_at
 
 
 @dataclass
-class LayerRecord:
+class LayerActivations:
     """Inputs and outputs of a layer's calls, and the addition its output goes into, if any."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -68,7 +68,7 @@ class StagedForward:
         )  # the same weights, but passes do not share attributes
         self._layers, self._example, self._recompute = layers, example, recompute
         self._calls: Counter[str] = Counter()
-        self._records: dict[int, LayerRecord] = {}
+        self._records: dict[int, LayerActivations] = {}
         self._paused_at: int | None = None
         self._error: BaseException | None = None
         self._done = self._closed = False
@@ -82,7 +82,7 @@ class StagedForward:
             if layer.addition is not None:
                 self._by_addition.setdefault(layer.addition.number, []).append(number)
 
-    def advance_to(self, number: int) -> LayerRecord | None:
+    def advance_to(self, number: int) -> LayerActivations | None:
         """Continue to a layer and return its record; None if this pass does not reach it."""
         while not self._done and (self._paused_at is None or self._paused_at < number):
             self._resume()
@@ -130,7 +130,7 @@ class StagedForward:
         layer = self._layers[number]
 
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
-            record = self._records.setdefault(number, LayerRecord())
+            record = self._records.setdefault(number, LayerActivations())
             x = input_of(args, kwargs)
             extra = (args[1:], {k: v for k, v in kwargs.items() if k != "input"})
             record.extra_arguments.append(extra)
@@ -162,7 +162,9 @@ class StagedForward:
             if self._recompute:
                 branch.copy_(self._compute_branch(layer, record, branch))
 
-    def _compute_branch(self, layer: SolvableLayer, record: LayerRecord, before: Tensor) -> Tensor:
+    def _compute_branch(
+        self, layer: SolvableLayer, record: LayerActivations, before: Tensor
+    ) -> Tensor:
         """Compute the operand of an addition again, with the layer's new weights."""
         args, kwargs = record.extra_arguments[0]
         module = module_at(self._model, layer.path)
@@ -218,7 +220,7 @@ class PairedForwards:
         self._model, self._small, self._max_paused = model, small, max_paused
         self._passes: dict[int, tuple[StagedForward, StagedForward]] = {}
 
-    def records_at(self, number: int) -> Iterator[tuple[int, LayerRecord, LayerRecord]]:
+    def records_at(self, number: int) -> Iterator[tuple[int, LayerActivations, LayerActivations]]:
         """Yield for each batch its number and the layer's records: compact, then original."""
         for batch in range(len(self.inputs)):
             pair = self._passes.get(batch) or self._start(batch, number)

@@ -24,6 +24,7 @@ from fpgm.tracing.call_context import CallContext
 from fpgm.tracing.ops import registry as rules
 from fpgm.utils.channel_adapters import Adapted, adapters_of
 from fpgm.utils.example_inputs import Example, tensors_in
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import (
     MODULE_ATTRIBUTES,
@@ -232,17 +233,13 @@ def _passing_adapters(model: nn.Module, log: OperatorLog) -> Iterator[None]:
         log.paused = False
         log.pass_on(args[0], out)
 
-    handles: list[Any] = []
-    try:
+    with temporary_hooks() as handles:
         for path, module in outer_modules_by_path(model).items():
             if isinstance(module, Adapted):
                 for part, _ in adapters_of(module, path):
                     handles.append(part.register_forward_pre_hook(start))
                     handles.append(part.register_forward_hook(stop))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Recorder(TorchDispatchMode):

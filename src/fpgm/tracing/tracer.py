@@ -29,6 +29,7 @@ from fpgm.tracing.ops import registry as rules
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import outer_modules_by_path
 from fpgm.utils.parameter_info import Role
@@ -491,15 +492,13 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def hooks_installed(self) -> Iterator[None]:
         """Install hooks once for several runs: installing takes a good part of a run."""
-        handles: list[Any] = []
-        try:
-            self._hook_all(handles)
-            self._hooked = True
-            yield
-        finally:
-            self._hooked = False
-            for handle in handles:
-                handle.remove()
+        with temporary_hooks() as handles:
+            try:
+                self._hook_all(handles)
+                self._hooked = True
+                yield
+            finally:
+                self._hooked = False
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:

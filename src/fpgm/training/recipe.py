@@ -357,7 +357,7 @@ def _check(recipe: Recipe, where: str) -> None:
         ),
         (
             recipe.model.compact is not None and recipe.prune is not None,
-            "model.compact goes on training a pruned model: leave [prune] out",
+            "model.compact continues training a pruned model: leave [prune] out",
         ),
     ]
     for broken, message in rules:
