@@ -256,9 +256,9 @@ BAD: list[tuple[list[str], str]] = [
     (["prune", "digits", "--rate", "0", "--out", "DIR"],
      "No unit would go: ask for more, or for finer steps (align of 1)."),
     (["prune", "digits", "--rates", "stem.0", "--out", "DIR"],
-     "--rates is 'stem.0': write a pattern and a share, layer3.*=0.2."),
+     "--rates is 'stem.0': write a pattern and a fraction, layer3.*=0.2."),
     (["prune", "digits", "--rates", "stem.0=many", "--out", "DIR"],
-     "--rates is 'stem.0=many': write a pattern and a share, layer3.*=0.2."),
+     "--rates is 'stem.0=many': write a pattern and a fraction, layer3.*=0.2."),
     (["prune", "digits", "--rate", "0.4", "--weights", "nowhere.pt", "--out", "DIR"],
      "nowhere.pt does not exist."),
 ]  # fmt: skip
