@@ -47,20 +47,25 @@ def compare(
     context: typer.Context,
     model: common.Model,
     data: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="Pictures to look at, train and test on.")
+        str, typer.Option(metavar="NAME|DIR", help="Data to select, train and test with.")
     ],
-    macs: Annotated[float, typer.Option(metavar="SHARE", help="Share of MACs that goes.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; the same goes on.")],
+    macs: Annotated[float, typer.Option(metavar="SHARE", help="Remove this fraction of MACs.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Write to this folder, or resume its run.")
+    ],
     methods: Annotated[
-        str, typer.Option(metavar="A,B,…", help=f"Some of {', '.join(METHODS)}; or all.")
+        str, typer.Option(metavar="A,B,…", help=f"Methods: {', '.join(METHODS)}; or all.")
     ] = ",".join(USUAL),
     steps: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Steps of training for each method; 0: none.")
+        int,
+        typer.Option(min=0, metavar="N", help="Train each method for this many steps; 0: none."),
     ] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate of that training.")] = 0.01,
+    lr: Annotated[float, typer.Option(help="Learning rate for --steps.")] = 0.01,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repeat with N seeds.")] = 1,
-    residual: Annotated[str, typer.Option(help="coupled or independent.")] = "coupled",
-    align: Annotated[int, typer.Option(metavar="N", help="Widths are multiples of this.")] = 1,
+    residual: Annotated[
+        str, typer.Option(help="Prune residual streams coupled or independent.")
+    ] = "coupled",
+    align: Annotated[int, typer.Option(metavar="N", help="Round widths to multiples of this.")] = 1,
     images: pic.Images = 512,
     test: pic.RequiredTest = 2000,
     mean: pic.Mean = None,
@@ -156,7 +161,7 @@ def compare(
                 typer.echo(f"\n{row['method']}: {escape_text(note)}")
         if idle:
             typer.echo(
-                f"\nSkipped, as they need training: {', '.join(idle)}; give --steps {LEAST} or "
+                f"\nSkipped because they need training: {', '.join(idle)}; give --steps {LEAST} or "
                 "more."
             )
         typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")

@@ -79,12 +79,13 @@ def reproduce(
     name: Annotated[
         str, typer.Argument(metavar="TABLE|FIGURE", help=", ".join((*TABLES, *FIGURES)))
     ],
-    scale: Annotated[str, typer.Option(help="quick, or full: the paper's schedule.")] = "quick",
+    scale: Annotated[str, typer.Option(help="quick, or full (the paper's schedule).")] = "quick",
     rows: Annotated[
-        str, typer.Option(metavar="PATTERN", help="Only rows whose key matches, as resnet20-*.")
+        str,
+        typer.Option(metavar="PATTERN", help="Only rows whose key matches, such as resnet20-*."),
     ] = "*",
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 0 to N-1.")] = 1,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where rows are kept.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Store rows in this folder.")] = Path(
         "runs/reproduce"
     ),
     weights: Annotated[
@@ -96,10 +97,14 @@ def reproduce(
         ),
     ] = Path("weights"),
     data: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune; ImageNet's folder.")
+        str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune, or ImageNet's folder.")
     ] = CIFAR10,
-    steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = QuickBudget.steps,
-    epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = QuickBudget.epochs,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Training steps of a quick row.")
+    ] = QuickBudget.steps,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Epochs of a quick row from scratch.")
+    ] = QuickBudget.epochs,
     images: pic.Images = QuickBudget.images,
     test: pic.RequiredTest = TEST,
     mean: pic.Mean = None,
@@ -109,7 +114,7 @@ def reproduce(
         typer.Option("--set", metavar="NAME=VALUE", help="Replace a value of a full recipe."),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Name the rows, what makes each and how long it takes.")
+        bool, typer.Option("--list", help="List rows, their commands and their GPU hours.")
     ] = False,
     json: common.AsJson = False,
 ) -> None:
@@ -119,7 +124,7 @@ def reproduce(
     if test < 1 or images < 1:
         raise RequestError("--test and --images must be at least 1.")
     if (mean is None) != (std is None):
-        raise RequestError("--mean and --std belong together: give both or neither.")
+        raise RequestError("--mean and --std go together: give both or neither.")
     budget = QuickBudget(steps=steps, epochs=epochs, images=images)
     asked = Asked(scale, out, weights, data, mean, std, test, budget, tuple(change or []))
     _check(asked)
@@ -165,7 +170,7 @@ def _check(asked: Asked) -> None:
     if asked.scale == "full" and (asked.budget != QuickBudget() or asked.test != TEST):
         raise RequestError(
             "--steps, --epochs, --images and --test are for --scale quick: change a recipe with "
-            "--set, as in --set train.epochs=3."
+            "--set, such as --set train.epochs=3."
         )
     if asked.out.exists() and not asked.out.is_dir():
         raise RequestError(f"{asked.out} is a file: --out must be a folder.")
