@@ -20,7 +20,7 @@ class Batch:
 
 
 class Batches(Protocol):
-    """A data set in batches, drawn again every epoch."""
+    """A data set in batches, shuffled again every epoch."""
 
     def __len__(self) -> int: ...
 

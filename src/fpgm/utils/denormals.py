@@ -1,4 +1,4 @@
-"""Numbers too small to be normal: they change nothing, and processors are slow with them."""
+"""Denormal numbers: they do not affect results, and slow down processors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _wide_tensors(model: nn.Module) -> list[Tensor]:
 
 
 def _has_denormals(tensors: Sequence[Tensor]) -> bool:
-    """Whether any number is below the normal ones and not zero."""
+    """Tell whether any number is denormal."""
     return any(map(_chunk_has_denormals, _chunks(tensors)))
 
 
@@ -56,7 +56,7 @@ def _chunk_has_denormals(chunk: Tensor) -> bool:
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all numbers in pieces of a good size: large tensors cut up, small ones together."""
+    """Yield all numbers in chunks: large tensors are split, small ones joined."""
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         flat = tensor.reshape(-1)
