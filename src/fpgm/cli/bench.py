@@ -135,8 +135,8 @@ def _show(result: Bench) -> None:
 def _show_layers(layers: Sequence[LayerTime]) -> None:
     """Print the most expensive layers, and the rest in one line."""
     total = sum(layer.seconds[0] for layer in layers)
-    dearest = sorted(layers, key=lambda layer: -max(layer.seconds))
-    shown, rest = dearest[:_SHOWN], dearest[_SHOWN:]
+    by_time = sorted(layers, key=lambda layer: -max(layer.seconds))
+    shown, rest = by_time[:_SHOWN], by_time[_SHOWN:]
     rows = [
         (s.path or "(model)", s.kind, _format_widths(s), *_format_times(s), _format_share(s, total))
         for s in shown

@@ -66,8 +66,8 @@ def _expected_seconds(odd: LayerSpec, layer: LayerSpec, table: LatencyTable) -> 
     coarse = STEPS[-1]
     low = layer.with_widths(odd.reads // coarse * coarse, odd.writes // coarse * coarse)
     high = layer.with_widths(low.reads + coarse, low.writes + coarse)
-    (less, work, more) = (sized.reads * sized.writes for sized in (low, odd, high))
-    part = (work - less) / (more - less)
+    (low_cost, cost, high_cost) = (sized.reads * sized.writes for sized in (low, odd, high))
+    part = (cost - low_cost) / (high_cost - low_cost)
     return (1 - part) * table.seconds(low) + part * table.seconds(high)
 
 

@@ -144,9 +144,9 @@ class Predictor:
     def _find_ratios(self, structure: Structure, call: LayerCall) -> _LayerRatios:
         """Find which ratios a layer's widths follow, by its weight or the parameters behind it."""
         sides = {"reads": 0, "writes": 0}
-        for slot in structure.trace.parameter_infos.values():
-            if slot.name.startswith(f"{call.path}." if call.path else "") and len(slot.shape) > 1:
-                for field, role in zip(slot.fields, slot.roles, strict=True):
+        for info in structure.trace.parameter_infos.values():
+            if info.name.startswith(f"{call.path}." if call.path else "") and len(info.shape) > 1:
+                for field, role in zip(info.fields, info.roles, strict=True):
                     if role == "reads" or role in PRODUCER_ROLES:
                         side = "reads" if role == "reads" else "writes"
                         sides[side] = self._kept_fractions.number(field)

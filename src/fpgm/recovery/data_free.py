@@ -75,9 +75,9 @@ def find_removed_units(structure: Structure, plan: Plan) -> Tensor:
     """Look up in a plan's cuts which units it removes."""
     removed = [torch.zeros(0, dtype=torch.int64)]
     cuts = by_tensor(plan.cuts)
-    for slot in structure.trace.parameter_infos.values():
-        for c in cuts.get(slot.name, []):
-            for f, role in zip(slot.fields, slot.roles, strict=True):
+    for info in structure.trace.parameter_infos.values():
+        for c in cuts.get(info.name, []):
+            for f, role in zip(info.fields, info.roles, strict=True):
                 labels = f.reshape(-1)
                 if role == c.role and c.blocks == 1 and len(labels) == c.size:
                     stays = torch.zeros(c.size, dtype=torch.bool)

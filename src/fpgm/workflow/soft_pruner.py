@@ -211,12 +211,12 @@ class SoftPruner:
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         if plan is not None:
             check_fits(self.model, plan)
-        epoch, gone = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
+        epoch, removed = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
         holding = bool(state["holding"])
         if holding and self.optimizer is None:
             raise RequestError("The saved state holds units at zero: give optimizer=.")
         self.planner.add_constraints(state["frozen"])
-        self.epoch, self.plan, self._removed, self._holding = epoch, plan, gone, holding
+        self.epoch, self.plan, self._removed, self._holding = epoch, plan, removed, holding
         self._hold(plan)
 
     def _prune(self, share: float, epoch: int) -> Step:

@@ -34,9 +34,9 @@ def error_curve(structure: Structure, order: Tensor, statistics: ModelStatistics
         if layer in statistics.consumers:
             total += _consumer_error(statistics.consumers[layer], places, len(order))
             measured = True
-    for site in structure.trace.insertion_points:
-        branch = statistics.branches.get(site.module)
-        places = structure.places(order, site.labels)
+    for point in structure.trace.insertion_points:
+        branch = statistics.branches.get(point.module)
+        places = structure.places(order, point.labels)
         if branch is not None and bool((places >= 0).any()):
             total += _accumulate(branch.variance * branch.gain, places, len(order))
             measured = True

@@ -117,7 +117,7 @@ class SensitivityRun:
         result = self._read_cache(inputs)
         if result is not None and result.complete and all(g.has(rates) for g in result.groups):
             return result
-        branches = [(site.module, site.dim) for site in self.structure.trace.insertion_points]
+        branches = [(point.module, point.dim) for point in self.structure.trace.insertion_points]
         statistics = collect_statistics(self.model, branches, inputs, self.progress)
         trials = Trials(self.model, self.structure, statistics, inputs)
         if result is None:
