@@ -23,7 +23,7 @@ from fpgm.workflow.original import build_model, example_input
 from fpgm.workflow.pruned_folder import load_small, read_trusted
 
 _SHOWN = 12
-"""Layers in the table of where the time goes."""
+"""Layers shown in the table of times."""
 
 
 def bench(

@@ -45,7 +45,7 @@ class ProcessShare:
 
 
 SINGLE_PROCESS = ProcessShare()
-"""The share of a process that is the only one."""
+"""The part of a single process: everything."""
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:

@@ -43,7 +43,7 @@ SHA256 = {
     "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-"""Of data_batch_1.bin and so on in cifar-10-binary.tar.gz: a label and 3,072 bytes an image."""
+"""Of data_batch_1.bin and so on in cifar-10-binary.tar.gz: a label and 3,072 bytes per image."""
 
 META_BYTES = (
     b"\x80\x02}q\x01(U\x13num_cases_per_batchq\x02M\x10'U\x0blabel_namesq\x03]q\x04("
@@ -59,7 +59,7 @@ MAX_BYTES = 64 << 20
 """Twice the size of a batch: a file in an archive that says it is larger is none, and not read."""
 
 Records = NDArray[np.uint8]
-"""One row an image: its label, then red, green and blue; the layout of the binary version."""
+"""One row per image: its label, then red, green and blue; the layout of the binary version."""
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from fpgm.utils.progress import Progress
 from fpgm.utils.text import reason
 
 TIMEOUT_SECONDS = 6.0
-"""For connecting, and for silence in between: what came so far is kept, so waiting gains little."""
+"""Timeout for connecting and between blocks; downloads resume, so it can be short."""
 ATTEMPTS = 4
-"""How often a download that breaks off is resumed."""
+"""How often an interrupted download is resumed."""
 
 
 class Unavailable(Exception):  # noqa: N818  (not an error yet: another source may work)

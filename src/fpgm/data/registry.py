@@ -34,7 +34,7 @@ class DataSpec:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     limit: int | None = None
-    """Use only the first so many training images."""
+    """Use only this many of the first training images."""
     size: int = 224
     workers: int = 4
 

@@ -63,11 +63,11 @@ class Exported:
     bytes: int
     error: float
     """Largest difference of an output from PyTorch's, relative to its largest value; before layers
-    were split or quantised, which `low_rank` and `int8` report."""
+    were split or quantized, which `low_rank` and `int8` report."""
     noise: int
-    """Inputs of noise that it was compared on, besides the example."""
+    """Number of random inputs it was compared on, besides the example."""
     inputs: int
-    """Inputs of the loader that it was compared on."""
+    """Number of the loader's inputs it was compared on."""
     splits: tuple[LayerSplit, ...] = ()
     """Layers that were split in two, if that was requested."""
     low_rank: ModelComparison | None = None

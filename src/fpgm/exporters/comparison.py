@@ -31,7 +31,7 @@ class ModelComparison:
     seconds: float
     """`seconds_before` divided by `faster`."""
     faster: float
-    """Speed-up: the median of paired runs."""
+    """Speedup: the median of paired runs."""
     threads: int
     crowd: str | None = None
     """Load by other processes, if it makes the times unreliable."""

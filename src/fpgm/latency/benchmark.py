@@ -50,16 +50,16 @@ class ModelTiming:
     per_second: float
     """Inputs per second."""
     faster: float
-    """Speed-up over the first model: the median of paired runs."""
+    """Speedup over the first model: the median of paired runs."""
     file_bytes: int
     """Size of the model in the runtime's format."""
     memory_bytes: int | None
     """Needed to run, weights included: in PyTorch its allocations, elsewhere the growth of a
     process; None if unknown."""
     theory: float | None = None
-    """Theoretical speed-up over the first model, by MACs; None for the first."""
+    """Theoretical speedup over the first model, by MACs; None for the first."""
     verdict: str | None = None
-    """The speed-up in words; None for the first model."""
+    """The speedup as a sentence; None for the first model."""
 
 
 @dataclass(frozen=True)

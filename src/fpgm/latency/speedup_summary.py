@@ -15,7 +15,7 @@ _MIN_FRACTION = 0.1
 _MAX_SPREAD = 0.1
 """With a larger spread, times say more about the machine than about the model."""
 _CLEAR_RATIO = 1.25
-"""Ratio of two medians from which on they clearly differ."""
+"""Ratio from which two medians clearly differ."""
 _MATMUL_WORDS = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
 """In names of nodes that multiply matrices, or prepare for it."""
 

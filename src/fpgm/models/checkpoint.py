@@ -27,7 +27,7 @@ SHIPPED = "shipped"
 """Stands for the weights that come with the package: a ResNet-20 trained on CIFAR-10."""
 
 WRAPPER_KEYS = ("state_dict", "model")
-"""Keys under which training scripts keep the weights beside epoch and optimizer."""
+"""Keys under which training scripts store the weights, next to epoch and optimizer."""
 
 
 def weights_file(name: str | Path) -> Path:

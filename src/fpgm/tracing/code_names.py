@@ -239,7 +239,7 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Paramete
                     torch.dtype, torch.device))  # fmt: skip
 _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
 _MAX_OBJECTS = 2000
-"""Most objects that are read; a model that refers to more may do anything with them."""
+"""Maximum number of objects read; a model that refers to more may do anything with them."""
 _SIZE_NAMES = LAYER_SIZES | {"shape", "size", "numel", "nelement"}
 _ON_NUMBERS = frozenset(
     code
@@ -252,7 +252,7 @@ _RUN_TIME_NAMES = frozenset(
     ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
      "globals", "locals", "import_module", "__import__")
 )  # fmt: skip
-"""Through these, code may read attributes whose names it does not hold."""
+"""With these, code may read attributes whose names do not appear in it."""
 
 
 def is_dropout(module: nn.Module) -> bool:

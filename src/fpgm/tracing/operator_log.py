@@ -84,12 +84,12 @@ class OperatorLog:
         self.complete = True
         """Whether every operator could be described."""
         self._names = names
-        """Of tensors that were there before the pass, by their ids."""
+        """Names of tensors that existed before the pass, by their ids."""
         self._numbers: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        """By its id: which result a living tensor is, counted from the first."""
+        """Numbers of live result tensors, by their ids."""
         self._count = 0
         self._fixed: set[int] = set()
-        """Calls whose sizes are not of channels, and so the same in a narrower model."""
+        """Calls whose sizes are not channel counts, so they are the same in a narrower model."""
         self.paused = False
         """Whether one of our own adapters runs, whose operators are not the model's."""
 

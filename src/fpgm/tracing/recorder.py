@@ -115,7 +115,7 @@ class TraceRecorder(Tracer):
         self.logs: dict[int, OperatorLog] = {}
         """The operators of each run."""
         self.crops_space = False
-        """Whether an operator was told a size that is not of its own channels."""
+        """Whether an operator got a size that is not that of its own channels."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         log = self.logs.get(self.runs)

@@ -124,7 +124,7 @@ class Tracer(TorchDispatchMode):
         self._hooked = False
         self.placed = adapter_labels.PlacedTensors()
         self.uncertain = False
-        """Whether a tensor came from nowhere: what it depends on is not known."""
+        """Whether a tensor has an unknown origin: what it depends on is not known."""
         self.given: Mapping[int, str] = {}
         """Names of the tensors that were there before the run, by their ids."""
         self._recent: deque[Any] = deque(maxlen=_RECENT)

@@ -44,7 +44,7 @@ class ModelConfig:
     weights: str | None = None
     """Trained weights to start from; none: from scratch."""
     compact: str | None = None
-    """A file that fpgm.save wrote: training goes on with the compact model."""
+    """A file that fpgm.save wrote: training continues with the compact model."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _refuse_code(own: Mapping[str, Any], changes: Sequence[str], where: str) -> 
 
 
 UNSET = "none"
-"""Stands for no value where another recipe has one: TOML has no word for it."""
+"""Unsets a value of an extended recipe, since TOML has no null."""
 
 
 class _RecipeDecoder(Decoder):

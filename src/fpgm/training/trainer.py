@@ -49,7 +49,7 @@ from fpgm.workflow.api import check_prunes
 from fpgm.workflow.soft_pruner import SoftPruner, Step
 
 REPORT_SECONDS = 0.1
-"""How long figures of a running epoch stay on the device: fetching them holds a GPU up."""
+"""Seconds between reading metrics from the device, which makes a GPU wait."""
 
 
 class Reporter(Protocol):

@@ -24,7 +24,7 @@ from fpgm.utils.modules import MODULE_ATTRIBUTES, all_modules, named_tensors
 from fpgm.utils.preserve_state import CACHED_FUNCTION
 
 Memo = dict[int, Any]
-"""The copy of every object met so far, by the id of the original, as `copy.deepcopy` keeps it."""
+"""The copy of every object so far, by the id of the original, as in `copy.deepcopy`."""
 
 
 def copy_model(model: nn.Module) -> nn.Module:

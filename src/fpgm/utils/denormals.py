@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fpgm.utils.modules import named_tensors
 
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
-"""In these they are below 1e-37; in float16 they are numbers like others."""
+"""Dtypes whose denormals are below 1e-37; in float16 they are regular values."""
 
 _CHUNK = 2**16
-"""Numbers that are looked at together: few enough to stay in a processor's cache."""
+"""Numbers per chunk: few enough to stay in the processor's cache."""
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from pathlib import Path
 import filelock
 
 LOCK_NAME = ".fpgm.lock"
-"""The file that locks the folder it lies in."""
+"""The file that locks its folder."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
-"""What file systems without locks answer, as some of a network are."""
+"""Errors of file systems without locks, such as some network file systems."""
 
 
 class ProcessLock:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TOLERATED_CORES = 0.25
-"""Cores that other processes may use unreported: a system is never quite idle."""
+"""Cores that other processes may use without a warning: a system is never fully idle."""
 MIN_SECONDS = 0.05
 """Seconds below which the system's count is too coarse."""
 

@@ -59,7 +59,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}
-        """Every container and object, with a copy of what it held."""
+        """Every container and object, with a copy of its contents."""
         self._empty: list[Any] = []
         self._values: dict[int, tuple[Tensor, Tensor]] = {}
         self._parameters: dict[int, tuple[nn.Parameter, Tensor, bool]] = {}
@@ -177,7 +177,7 @@ def _cached_methods(kind: type) -> tuple[Any, ...]:
 
 _MAX_ITEMS = 1000
 _MAX_NUMBERS = 2**20
-"""What objects outside the model hold (a trainer's data set) is kept up to these sizes only."""
+"""Contents of objects outside the model (a trainer's data set) are saved only up to these sizes."""
 
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 """What every module holds: its parameters, buffers, children and hooks."""

@@ -40,7 +40,7 @@ EXPORTED = (
 )  # fmt: skip
 """Where `fpgm export` writes unless --out names another file."""
 PRUNED = (SMALL, PLAN, RESULTS, ANALYSIS, SENSITIVITY, BENCH, REPORT, *EXPORTED)
-"""All that may lie in a folder of `fpgm prune`: replaced together with the model."""
+"""All files of a folder of `fpgm prune`, which are replaced together with the model."""
 
 RECIPE, ENVIRONMENT, METRICS, WEIGHTS = (
     "recipe.json", "environment.json", "metrics.jsonl", "weights.safetensors",
@@ -85,7 +85,7 @@ class RunResults(_Required, total=False):
     seconds: dict[str, float]
     command: str
     earlier: list[dict[str, Any]]
-    """What was asked and measured before `fpgm recover`, oldest first."""
+    """Options and measurements before `fpgm recover`, oldest first."""
     row: dict[str, Any]
     """Of `fpgm compare`: its row of the table."""
 

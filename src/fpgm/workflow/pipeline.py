@@ -62,7 +62,7 @@ class RecoveryOptions:
     """How accuracy is recovered; the options of `fpgm.recover`."""
 
     method: Method | None = "solve"
-    """None: keep the weights, and only distil."""
+    """None: keep the weights and only distill."""
     images: int = 1024
     distil: float = 0.0
 
@@ -181,7 +181,7 @@ def save_pruning(
         run: What `run_pruning` returned.
         out: The folder.
         origin: Where the model comes from.
-        asked: Further settings to write down, beside those of the plan.
+        asked: Further settings to store, besides those of the plan.
         command: With which it can be done again.
         force: Replace an earlier run.
     """

@@ -48,7 +48,7 @@ class Step:
 
     epoch: int
     share: float | None
-    """Share of the full amount that was asked for; None where the schedule leaves the epoch out."""
+    """Fraction of the full amount requested; None if the schedule skips the epoch."""
     units: int = 0
     zeroed: int = 0
     regrown: int = 0
@@ -125,7 +125,7 @@ class SoftPruner:
         self.plan: Plan | None = None
         """The plan whose units were zeroed last."""
         self.certificate: Certificate | None = None
-        """What verification found of the compact model."""
+        """The result of verifying the compact model."""
         self._removed = torch.zeros(0, dtype=torch.int64)
         self._holding = False
         """Whether the zeroed units are held at zero."""
@@ -287,7 +287,7 @@ class SoftPruner:
 
 
 _OPTIONS = (*signature(SoftPruner).parameters, *PlanKeywords.__annotations__)
-"""Everything a pruner can be given by name."""
+"""All keyword options of a pruner."""
 
 
 def _remove_hooks(hooks: list[RemovableHandle]) -> None:

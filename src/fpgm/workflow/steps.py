@@ -12,7 +12,7 @@ class Steps(Protocol):
     """The interface for following a job; the command line shows a progress bar."""
 
     seconds: dict[str, float]
-    """Duration of every step that is done."""
+    """Duration of every finished step."""
 
     def step(self, name: str) -> AbstractContextManager[None]:
         """Run a step in a context."""

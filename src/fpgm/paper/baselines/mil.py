@@ -1,4 +1,4 @@
-"""MIL (More is Less): a cheap layer beside each convolution predicts where its output is zero.
+"""MIL (More is Less): a cheap layer next to each convolution predicts where its output is zero.
 
 Dong et al. put a 1×1 convolution with batch norm and ReLU (a low-cost collaborative layer) beside a
 3×3 convolution and multiply the two outputs elementwise. Where the cheap output is zero, the

@@ -19,7 +19,7 @@ except ImportError as error:
     raise FpgmError('Transformers is not installed: pip install "fpgm[hf]"') from error
 
 STATE = "fpgm.json"
-"""Where the pruning stands, beside the Trainer's own files in each of its checkpoints."""
+"""Name of the pruner's state file in each of the Trainer's checkpoints."""
 
 
 class PruneCallback(TrainerCallback):
