@@ -28,7 +28,7 @@ class PlanDecoder(Decoder):
     >>> decoder.value(int, 2**63, "size")
     Traceback (most recent call last):
         ...
-    fpgm.errors.PlanError: This is not a plan: 'size' is of no use.
+    fpgm.errors.PlanError: This is not a plan: 'size' is invalid.
     """
 
     error = PlanError
