@@ -53,7 +53,7 @@ def test_recover_prints_the_outcome_first_and_writes_the_folder_back(pruned: Pat
     assert (told["achieved"], told["certificate"]) == (before["achieved"], before["certificate"])
     new = load_file(pruned / "small.safetensors")
     assert any(not torch.equal(new[name], old[name]) for name in old)
-    assert "Certified" in run("verify", pruned)[0]
+    assert "Verified" in run("verify", pruned)[0]
 
 
 def test_it_is_what_prune_would_have_recovered(pruned: Path, tmp_path: Path) -> None:
@@ -124,8 +124,11 @@ def test_weights_that_do_not_help_are_not_taken(
     before = inside(pruned)
     monkeypatch.setattr("fpgm.recovery.recover._solve_", lambda *_: [])
     out = run("recover", pruned, *LOOK)[0].splitlines()
-    assert out[0] == "Not recovered: no weights were found that bring the outputs nearer."
-    assert out[-1] == f"{pruned} stays as it is."
+    assert (
+        out[0]
+        == "Not recovered: no weights were found that bring the outputs closer to the original's."
+    )
+    assert out[-1] == f"{pruned} is unchanged."
     assert inside(pruned) == before
 
 
@@ -169,7 +172,7 @@ def test_a_damaged_folder_stays_as_it_is(
         (("--method", "norms"), "--method norms needs images: give --data."),
         (("--method", "weights", "--distil", 1), "--distil needs images: give --data."),
         (("--method", "x", *LOOK), "--method is 'x': give one of solve, norms, weights."),
-        (("--distil", -1, *LOOK), "--distil is -1.0: give seconds, from 0 up."),
+        (("--distil", -1, *LOOK), "--distil is -1.0: give a number of seconds, 0 or more."),
         ((*LOOK, "--images", 0), "--images is 0: give a whole number from 1 up."),
         (("--data", "cifar10-sample"), "--data cifar10-sample gives images of 3x32x32, which"),
         (("--data", "nowhere"), "nowhere"),
@@ -183,7 +186,7 @@ def test_refusals(pruned: Path, options: tuple[Any, ...], message: str) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    assert "holds no results of fpgm prune" in refused("recover", tmp_path / "gone", *LOOK)
+    assert "contains no results of fpgm prune" in refused("recover", tmp_path / "gone", *LOOK)
 
 
 def test_code_is_run_only_if_it_is_named(tmp_path: Path) -> None:

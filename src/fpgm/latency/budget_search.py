@@ -2,7 +2,7 @@
 
 A plan is chosen by interpolated layer times, built, and predicted again from the times of its own
 layers: runtimes are much faster at some widths than at similar ones, which interpolation misses.
-Then the compact model is measured, and the next target corrected by what was learnt.
+Then the compact model is measured, and the next target is corrected accordingly.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def plan_for_latency(
 
 
 def reach_budget(timed: TimedModel, budget: Budget, build_plan: Callable[[Budget], Plan]) -> Plan:
-    """Search for the plan whose measured time comes nearest to the budget.
+    """Search for the plan whose measured time is closest to the budget.
 
-    Where prediction and measurement differ, the next plan's predicted saving is the one that the
-    measurements so far map to the requested saving.
+    If prediction and measurement differ, the target of the next plan is the prediction that, by the
+    measurements so far, corresponds to the requested saving.
 
     Args:
         timed: the original model.

@@ -41,7 +41,7 @@ class Budget:
             check_fraction(f"rates[{pattern!r}]", rate)
 
     def scaled(self, fraction: float) -> Budget:
-        """Return a fraction of this budget, as a pruning schedule needs on its way up."""
+        """Return a fraction of this budget, for a pruning schedule with a ramp."""
         if fraction == 1:
             return self
 
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def target(self) -> tuple[Measure, float] | None:
-        """Return which cost is to fall by which fraction, if one is named."""
+        """Return which cost to reduce by which fraction, if the budget names one."""
         for name in MEASURES:
             fraction = getattr(self, name)
             if fraction is not None:
@@ -110,7 +110,7 @@ class Rounder:
         return max(lowest, min(units, kept))
 
     def step(self, units: int, channels_per_unit: int = 1) -> int:
-        """Return the alignment in units: the largest fine enough of align, align/2, …, 1."""
+        """Return the alignment in units: the largest of align, align/2, …, 1 that is allowed."""
         if self.rounding == "paper":
             return 1
         channels = self.align

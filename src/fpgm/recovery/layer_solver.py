@@ -145,7 +145,7 @@ class LayerSolver:
             yield sample, sample.values(target).double(), sample.values(out).double()
 
     def _targets(self, compact: LayerActivations, original: LayerActivations) -> list[Tensor]:
-        """Compute what the layer should output, for each of its calls."""
+        """Compute the layer's target output for each of its calls."""
         outputs = [out.index_select(self.dim, self.keep) for out in original.outputs]
         addition = self.solvable.addition
         if addition is None or original.sum is None or compact.other_operand is None:

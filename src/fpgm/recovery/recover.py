@@ -1,8 +1,8 @@
-"""`recover`: compact a model and give it weights that make up for the removed units.
+"""`recover`: compact a model and compute weights that compensate for the removed units.
 
-Layer by layer, in execution order, least squares finds the weights with which a layer's output
-comes nearest to the original's, given the inputs it gets in the compact model as recovered so far.
-No labels are needed. Distillation may follow, and the best of the three models is returned.
+Layer by layer, in execution order, least squares finds the weights for which a layer's output is
+closest to the original's, given its inputs in the partly recovered compact model. No labels are
+needed. Distillation may follow, and the best of the three models is returned.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PASS_MEMORY_FACTOR = 4
 
 @dataclass(frozen=True, repr=False)
 class Recovery:
-    """What recovery did to each layer, and to the output error."""
+    """The effect of recovery on each layer and on the output error."""
 
     method: Method | None
     """None: only distillation."""
@@ -88,7 +88,7 @@ class Recovery:
         return html_table(f"Recovery: {self._outcome()}", header, rows, self.notes)
 
     def _outcome(self) -> str:
-        """Say in one line what it did to the outputs."""
+        """Describe the effect on the outputs in one line."""
         error = "output error not compared"
         if self.before is not None and self.after is not None:
             error = f"output error {self.before:.3g} → {self.after:.3g}"
@@ -100,7 +100,7 @@ class Recovery:
 
 
 def recovery_of(model: nn.Module) -> Recovery:
-    """Return what `recover` did to a model it returned."""
+    """Return the `Recovery` of a model that `recover` returned."""
     recovery = getattr(model, RECOVERY, None)
     if not isinstance(recovery, Recovery):
         raise RequestError("This model was not returned by fpgm.recover.")
@@ -119,18 +119,17 @@ def recover(
     start: nn.Module | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Compact a model, and adjust the kept weights to make up for the removed units.
+    """Compact a model, and adjust the kept weights to compensate for the removed units.
 
-    The model itself is unchanged. The result's attribute `fpgm_recovery` says what was done.
+    The model itself is unchanged. The result has a `Recovery` as its attribute `fpgm_recovery`.
 
     Args:
         model: the original model.
         plan: what to remove.
         loader: batches of inputs, or of inputs and labels; labels are ignored.
         method: `"solve"` solves for every layer's weights by least squares; `"norms"` only
-            re-estimates batch-norm statistics; `"weights"` is data-free: it estimates from the
-            weights how units vary together, and needs one batch, of noise if you like, to run the
-            model.
+            re-estimates batch-norm statistics; `"weights"` is data-free: it estimates the
+            covariance of units from the weights, and needs one batch (noise will do) to run.
         images: how many inputs to read from the loader.
         distil: seconds of distillation towards the original's outputs afterwards. It uses all
             batches of a loader that can be read again, except up to 512 held-out inputs, which
@@ -138,8 +137,8 @@ def recover(
         progress: called with a title, the number of steps done, and their total.
 
     `start` is a compact model of the same plan to recover further, such as one that `recover`
-    returned: its weights are kept unless others come nearer to the original's outputs.
-    `method=None` leaves them to distillation alone.
+    returned: its weights are kept unless new ones bring the outputs closer to the original's.
+    `method=None` runs only distillation.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -153,17 +152,17 @@ def recover(
     if not isinstance(images, int) or images < 1:
         raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
     if not isinstance(distil, int | float) or not 0 <= distil < math.inf:
-        raise RequestError(f"distil is {distil!r}: give seconds, from 0 up.")
+        raise RequestError(f"distil is {distil!r}: give a number of seconds, 0 or more.")
     if distil > 0 and torch.is_inference_mode_enabled():
         raise RequestError("distil trains: call recover outside of torch.inference_mode().")
     if method is None and not distil:
-        raise RequestError("method=None leaves everything to distillation: give distil=, seconds.")
+        raise RequestError("method=None runs only distillation: give distil=, in seconds.")
     began = time.perf_counter()
     model = unwrap_model(model)
     plain = _start(model, plan, start)
     small = _start(model, plan, start)
     modes = [module.training for module in small.modules()]
-    # The solved weights fit their own inputs already: only others show what distillation adds.
+    # The solved weights already fit their own inputs: only others show what distillation adds.
     held_out = VALIDATION_INPUTS if distil > 0 else 0
     inputs, validation = read_held_out(move_batches(model, loader), images, held_out)
     notes: list[str] = []
@@ -181,7 +180,7 @@ def recover(
             elif method == "weights":
                 full, changed = compensate(model, plan, inputs[0])
                 small = compact(full, plan).eval()
-                notes = [] if changed else ["No layer could make up for the removed units."]
+                notes = [] if changed else ["No layer could compensate for the removed units."]
             else:
                 solved = _solve_(model, small, plan, inputs, progress)
                 notes = [s.note for s in solved if s.note is not None]
@@ -196,7 +195,7 @@ def recover(
         validation.close()
     best, outcome = _choose_best(errors)
     if method is None and best == 0:
-        outcome = []  # the note on distillation says it all
+        outcome = []  # the note on distillation says it already
     if distilled is not None:
         outcome.append(_describe(distilled, distil, kept=best == 2))
     small = nets[best]
@@ -243,7 +242,7 @@ def _choose_best(errors: Sequence[float] | None) -> tuple[int, list[str]]:
 
 
 def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> str:
-    """Say in a sentence what distillation did.
+    """Describe the outcome of distillation in a sentence.
 
     >>> _describe(DistillationResult(steps=1), 5, kept=False)
     '1 step of distillation in 5 s; it did not help and was discarded: give it more time.'
@@ -261,7 +260,7 @@ def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> s
 
 
 def memory_at(x: Tensor | None) -> int:
-    """Return bytes of memory where a tensor is: free on a GPU, else all this process may use."""
+    """Return bytes of memory where a tensor is: free on a GPU, else what this process may use."""
     if x is not None and x.device.type == "cuda":
         return int(torch.cuda.mem_get_info(x.device)[0])
     limits = [DEFAULT_MEMORY]
@@ -275,7 +274,7 @@ def memory_at(x: Tensor | None) -> int:
 def _solve_(
     model: nn.Module, small: nn.Module, plan: Plan, inputs: Inputs, progress: Progress | None
 ) -> list[SolvedLayer]:
-    """Solve for all layers in execution order, each with the inputs it gets from solved ones."""
+    """Solve for all layers in execution order, each with inputs from the layers solved before."""
     layers, largest = _find_layers(model, small, inputs[0])
     available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
     fitting = int(available / (2 * PASS_MEMORY_FACTOR * max(largest, 1)))
@@ -294,10 +293,10 @@ def _solve_(
 def _find_layers(
     model: nn.Module, small: nn.Module, example: Example
 ) -> tuple[list[SolvableLayer], int]:
-    """Find layers to solve for, and the bytes of the largest.
+    """Find layers to solve for, and the size of the largest in bytes.
 
-    If the models' additions differ in number, they cannot be matched: each layer's own output is
-    its target then.
+    If the two models have different numbers of additions, these cannot be matched. Then the target
+    of each layer is its own output.
     """
     compact_layers, original_layers = (find_solvable_layers(net, example) for net in (small, model))
     layers = compact_layers.layers

@@ -1,8 +1,8 @@
 """Forward passes that pause at each solvable layer, and continue with its new weights.
 
-Each layer is solved for with the inputs it gets from the layers before it, which are solved
-already. Running the model again for every layer would take time quadratic in its depth. So a pass
-runs in its own thread and waits there while the layer is solved.
+Each layer is solved with the inputs it gets from the layers before it, which are already solved.
+Running the model again for every layer would take time quadratic in its depth. So a pass runs in
+its own thread and waits there while the layer is solved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LayerActivations:
 
 
 class _PassClosedError(BaseException):
-    """Ends a pass nobody waits for. Not an `Exception`, which the model's code might catch."""
+    """Ends a pass that nobody needs. Not an `Exception`, which the model's code might catch."""
 
 
 class StagedForward:
@@ -57,11 +57,11 @@ class StagedForward:
         """Prepare a pass; it starts at the first `advance_to`.
 
         Args:
-            model: left as it is: its weights are shared, its attributes are not.
+            model: not changed; its weights are shared, its attributes are not.
             layers: all solvable layers.
             example: the batch.
             first: number of the first layer to pause at.
-            recompute: compute a layer's output again on continuing, with its new weights.
+            recompute: compute a layer's output again with its new weights on continuing.
         """
         self._model = copy_sharing_weights(
             model
@@ -76,7 +76,7 @@ class StagedForward:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
         for number, layer in list(enumerate(layers))[first:]:
-            # First of all hooks: before an adapter gathers or scatters channels of the output.
+            # Before all other hooks: an adapter may gather or scatter channels of the output.
             module = module_at(self._model, layer.path)
             module.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
             if layer.addition is not None:
@@ -91,7 +91,7 @@ class StagedForward:
         return self._records[number] if self._paused_at == number else None
 
     def close(self) -> None:
-        """End the pass where it is."""
+        """End the pass early."""
         self._closed = True
         if self._thread.ident is not None and not self._done:
             self._resume()
@@ -213,8 +213,8 @@ class PairedForwards:
             small: the compact model.
             layers: layers to pause at.
             inputs: all batches.
-            max_paused: for so many batches passes stay paused between layers; for the others they
-                run from the start again for every layer, which takes time instead of memory.
+            max_paused: number of batches whose passes stay paused between layers; passes of the
+                others are rerun from the start for every layer, which takes time instead of memory.
         """
         self.layers, self.inputs = layers, inputs
         self._model, self._small, self._max_paused = model, small, max_paused
@@ -233,7 +233,7 @@ class PairedForwards:
                     staged.close()
 
     def close(self) -> None:
-        """End all passes where they are."""
+        """End all passes early."""
         for pair in self._passes.values():
             for staged in pair:
                 staged.close()

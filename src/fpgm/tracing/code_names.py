@@ -1,9 +1,9 @@
 """Find the names that a model's forward code may read, without running it.
 
-An attribute whose name appears nowhere in that code cannot change what a forward pass computes.
-All functions and classes that forward code names are followed, except torch's own, and so are
-objects that modules or globals hold. Code that cannot be read (a C function of another package) or
-that computes names (`getattr(self, f"width{i}")`) means that anything may be read.
+An attribute whose name does not appear in that code cannot change what a forward pass computes. All
+functions and classes that forward code names are followed, except torch's own, and so are objects
+in modules or globals. Code that cannot be read (a C function of another package) or that computes
+names (`getattr(self, f"width{i}")`) means that anything may be read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CodeNames:
         for module in modules:
             self._read_module(module)
         known = -1
-        while known < len(self._visited):  # a method may name further ones
+        while known < len(self._visited):  # a method may name others
             known = len(self._visited)
             self._read_waiting()
             self._follow_methods()
@@ -90,7 +90,7 @@ class CodeNames:
         self._read_values(held)
         hooks = (module._forward_hooks, module._forward_pre_hooks)
         added = (function for table in hooks for function in table.values())
-        # Hooks of ours are another thread's that traces the same model just now.
+        # Our own hooks here belong to another thread that is tracing the same model.
         self._read_values(f for f in added if not _is_ours(f))
 
     def _read_module_class(self, kind: type[nn.Module]) -> None:
@@ -99,7 +99,7 @@ class CodeNames:
             self._follow(getattr(kind, name))
 
     def _read_values(self, values: Iterable[Any]) -> None:
-        """Read functions, and the classes of objects, wherever these values hold some."""
+        """Read the functions, and the classes of the objects, in these values."""
         waiting = list(values)
         while waiting:
             value = waiting.pop()
@@ -245,11 +245,11 @@ _RUN_TIME_NAMES = frozenset(
     ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
      "globals", "locals", "import_module", "__import__")
 )  # fmt: skip
-"""Through these, code may read attributes whose names it does not hold."""
+"""With these, code may read attributes whose names do not appear in it."""
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Tell whether all that a module does in train mode is to drop at random."""
+    """Tell whether a module differs in train mode only by random dropping."""
     kind = type(module)
     return kind.__module__ in _DROP or kind.forward in _DROPOUTS
 
@@ -278,7 +278,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names_at_run_time(code: CodeType) -> bool:
-    """Tell whether code may read an attribute by a name that it computes.
+    """Tell whether code may read an attribute by a computed name.
 
     >>> _names_at_run_time((lambda m: getattr(m, "width", 1)).__code__)
     False

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
-"""What moves a terminal's cursor, colours it, reorders or hides text, or is no character at all."""
+"""What moves a terminal's cursor, colors it, reorders or hides text, or is not a character."""
 
 
 def format_shape(shape: Iterable[int]) -> str:
