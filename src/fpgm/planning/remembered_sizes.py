@@ -73,7 +73,7 @@ class Widths:
                     self._add(path, "out", field.reshape(-1))
 
     def _add(self, path: str, side: Side, row: Tensor) -> None:
-        self._rows_by_length.setdefault(len(row), []).append((path, side, row))
+        self._rows_by_length.setdefault(row.numel(), []).append((path, side, row))
 
     def _below(self, path: str, value: int) -> Iterator[Width]:
         """Yield the widths of this value that a module has, and all modules in it."""
@@ -90,7 +90,8 @@ class Widths:
         rows = [row for entries in self._rows_by_length.values() for _, _, row in entries]
         rows += self._rows_of_operators.get("", [])
         once = {(row.data_ptr(), len(row)): row for row in rows}
-        return {len(row) for row in once.values() if not bool(kept[row].all())}
+        stays = kept.numpy()
+        return {len(row) for row in once.values() if not stays[row.numpy()].all()}
 
     def widths_after(self, path: str, value: int, side: Side, kept: Tensor, most: int) -> set[int]:
         """Return new widths that a module's number may mean, from the nearest level with any."""

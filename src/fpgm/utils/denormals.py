@@ -52,7 +52,7 @@ def _has_denormals(tensors: Sequence[Tensor]) -> bool:
 def _chunk_has_denormals(chunk: Tensor) -> bool:
     sizes = chunk.abs()
     tiny = torch.finfo(chunk.dtype).tiny
-    return float(sizes.min()) < tiny and bool(_denormal_mask(chunk).any())
+    return float(sizes.amin()) < tiny and bool(_denormal_mask(chunk).any())
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
