@@ -60,7 +60,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         flat = tensor.reshape(-1)
-        if len(flat) < _CHUNK:
+        if flat.numel() < _CHUNK:
             small.setdefault((flat.dtype, flat.device), []).append(flat)
         else:
             yield from flat.split(_CHUNK)
