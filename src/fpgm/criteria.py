@@ -192,6 +192,15 @@ def resolve(
     return scorers[name]
 
 
+def uses_rate(criterion: str) -> bool:
+    """Tell whether a criterion's scores depend on the pruning rate, as those of mix do.
+
+    >>> uses_rate("mix=0.5"), uses_rate("fpgm")
+    (True, False)
+    """
+    return _parse_mix(criterion)[0] == "mix"
+
+
 @torch.no_grad()
 def score(scorer: Scorer, filters: Tensor, rate: float, layer_name: str) -> Tensor:
     """Score a layer's filters, and check filters and scores; float64 on the CPU.

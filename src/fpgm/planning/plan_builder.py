@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -128,7 +129,7 @@ def _cuts(structure: Structure, info: ParameterInfo, kept: Tensor, rows: Rows) -
             continue
         row = f.data_ptr(), f.numel(), f.stride(used[0])
         if row not in rows:
-            rows[row] = tuple(torch.nonzero(kept[f.reshape(-1)]).reshape(-1).tolist())
+            rows[row] = tuple(np.flatnonzero(kept.numpy()[f.reshape(-1).numpy()]).tolist())
         keep = rows[row]
         if not keep:
             raise EmptyAxisError(structure.classes_of(f.reshape(-1)))

@@ -41,7 +41,7 @@ from fpgm.tracing.recorder import TraceRecorder, record_trace
 from fpgm.tracing.residual import Residual, make_recorder
 from fpgm.tracing.shape_inference import ValuesNeededError
 from fpgm.utils.example_inputs import as_examples
-from fpgm.utils.locking import with_global_lock
+from fpgm.utils.locking import pause_garbage_collection, with_global_lock
 from fpgm.utils.modules import (
     cache_modules,
     modules_by_path,
@@ -92,7 +92,7 @@ class Planner:
             criteria.resolve(criterion, distance=distance, seed=seed)
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
-        with cache_modules(model):
+        with cache_modules(model), pause_garbage_collection():
             recording = self._trace(options.residual, options.keep_outputs)
             self.structure = group_channels(recording, options.approximate)
         trace = self.structure.trace
@@ -231,6 +231,7 @@ class Planner:
         """Tell whether torch's fused attention may skip modules that a plan gives adapters."""
         return bool(plan.adapters) and _has_fused_attention(self.model)
 
+    @pause_garbage_collection()
     def _runs_as_before(self, plan: Plan) -> bool:
         """Tell whether the compact model runs the original's operators, with the same numbers.
 
@@ -309,7 +310,13 @@ class Planner:
     def _selector(self, first: Tensor | None) -> Selector:
         return Selector(
             self.structure,
-            UnitScores(self.model, self.structure, self._scorer_of, self.criterion == "bn"),
+            UnitScores(
+                self.model,
+                self.structure,
+                self._scorer_of,
+                uses_scale=self.criterion == "bn",
+                uses_rate=isinstance(self.criterion, str) and criteria.uses_rate(self.criterion),
+            ),
             self.rounder,
             self._cost,
             first=first,
@@ -323,6 +330,7 @@ class Planner:
             raise RequestError("latency= needs measurements: pass it to fpgm.plan.")
         return self.latency_of(self.structure)
 
+    @pause_garbage_collection()
     def _build_checked_plan(
         self,
         choice: Choice,

@@ -74,7 +74,7 @@ class Widths:
                     self._add(path, "out", field.reshape(-1))
 
     def _add(self, path: str, side: Side, row: Tensor) -> None:
-        self._rows_by_length.setdefault(len(row), []).append((path, side, row))
+        self._rows_by_length.setdefault(row.numel(), []).append((path, side, row))
 
     def _below(self, path: str, value: int) -> Iterator[Width]:
         """Yield the widths with this value of a module and all modules inside it."""
@@ -91,7 +91,8 @@ class Widths:
         rows = [row for entries in self._rows_by_length.values() for _, _, row in entries]
         rows += self._rows_of_operators.get("", [])
         once = {(row.data_ptr(), len(row)): row for row in rows}
-        return {len(row) for row in once.values() if not bool(kept[row].all())}
+        stays = kept.numpy()
+        return {len(row) for row in once.values() if not stays[row.numpy()].all()}
 
     def widths_after(self, path: str, value: int, side: Side, kept: Tensor, most: int) -> set[int]:
         """Return possible new widths for a number, from the nearest level that has any."""

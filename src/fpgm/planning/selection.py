@@ -19,6 +19,7 @@ from fpgm.planning.equal_split import Cells, Component, components
 from fpgm.planning.unit_scores import UnitScores
 from fpgm.tracing.cost_model import Cost
 from fpgm.tracing.grouping import ChannelGroup, Structure
+from fpgm.utils.locking import pause_garbage_collection
 
 _MAX_PARTS = 48
 """Parts whose single steps are measured after the uniform rate is found."""
@@ -69,6 +70,7 @@ class Selector:
         self.error_of = error_of
         """Output error by how many units of a group are removed; if set, it decides the rates."""
 
+    @pause_garbage_collection()
     def choose(self, budget: Budget) -> Choice:
         """Select the units to remove."""
         groups = self.structure.groups

@@ -24,6 +24,7 @@ class UnitScores:
         structure: Structure,
         scorer_of: Callable[[str], Scorer],
         uses_scale: bool = False,
+        uses_rate: bool = True,
     ) -> None:
         self.model = model
         self.tensors = named_tensors(model)
@@ -32,6 +33,8 @@ class UnitScores:
         """The criterion, for each layer's path."""
         self.uses_scale = uses_scale
         """Whether it uses the scale of the norm behind a layer, not its filters."""
+        self.uses_rate = uses_rate
+        """Whether its scores depend on the rate."""
         self._known: dict[tuple[int, float], Tensor] = {}
 
     def group_scores(self, group: ChannelGroup, rate: float) -> Tensor:
@@ -53,7 +56,7 @@ class UnitScores:
         return total
 
     def _producer_scores(self, producer: Producer, rate: float) -> Tensor:
-        key = (id(producer), rate)
+        key = (id(producer), rate if self.uses_rate else 0.0)
         if key not in self._known:
             weight = self.tensors[producer.info.name].detach()
             rows = self._batch_norm_scale(producer) if self.uses_scale else producer.filters(weight)

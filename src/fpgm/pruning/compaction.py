@@ -24,7 +24,7 @@ from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.utils.channel_adapters import Adapted, buffer_names
 from fpgm.utils.copying import Memo, clone
 from fpgm.utils.denormals import flush_denormals_
-from fpgm.utils.locking import with_global_lock
+from fpgm.utils.locking import pause_garbage_collection, with_global_lock
 from fpgm.utils.modules import (
     cache_modules,
     modules_by_path,
@@ -40,6 +40,7 @@ PLANS = "fpgm_plans"
 
 
 @with_global_lock
+@pause_garbage_collection()
 def compact(
     model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None
 ) -> nn.Module:

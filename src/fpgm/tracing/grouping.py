@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -280,19 +281,20 @@ def _channel_groups(structure: Structure) -> list[ChannelGroup]:
     _freeze_unbalanced(structure)
     count = int(structure.classes.max()) + 1
     generator = torch.Generator().manual_seed(0)
-    signature = torch.zeros(count, dtype=torch.int64)
-    for producer in structure.producers:
-        key = torch.randint(1 << 61, (1,), generator=generator)
-        signature[producer.classes.unique()] += key
+    numbers = torch.randint(1 << 61, (len(structure.producers),), generator=generator).numpy()
+    signature = np.zeros(count, dtype=np.int64)
+    for producer, number in zip(structure.producers, numbers, strict=True):
+        signature[producer.classes.numpy()] += number  # once for each class
     signature[list(structure.reasons)] = 0
     units: dict[int, Tensor] = {}
     rows: dict[int, int] = {}
     producers: dict[int, list[Producer]] = {}
     for producer in structure.producers:
-        keys = signature[producer.classes]
+        all_classes = producer.classes.numpy()
+        keys = signature[all_classes]
         for key in dict.fromkeys(keys.tolist()):
             if key and key not in units:
-                classes_of_key = producer.classes[keys == key].tolist()
+                classes_of_key = all_classes[keys == key].tolist()
                 units[key], rows[key] = (
                     torch.tensor(list(dict.fromkeys(classes_of_key))),
                     len(classes_of_key),
@@ -312,13 +314,12 @@ def _channel_groups(structure: Structure) -> list[ChannelGroup]:
 
 def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
     """List layers, channels and reason of all frozen filters, for display."""
-    stays = torch.zeros(len(structure.classes), dtype=torch.bool)
+    stays = np.zeros(len(structure.classes), dtype=np.bool_)
     stays[list(structure.reasons)] = True
     rows: dict[str, tuple[list[str], int]] = {}
     for producer in structure.producers:
-        counts = Counter(
-            structure.reasons[c] for c in producer.classes[stays[producer.classes]].tolist()
-        )
+        classes = producer.classes.numpy()
+        counts = Counter(structure.reasons[c] for c in classes[stays[classes]].tolist())
         for reason, count in counts.items():
             layers, total = rows.get(reason, ([], 0))
             rows[reason] = ([*layers, producer.layer], total + count)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from torch import Tensor
 
 Fields = tuple[Tensor, ...]
@@ -181,7 +182,7 @@ def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int
     if kept is None:
         return total
     for mask in independent(fields, kept):
-        total = total // mask.numel() * int(mask.sum())
+        total = total // mask.numel() * int(np.count_nonzero(mask.numpy()))
     return total
 
 

@@ -63,7 +63,9 @@ def name_tensors(model: nn.Module, example: Example) -> dict[int, str]:
     names = {id(tensor): f"input {number}" for number, tensor in enumerate(given)}
     for path, module in modules_by_path(model).items():
         for name, value in module.__dict__.items():
-            if type(value) in _HOLDERS and name not in MODULE_ATTRIBUTES:
+            if type(value) in _NUMBERS or name in MODULE_ATTRIBUTES:
+                continue
+            if type(value) in _HOLDERS:
                 for number, tensor in enumerate(tensors_in(value)):
                     names[id(tensor)] = f"{path}.{name}[{number}]"
             elif isinstance(value, Tensor):
@@ -72,7 +74,8 @@ def name_tensors(model: nn.Module, example: Example) -> dict[int, str]:
     return names
 
 
-_HOLDERS = (list, tuple, dict)
+_NUMBERS = frozenset((int, float, bool, str, type(None)))
+_HOLDERS = frozenset((list, tuple, dict))
 
 
 class OperatorLog:

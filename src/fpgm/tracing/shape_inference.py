@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 
@@ -22,7 +22,7 @@ class ValuesNeededError(BaseException):
 _LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
-def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tensor] | None:
+def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
     """Return zeros in the shape of a heavy operator's result; None if it has to run.
 
     If arguments do not fit together, the operator itself runs and raises its own error.
@@ -36,6 +36,12 @@ def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tens
     if func is _MAX_POOL:
         pooled = _max_pool(*args)
         return None if pooled is None else (_zeros(args[0], pooled), _indices(args[0], pooled))
+    if func in _SAME_SHAPE:
+        return torch.zeros_like(args[0]) if _is_plain(args[0]) else None
+    if func in _IN_PLACE:
+        return args[0] if _is_plain(args[0]) and not isinstance(args[0], nn.Parameter) else None
+    if func is _BATCH_NORM:
+        return _batch_norm(*args)
     if func not in _SHAPES:
         if _looks_at_values(func, args):
             raise ValuesNeededError
@@ -52,6 +58,25 @@ def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
 def _indices(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return indices of a pooling's maxima: the first position of every map."""
     return torch.zeros(shape, dtype=torch.int64, device=like.device)
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.is_floating_point() and x.is_contiguous()
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
+    variance: Tensor | None, training: bool, momentum: float, eps: float,
+) -> tuple[Tensor, ...] | None:  # fmt: skip
+    """Normalize zeros; the statistics of the batch have no values either."""
+    given = [t for t in (weight, bias, mean, variance) if t is not None]
+    fits = x.ndim > 1 and _is_plain(x) and _alike(x, *given)
+    if not fits or any(t.shape != x.shape[1:2] for t in given):
+        return None
+    if not training and (mean is None or variance is None):
+        return None
+    statistics = [x.shape[1] if training else 0]
+    return torch.zeros_like(x), _zeros(x, statistics), _zeros(x, statistics)
 
 
 def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
@@ -149,6 +174,16 @@ def _alike(*tensors: Tensor | None) -> bool:
 
 _ATEN = torch.ops.aten
 _MAX_POOL = _ATEN.max_pool2d_with_indices.default
+_BATCH_NORM = _ATEN.native_batch_norm.default
+_SAME_SHAPE = frozenset(
+    (_ATEN.relu.default, _ATEN.silu.default, _ATEN.hardswish.default, _ATEN.hardsigmoid.default,
+     _ATEN.sigmoid.default, _ATEN.gelu.default, _ATEN.hardtanh.default)
+)  # fmt: skip
+_IN_PLACE = frozenset(
+    (_ATEN.relu_.default, _ATEN.silu_.default, _ATEN.hardswish_.default, _ATEN.hardtanh_.default,
+     _ATEN.hardsigmoid_.default, _ATEN.sigmoid_.default)
+)  # fmt: skip
+"""Activations, which are not computed on zeros."""
 _SHAPES: dict[Any, tuple[Any, int]] = {
     _ATEN.convolution.default: (_convolution, 9),
     _ATEN.mm.default: (_product, 2),

@@ -74,8 +74,10 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
                 new[name] = value
             elif name == "_modules":  # a child that copies itself needs its children first
                 new[name] = kind()
+            elif kind in _TABLES and not value and name in MODULE_ATTRIBUTES:
+                new[name] = kind()  # nothing else refers to it
             elif name != "_compiled_call_impl":  # which calls the original; torch drops it too
-                new[name] = _copy(value, memo, name in MODULE_ATTRIBUTES)
+                new[name] = _copy(value, memo)
     for module in reversed(modules):
         children = memo[id(module)].__dict__["_modules"]
         children.update((name, _copy(child, memo)) for name, child in module._modules.items())
@@ -101,16 +103,17 @@ _ATOMIC = frozenset(
      torch.device, torch.Size, torch.memory_format)
 )  # fmt: skip
 
+_TABLES = (OrderedDict, dict, set)
+"""What a module keeps parameters, buffers, children and hooks in."""
+
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 
-def _copy(value: Any, memo: Memo, own: bool = False) -> Any:
-    """Copy any value; `own`: a dict that nothing else refers to."""
+def _copy(value: Any, memo: Memo) -> Any:
+    """Copy any value."""
     kind = type(value)
     if kind in _ATOMIC:
         return value
-    if own and not value and kind in (OrderedDict, dict, set):
-        return kind()
     if id(value) in memo:
         return memo[id(value)]
     if kind in _CONTAINERS:

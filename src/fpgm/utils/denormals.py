@@ -52,7 +52,7 @@ def _has_denormals(tensors: Sequence[Tensor]) -> bool:
 def _chunk_has_denormals(chunk: Tensor) -> bool:
     sizes = chunk.abs()
     tiny = torch.finfo(chunk.dtype).tiny
-    return float(sizes.min()) < tiny and bool(_denormal_mask(chunk).any())
+    return float(sizes.amin()) < tiny and bool(_denormal_mask(chunk).any())
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -60,7 +60,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         flat = tensor.reshape(-1)
-        if len(flat) < _CHUNK:
+        if flat.numel() < _CHUNK:
             small.setdefault((flat.dtype, flat.device), []).append(flat)
         else:
             yield from flat.split(_CHUNK)

@@ -8,6 +8,7 @@ lock.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,22 @@ def suppress_warnings() -> Iterator[None]:
     with GLOBAL_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Pause the search for unused cycles, which looks through every object of the process.
+
+    Tracing and planning make many small objects, nearly all of which are freed without it.
+    """
+    with GLOBAL_LOCK:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 P = ParamSpec("P")
