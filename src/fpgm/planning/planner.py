@@ -179,7 +179,7 @@ class Planner:
             )
             try:
                 plan = check(choice)
-                doubtful = certified or self._looks_wrong(plan)
+                doubtful = certified or self._adds_to_zeros(choice) or self._looks_wrong(plan)
                 difference = self._find_difference(plan) if doubtful else None
                 if difference is None:
                     return BuiltPlan(plan, choice.removed)
@@ -210,16 +210,25 @@ class Planner:
                     structure.freeze(failing, left.reason)
         raise ModelError("No plan fits the model's own code; please report this model.")
 
+    def _adds_to_zeros(self, choice: Choice) -> bool:
+        """Tell whether computed weights may still read removed units whose parameters are zero."""
+        labels = self.structure.trace.offset_reads
+        if not labels:
+            return False
+        return bool(torch.isin(self.structure.classes_of(torch.cat(labels)), choice.removed).any())
+
     def _looks_wrong(self, plan: Plan) -> bool:
         """Run once, if code may use a width as a number, and tell whether outputs differ.
 
         It may do so where it computes with sizes or compares them, and where it may read an
         attribute that still holds an old width.
         """
-        code = self.structure.trace.code
+        trace, code = self.structure.trace, self.structure.trace.code
         may = (
-            code.may_compute_with_sizes
-            or self.structure.trace.crops_space
+            trace.call_context.reads_sizes
+            or code.may_compute_with_sizes
+            or (not plan.exact and code.may_read("normalized_shape"))
+            or trace.crops_space
             or any(code.may_read(s.name) for s in plan.stale)
             or self._passes_adapters_by(plan)
         )
@@ -446,4 +455,9 @@ def _nothing_to_prune(structure: Structure) -> str:
     """Explain why nothing can be pruned, with the reason that applies to the most channels."""
     rows = sorted(frozen_rows(structure), key=lambda row: -row[1])
     why = f" The most common reason: {rows[0][2]}." if rows else ""
+    if structure.trace.nested_in:
+        why = (
+            f" The code uses nested tensors in {structure.trace.nested_in}, whose channels cannot "
+            "be followed: pad them instead."
+        )
     return f"There is nothing to prune: no layer has a unit that can be removed.{why}"

@@ -15,19 +15,20 @@ from torch import nn
 
 from fpgm.errors import VerificationError
 from fpgm.pruning.compaction import compact
+from fpgm.pruning.float64 import Float64, to_double
 from fpgm.pruning.masked_reference import masked_copy, norms_over_kept
 from fpgm.pruning.output_differences import distance, form_problem
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import certify
-from fpgm.utils.example_inputs import Example
-from fpgm.utils.locking import with_global_lock
+from fpgm.utils.example_inputs import Example, map_tensors
+from fpgm.utils.locking import suppress_warnings, with_global_lock
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.preserve_state import preserve_state
 
 Part = TypeVar("Part")
 
-_ALIKE = 1e-3
-"""Relative; rounding is far below, a width that was used as a number far above."""
+_ALIKE = 1e-6
+"""Relative; rounding is far below, a width that was used as a number above."""
 
 
 def find_difference(model: nn.Module, plan: Plan, examples: Sequence[Example]) -> str | None:
@@ -44,14 +45,19 @@ def find_difference(model: nn.Module, plan: Plan, examples: Sequence[Example]) -
 @with_global_lock
 @torch.no_grad()
 def runs_alike(model: nn.Module, plan: Plan, example: Example) -> bool:
-    """Compare the compact model with the masked original in one pass each, as the weights are."""
+    """Compare the compact model with the masked original in one pass each, as the weights are.
+
+    In double precision; not alike if the model's code does not run in it.
+    """
     outputs = []
     try:
-        small, masked = compact(model, plan), masked_copy(model, plan)
-        with preserve_state(masked), norms_over_kept(masked, plan):
+        small, masked = compact(model, plan).double(), masked_copy(model, plan).double()
+        wide = map_tensors(example, to_double)
+        quietly, double = suppress_warnings(), Float64()  # type: ignore[no-untyped-call]
+        with preserve_state(masked), norms_over_kept(masked, plan), quietly, double:
             for net in (masked, small):
                 torch.manual_seed(0)
-                outputs.append(list(read_outputs(example.call(net.eval()))))
+                outputs.append(list(read_outputs(wide.call(net.eval()))))
     except Exception:  # the model's own code may raise anything
         return False
     want, have = outputs

@@ -46,6 +46,7 @@ from fpgm.utils.example_inputs import (
     shuffled_inputs,
 )
 from fpgm.utils.html_table import html_table
+from fpgm.utils.kept_weights import KeptWeights
 from fpgm.utils.locking import suppress_warnings, with_global_lock
 from fpgm.utils.modules import named_tensors, unwrap_model
 from fpgm.utils.outputs import Leaf, find_nan, read_outputs
@@ -318,11 +319,18 @@ class _Check:
     def _calibrate(self, trial: Example) -> Calibration:
         """Set the masked model's weights and statistics; its other state is restored."""
         state, self.keeps_state = ModelState(self.reference), True
+        before = {id(p): p.detach().clone() for p in self.reference.parameters()}
         try:
             calibration = calibrate_(self.reference, lambda _: self._run_masked(trial))
         finally:
             self.keeps_state = False
         state.restore(except_for=calibration.values.keys())
+        with torch.no_grad():
+            for parameter in self.reference.parameters():  # the forward pass may write into some
+                if id(parameter) not in calibration.values:
+                    parameter.copy_(before[id(parameter)])
+                if id(parameter) in calibration.divisors:
+                    parameter.div_(calibration.divisors[id(parameter)])
         return calibration
 
     def _note(self, text: str) -> None:
@@ -458,6 +466,9 @@ class _Check:
                 stack.enter_context(Float64())  # type: ignore[no-untyped-call]
             if not self.keeps_state:
                 stack.callback(ModelState(net).restore)
+                written = KeptWeights(net)
+                stack.callback(written.restore)
+                stack.enter_context(written)
             decisions = stack.enter_context(DecisionRecorder())
             seed_everything(0)
             outputs = read_outputs(example.call(net))

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +29,8 @@ class CallContext(TorchFunctionMode):
         """Arguments of the function that was called last."""
         self._on_values_leave = on_values_leave
         """Called with every tensor whose values leave torch, and the method."""
+        self.reads_sizes = False
+        """Whether code outside of torch has read the size of a tensor."""
         self._replacements = replacements
         """Called instead of functions that cannot be recognized by their operators."""
 
@@ -36,6 +40,8 @@ class CallContext(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _VALUE_READERS and args and isinstance(args[0], Tensor):
             self._on_values_leave(args[0], name)
+        if not self.reads_sizes and _reads_size(func, name):
+            self.reads_sizes = not _is_called_by_torch_or_rules()
         self.stack.append(name)
         self._args = args
         try:
@@ -63,6 +69,28 @@ _VALUE_READERS = frozenset((
     "numpy", "__array__", "tolist", "item", "__float__", "__int__", "__bool__", "__complex__",
     "__index__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "__deepcopy__",
 ))  # fmt: skip
+
+_SIZE_READERS = frozenset(("size", "__len__", "numel", "nelement", "stride"))
+_SIZE_PROPERTIES = frozenset(
+    vars(torch._C.TensorBase)[name].__get__ for name in ("shape", "nbytes")
+)
+
+
+def _reads_size(func: Any, name: str) -> bool:
+    return name in _SIZE_READERS or (name == "__get__" and func in _SIZE_PROPERTIES)
+
+
+def _is_called_by_torch_or_rules() -> bool:
+    """Tell whether torch's own code or ours called the running function."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _PASS_ON:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith(_NOT_THE_MODELS)
+
+
+_NOT_THE_MODELS = ("torch.", "fpgm.tracing.", "fpgm.planning.", "fpgm.utils.")
+_PASS_ON = ("torch.overrides", "torch._tensor")
+"""Code of torch that hands on what other code calls."""
 
 _DERIVE_SIZES = {"flatten", "chunk", "adaptive_avg_pool2d", "linear", "adaptive_avg_pool1d",
          "adaptive_max_pool2d", "layer_norm", "group_norm", "batch_norm",

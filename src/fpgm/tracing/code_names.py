@@ -62,9 +62,9 @@ class CodeNames:
 
     @property
     def may_compute_with_sizes(self) -> bool:
-        """Tell whether code may use a width as a number: labels do not show that.
+        """Tell whether code may use a layer's stored width as a number: labels do not show that.
 
-        `y / y.shape[1]` does, and so do `y.div(y.shape[1])` and `if len(y[0]) == 64`.
+        `y / self.conv.out_channels` does. Sizes of tensors are seen when they are read.
         """
         return self._reads_sizes or not self.complete
 
@@ -117,6 +117,8 @@ class CodeNames:
             self._follow(value)
         elif isinstance(value, type):
             self._read_class(value)
+        elif isinstance(value, torch.jit.ScriptFunction):
+            self.complete = False
         elif isinstance(value, weakref.ref):
             return [value()]
         elif isinstance(value, list | tuple | set | frozenset | deque):
@@ -194,8 +196,7 @@ class CodeNames:
     def _read_code(self, function: FunctionType) -> None:
         names = set(_names_in(function.__code__))
         self.names |= names
-        if not names.isdisjoint(_SIZE_NAMES):
-            self._reads_sizes = True
+        self._reads_sizes = self._reads_sizes or not names.isdisjoint(_SIZE_NAMES)
         if any(_names_at_run_time(code) for code in _codes_in(function.__code__)):
             self.complete = False
         cells = [cell for cell in function.__closure__ or () if cell != CellType()]
@@ -238,9 +239,8 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Paramete
 _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
 _MAX_OBJECTS = 2000
 """Most objects that are read; a model that refers to more may do anything with them."""
-_SIZE_NAMES = LAYER_SIZES | {
-    "shape", "size", "numel", "nelement", "len", "__len__", "stride", "nbytes",
-}  # fmt: skip
+_SIZE_NAMES = LAYER_SIZES - {"normalized_shape"}
+"""Sizes that layers store; what a norm over channels stores does not change."""
 _RUN_TIME_NAMES = frozenset(
     ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
      "globals", "locals", "import_module", "__import__")

@@ -18,7 +18,7 @@ from fpgm.tracing import labels as lb
 from fpgm.tracing.axis_roles import resolve_roles
 from fpgm.tracing.constraints import ParameterInfo
 from fpgm.tracing.recorder import TraceRecorder
-from fpgm.utils.modules import modules_by_path
+from fpgm.utils.modules import modules_by_path, overlapping_tensors
 from fpgm.utils.parameter_info import PRODUCER_ROLES, layer_of
 
 
@@ -245,6 +245,9 @@ def _collect_reasons(structure: Structure, approximate: bool) -> None:
             soft.update(classes.tolist())
         else:
             structure.note(classes, constraint.reason)
+    for tensor, other in overlapping_tensors(trace.model):
+        for f in trace.parameter_infos[id(tensor)].fields:
+            structure.note(structure.classes_of(f), f"their weights share memory with '{other}'")
     scripted = [
         f"{path}."
         for path, module in modules_by_path(trace.model).items()

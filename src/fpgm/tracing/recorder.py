@@ -114,6 +114,8 @@ class TraceRecorder(Tracer):
         self.fixed_size_ops: dict[tuple[Place, int], FixedSizeOp] = {}
         self.logs: dict[int, OperatorLog] = {}
         """The operators of each run."""
+        self.offset_reads: list[Tensor] = []
+        """Labels that weights read which may not be zero where their parameters are."""
         self.crops_space = False
         """Whether an operator got a size that is not that of its own channels."""
 
@@ -135,6 +137,10 @@ class TraceRecorder(Tracer):
         if func._schema.is_mutable and self._writes_weights(args):
             raise shape_inference.ValuesNeededError  # initialized from its first input
         return super().call(func, args, kwargs)
+
+    def note_read_by(self, weight: Tensor, labels: Tensor) -> None:
+        if self.is_lifted(weight) or not self.is_constant(weight):
+            self.offset_reads.append(labels)
 
     def on_values_leave(self, tensor: Tensor, method: str) -> None:
         if not self.values:

@@ -49,13 +49,14 @@ class RuleError(FpgmError):
 class _TensorState:
     """What is known about a live tensor."""
 
-    __slots__ = ("constant", "fields", "offset", "source_parameters", "zero")
+    __slots__ = ("constant", "fields", "lifted", "offset", "source_parameters", "zero")
 
     def __init__(self) -> None:
         self.fields: Fields | None = None
         self.constant = False
         self.source_parameters: frozenset[int] = frozenset()
         self.offset = False
+        self.lifted = False
         self.zero = False
 
 
@@ -126,6 +127,8 @@ class Tracer(TorchDispatchMode):
         self.placed = adapter_labels.PlacedTensors()
         self.uncertain = False
         """Whether a tensor has an unknown origin: what it depends on is not known."""
+        self.nested_in = ""
+        """Where code first uses nested tensors, if anywhere."""
         self.given: Mapping[int, str] = {}
         """Names of the tensors that were there before the run, by their ids."""
         self._recent: deque[Any] = deque(maxlen=_RECENT)
@@ -141,6 +144,8 @@ class Tracer(TorchDispatchMode):
         if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
             given = (self._as_it_was(args[0]), *args[1:])
         inputs = rules.tensors((*args, *kwargs.values()) if kwargs else args)
+        if any(tensor.is_nested for tensor in inputs):
+            return self._run_nested(func, args, kwargs, inputs)
         self.recognize(inputs)
         constant = all(map(self.is_constant, inputs))
         out = self.call(func, args, kwargs)
@@ -149,6 +154,8 @@ class Tracer(TorchDispatchMode):
             rules.apply(self, func, given, kwargs, out, inputs)
             if constant and inputs:
                 self.note_constant(inputs, out, rules.adds_offset(func))
+                if rules.lifts_zeros(self, func, args, inputs, out):
+                    self.mark_lifted(out)
         except (
             ArithmeticError,
             AttributeError,
@@ -161,6 +168,19 @@ class Tracer(TorchDispatchMode):
         ) as error:
             # An error in our code must not look like one in the user's code.
             raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
+        return out
+
+    def _run_nested(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Tensor]
+    ) -> Any:
+        """Run an operator on nested tensors, which have no axes of one size to label."""
+        self.nested_in = self.nested_in or self.where()
+        for tensor in inputs:
+            if not tensor.is_nested:
+                self.freeze(self.fields(tensor), "nested tensors read them")
+        out = func(*args, **kwargs)
+        for result in rules.tensors((out,)):
+            self._get_or_add(result)
         return out
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,6 +232,7 @@ class Tracer(TorchDispatchMode):
         if old is not None:
             new.fields, new.constant, new.zero = old.fields or (), old.constant, old.zero
             new.source_parameters, new.offset = old.source_parameters, old.offset
+            new.lifted = old.lifted
         else:
             new.fields = self.fields(source)
         self.placed.pass_on(source, tensor)
@@ -286,6 +307,19 @@ class Tracer(TorchDispatchMode):
         for result in rules.tensors((out,)):
             known = self._get_or_add(result)
             known.constant, known.source_parameters, known.offset = True, source_parameters, offset
+
+    def is_lifted(self, tensor: Tensor) -> bool:
+        """Tell whether a constant may not be zero where the parameters it comes from are."""
+        known = self._states.get(tensor)
+        return known is not None and known.lifted
+
+    def mark_lifted(self, out: Any) -> None:
+        """Note that zeros in parameters may not be zeros here."""
+        for result in rules.tensors((out,)):
+            self._get_or_add(result).lifted = True
+
+    def note_read_by(self, weight: Tensor, labels: Tensor) -> None:
+        """Note the labels that a computed weight reads."""
 
     def scales_gain(self, v: Tensor, g: Tensor) -> bool:
         """Tell whether these two are the parameters of a known weight norm."""
@@ -554,6 +588,8 @@ class Tracer(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, out: Any) -> Any:
             if self.stack and self.stack[-1] == path:
                 self.stack.pop()
+                if isinstance(out, Tensor) and out.is_nested:
+                    return None
                 if isinstance(out, Tensor):
                     self.recognize([out])
                 return self.on_module_return(path, out)
@@ -567,7 +603,7 @@ def _memory_layout(tensor: Tensor) -> tuple[Any, ...] | None:
 
     Inside `vmap` and `grad` a tensor only wraps another and has no memory of its own.
     """
-    if tensor.layout is not torch.strided or not tensor.numel():
+    if tensor.is_nested or tensor.layout is not torch.strided or not tensor.numel():
         return None
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None

@@ -143,6 +143,41 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return named
 
 
+def overlapping_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
+    """List tensors that share memory with another that is not the same object, and its name.
+
+    A parameter made of another's data (`nn.Parameter(a.weight.data.view(16, 16))`) is tied to it
+    for as long as nobody moves or copies the model. A slice of a compact model cannot be.
+    """
+    spans = [
+        (start, stop, name, tensor)
+        for name, tensor in named_tensors(model).items()
+        for start, stop in _span(tensor)
+    ]
+    spans.sort(key=lambda span: span[:2])
+    shared: list[tuple[Tensor, str]] = []
+    end, widest, first = 0, None, ""
+    for start, stop, name, tensor in spans:
+        if widest is not None and start < end:
+            shared += [(tensor, first), (widest, name)]
+        if stop > end:
+            end, widest, first = stop, tensor, name
+    return shared
+
+
+def _span(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield where a tensor's memory starts and ends, if it has any."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a subclass without memory of its own
+        return
+    reach = sum(s * (n - 1) for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    if start:
+        yield start, start + (reach + 1) * tensor.element_size()
+
+
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace a module wherever the model stores it."""
     replace_modules_(model, {old: new})

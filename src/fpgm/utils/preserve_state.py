@@ -1,9 +1,8 @@
 """Restore everything that a forward pass changes in a model.
 
-That includes the mode, buffers, random state, and values that modules keep in plain attributes:
-cached tensors, counters, lists that grow. Values of parameters are not copied: a forward pass that
-writes into its parameters in place changes them for good. Nor are long lists and large tensors of
-other objects.
+That includes the mode, buffers, random state, parameters, and values that modules keep in plain
+attributes: cached tensors, counters, lists that grow. Long lists and large tensors of objects
+outside the model are not copied.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fpgm.utils.kept_weights import KeptWeights
 from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.modules import all_modules
 
@@ -34,7 +34,9 @@ def preserve_state(model: nn.Module) -> Iterator[ModelState]:
         state = ModelState(model)
         try:
             with preserve_rng():
-                yield state
+                state.weights = KeptWeights(model)
+                with state.weights:
+                    yield state
         finally:
             state.restore()
 
@@ -66,6 +68,8 @@ class ModelState:
         self._scripted: list[tuple[nn.Module, bool]] = []
         self._caches: dict[int, tuple[Any, int]] = {}
         """Functions that remember their results, with how often they had to compute one."""
+        self.weights: KeptWeights | None = None
+        """The weights that passes have written into since."""
         self._pending: list[tuple[Any, bool]] = []
         """Values still to look at, and whether only an object outside the model holds them."""
         for module in all_modules(model):
@@ -157,6 +161,8 @@ class ModelState:
                 parameter.data = data
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
+        if self.weights is not None:
+            self.weights.restore()
 
 
 CACHED_FUNCTION = type(functools.lru_cache(id))

@@ -47,6 +47,12 @@ class LabelTracer(Protocol):
     def note_constant(self, inputs: Sequence[Tensor], out: Any, offset: bool = False) -> None:
         """Note that a result is computed from these constants only."""
 
+    def is_lifted(self, tensor: Tensor) -> bool:
+        """Tell whether a constant may not be zero where the parameters it comes from are."""
+
+    def note_read_by(self, weight: Tensor, labels: Tensor) -> None:
+        """Note the labels that a computed weight reads."""
+
     def scales_gain(self, v: Tensor, g: Tensor) -> bool:
         """Tell whether these two are the parameters of a known weight norm."""
 

@@ -138,6 +138,7 @@ def _relate_weight(
         tracer.freeze([read], _READS_FIXED)
     elif read is not None and reads is not None:
         tracer.relate(reads.reshape(groups, -1), read.reshape(1, -1))
+        tracer.note_read_by(weight, read)
     if groups > 1 and writes is not None:
         writes = writes if not transposed else writes.repeat(groups)
         if reads is not None:
@@ -318,6 +319,7 @@ def _contract(
         tracer.relate(read_a[0].reshape(-1), read_b[0].reshape(-1))
         weight, read = (b, read_b) if tracer.is_constant(b) else (a, read_a)
         tracer.note_role(read[0], "reads", weight)
+        tracer.note_read_by(weight, read[0].reshape(-1))
     elif one_weight and not (read_b if tracer.is_constant(a) else read_a):
         tracer.freeze([*read_a, *read_b], _READS_FIXED)
     else:

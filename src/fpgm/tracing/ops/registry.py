@@ -123,6 +123,15 @@ def adds_offset(func: Any) -> bool:
     return name_of(func).removesuffix("_") in _OFFSETS
 
 
+def lifts_zeros(
+    tracer: LabelTracer, func: Any, args: Args, inputs: Sequence[Tensor], out: Any
+) -> bool:
+    """Tell whether a result of constants may not be zero where the parameters are."""
+    if isinstance(func, HigherOrderOperator):
+        return True
+    return not zero_tracking.keeps_zeros(tracer, name_of(func), args, inputs, out)
+
+
 def _look_up(func: Any) -> tuple[str, Rule]:
     name = name_of(func)
     if isinstance(func, HigherOrderOperator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +24,19 @@ _KEEPS = {
     "_adaptive_avg_pool3d", "hardtanh", "flip", "rrelu_with_noise",
 }  # fmt: skip
 """Zero in the first input is zero in the output (a norm's shift and mean are masked too)."""
+
+
+_PIECES = {"split", "split_with_sizes", "chunk", "unbind", "_weight_norm_interface"}
+_KEEPS_WEIGHTS = {
+    "sign", "round", "floor", "trunc", "sin", "tan", "asin", "atan", "sinh", "erf", "sqrt",
+    "square", "_weight_norm", "_weight_norm_interface", "triu", "tril", "select", "narrow",
+    "flip", "roll", "repeat", "as_strided", "contiguous", "squeeze", "index_select", "prod",
+    "amin", "linalg_vector_norm", "norm", "upsample_bicubic2d", "rot90", "movedim", "diagonal",
+    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "lift_fresh", "unfold", "ceil",
+    "_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine",
+}  # fmt: skip
+"""Further operators that make zero of zero, in weights."""
 
 
 def zero_after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Tensor) -> bool:
@@ -48,6 +62,31 @@ def zero_after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Te
         and all(tracer.is_zero(x) for x in data)
         and all(_carries(tracer, x, f) for f in tracer.fields(out) for x in data)
     )
+
+
+def keeps_zeros(
+    tracer: LabelTracer, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any
+) -> bool:
+    """Tell whether a computed weight is zero wherever the parameters of its units are."""
+    plain = name.removesuffix("_")
+    zero = [x for x in inputs if not tracer.is_lifted(x)]
+    fields = tracer.fields(out) if isinstance(out, Tensor) else ()
+    if not fields:  # no unit to speak of, or several results
+        return plain in _PIECES and len(zero) == len(inputs)
+    if plain in _KEEPS or plain in _KEEPS_WEIGHTS:
+        return bool(inputs) and not tracer.is_lifted(inputs[0])
+    if plain == "constant_pad_nd":
+        return bool(zero) and (len(args) < 3 or args[2] == 0)
+    if plain in ("mul", "div", "mm", "bmm", "convolution"):
+        factors = inputs[:1] if plain == "div" else inputs[:2]
+        zero = [x for x in factors if not tracer.is_lifted(x)]
+        return all(any(_carries(tracer, x, f) for x in zero) for f in fields)
+    if plain in ("add", "sub", "cat", "stack"):
+        tensors = 2 if plain in ("add", "sub") else len(inputs)
+        return len(zero) == len(inputs) == tensors and all(
+            _carries(tracer, x, f) for f in fields for x in inputs
+        )
+    return False
 
 
 def _reads_all(tracer: LabelTracer, x: Tensor, axis: int) -> bool:
