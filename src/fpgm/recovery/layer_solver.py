@@ -121,7 +121,7 @@ class LayerSolver:
         first = 0
         for batch, compact, original in self.passes.records_at(self.number):
             for sample, targets, out in self._samples(compact, original, max_positions, batch):
-                rows = sample.rows().double()
+                rows = sample.rows()
                 is_held_out = (first + sample.images) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
                 for part, chosen in ((fit, ~is_held_out), (held_out, is_held_out)):
                     if bool(chosen.any()):

@@ -42,12 +42,11 @@ RECOVERY = "fpgm_recovery"
 
 Method = Literal["solve", "norms", "weights"]
 
-MEMORY_FRACTION = 0.25
-"""Of the machine's memory that paused passes may hold; other passes run again from the start."""
+MEMORY_FRACTION = 0.125
+"""Of the machine's memory that paused passes may hold before activations are offloaded, and that
+offloaded ones may take before they go to a file."""
 DEFAULT_MEMORY = 8 * 2**30
 """Bytes of memory to assume where the system does not report them."""
-MAX_PAUSED_BATCHES = 64
-"""Batches whose passes may be paused: each takes two threads."""
 VALIDATION_INPUTS = 512
 """Held-out inputs that validate distillation, if the loader has more than are solved with."""
 FEW_STEPS = 50
@@ -278,8 +277,8 @@ def _solve_(
     """Solve for all layers in execution order, each with the inputs it gets from solved ones."""
     layers, largest = _find_layers(model, small, inputs[0])
     available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
-    fitting = int(available / (2 * PASS_MEMORY_FACTOR * max(largest, 1)))
-    passes = PairedForwards(model, small, layers, inputs, min(MAX_PAUSED_BATCHES, fitting))
+    offload = 2 * PASS_MEMORY_FACTOR * largest * len(inputs) > available
+    passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
     solved = []
     try:
         for number, layer in enumerate(layers):

@@ -2,7 +2,8 @@
 
 Each layer is solved for with the inputs it gets from the layers before it, which are solved
 already. Running the model again for every layer would take time quadratic in its depth. So a pass
-runs in its own thread and waits there while the layer is solved.
+runs in its own thread and waits there while the layer is solved. Where memory is short, what it
+holds is offloaded meanwhile (`activation_offload`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations, RestoreOnAccess
 from fpgm.recovery.solvable_layers import SolvableLayer, is_addition
 from fpgm.recovery.unfold import input_of
+from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
-from fpgm.utils.example_inputs import Example
-from fpgm.utils.modules import module_at
+from fpgm.utils.example_inputs import Example, tensors_in
+from fpgm.utils.modules import module_at, named_tensors
 
 
 @dataclass
@@ -37,6 +40,11 @@ class LayerRecord:
     other_operand: Tensor | None = None
     """What the layer's output is added to."""
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the record."""
+        others = (self.sum, self.other_operand)
+        return [*self.inputs, *self.outputs, *(other for other in others if other is not None)]
+
 
 class _PassClosedError(BaseException):
     """Ends a pass nobody waits for. Not an `Exception`, which the model's code might catch."""
@@ -50,6 +58,7 @@ class StagedForward:
         model: nn.Module,
         layers: Sequence[SolvableLayer],
         example: Example,
+        store: ActivationOffload,
         *,
         first: int = 0,
         recompute: bool = False,
@@ -60,6 +69,7 @@ class StagedForward:
             model: left as it is: its weights are shared, its attributes are not.
             layers: all solvable layers.
             example: the batch.
+            store: where `offload` puts activations.
             first: number of the first layer to pause at.
             recompute: compute a layer's output again on continuing, with its new weights.
         """
@@ -67,6 +77,8 @@ class StagedForward:
             model
         )  # the same weights, but passes do not share attributes
         self._layers, self._example, self._recompute = layers, example, recompute
+        given = tensors_in((example.args, dict(example.kwargs)))
+        self._live = LiveActivations(store, [*named_tensors(self._model).values(), *given])
         self._calls: Counter[str] = Counter()
         self._records: dict[int, LayerRecord] = {}
         self._paused_at: int | None = None
@@ -90,6 +102,10 @@ class StagedForward:
             raise self._error
         return self._records[number] if self._paused_at == number else None
 
+    def offload(self) -> None:
+        """Free the memory of what the paused pass holds, until it continues."""
+        self._live.offload()
+
     def close(self) -> None:
         """End the pass where it is."""
         self._closed = True
@@ -108,7 +124,8 @@ class StagedForward:
 
     def _run(self) -> None:
         try:
-            with torch.no_grad(), _AdditionCallback(self._on_addition):
+            mode = _PassMode(self._live, self._on_addition)
+            with torch.no_grad(), RestoreOnAccess(self._live), mode:
                 self._example.call(self._model)
         except _PassClosedError:
             pass
@@ -120,6 +137,7 @@ class StagedForward:
 
     def _pause(self, number: int) -> None:
         """Wait until `_resume` is called from the other thread."""
+        self._live.restore(*self._records[number].tensors())
         self._paused_at = number
         self._paused.release()
         self._go_on.acquire()
@@ -160,6 +178,7 @@ class StagedForward:
             record.sum = branch + record.other_operand
             self._pause(number)
             if self._recompute:
+                self._live.restore(branch, *record.inputs)
                 branch.copy_(self._compute_branch(layer, record, branch))
 
     def _compute_branch(self, layer: SolvableLayer, record: LayerRecord, before: Tensor) -> Tensor:
@@ -176,21 +195,32 @@ class StagedForward:
         return torch.zeros_like(before).index_copy(layer.addition.dim, channels, out)
 
 
-class _AdditionCallback(TorchDispatchMode):
-    """Calls a function before every addition of two activations, with its number in the pass."""
+class _PassMode(TorchDispatchMode):
+    """Restores tensors before they are used, and calls a function before every addition.
 
-    def __init__(self, callback: Callable[[int, Sequence[Tensor]], None]) -> None:
+    The function is given the addition's number in the pass and the two activations.
+    """
+
+    def __init__(
+        self, live: LiveActivations, callback: Callable[[int, Sequence[Tensor]], None]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._callback = callback
+        self._live, self._callback = live, callback
         self._number = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        used = list(tensors((*args, *(kwargs or {}).values())))
+        self._live.restore(*used)
         if is_addition(func, args, kwargs):
             self._callback(self._number, args)
             self._number += 1
-        return func(*args, **(kwargs or {}))
+            self._live.restore(*used)
+        out = func(*args, **(kwargs or {}))
+        for result in tensors((out,)):
+            self._live.add(result)
+        return out
 
 
 class PairedForwards:
@@ -202,7 +232,9 @@ class PairedForwards:
         small: nn.Module,
         layers: Sequence[SolvableLayer],
         inputs: Inputs,
-        max_paused: int,
+        *,
+        offload: bool,
+        max_bytes: int,
     ) -> None:
         """Prepare the passes.
 
@@ -211,11 +243,12 @@ class PairedForwards:
             small: the compact model.
             layers: layers to pause at.
             inputs: all batches.
-            max_paused: for so many batches passes stay paused between layers; for the others they
-                run from the start again for every layer, which takes time instead of memory.
+            offload: free the memory of paused passes.
+            max_bytes: so many bytes are offloaded to memory, the rest to a file.
         """
         self.layers, self.inputs = layers, inputs
-        self._model, self._small, self._max_paused = model, small, max_paused
+        self._model, self._small, self._offload = model, small, offload
+        self._store = ActivationOffload(max_bytes)
         self._passes: dict[int, tuple[StagedForward, StagedForward]] = {}
 
     def records_at(self, number: int) -> Iterator[tuple[int, LayerRecord, LayerRecord]]:
@@ -226,9 +259,12 @@ class PairedForwards:
             if compact is not None and original is not None:
                 yield batch, compact, original
             # Between two calls of a layer, activations were computed with its old weights.
-            if batch >= self._max_paused or self.layers[number].calls > 1:
+            if self.layers[number].calls > 1:
                 for staged in self._passes.pop(batch):
                     staged.close()
+            elif self._offload:
+                for staged in pair:
+                    staged.offload()
 
     def close(self) -> None:
         """End all passes where they are."""
@@ -236,11 +272,12 @@ class PairedForwards:
             for staged in pair:
                 staged.close()
         self._passes.clear()
+        self._store.close()
 
     def _start(self, batch: int, number: int) -> tuple[StagedForward, StagedForward]:
-        example = self.inputs[batch]
+        example, layers, store = self.inputs[batch], self.layers, self._store
         self._passes[batch] = (
-            StagedForward(self._small, self.layers, example, first=number, recompute=True),
-            StagedForward(self._model, self.layers, example, first=number),
+            StagedForward(self._small, layers, example, store, first=number, recompute=True),
+            StagedForward(self._model, layers, example, store, first=number),
         )
         return self._passes[batch]
