@@ -139,7 +139,7 @@ class LayerSolver:
         for x, out, target in zip(
             compact.inputs, compact.outputs, self._targets(compact, original), strict=True
         ):
-            sample = OutputSample(self.layer, x, out, max_positions, seed)
+            sample = OutputSample(self.layer, x, out, max_positions, seed, self.solvable.arguments)
             yield sample, sample.values(target).double(), sample.values(out).double()
 
     def _targets(self, compact: LayerRecord, original: LayerRecord) -> list[Tensor]:

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations, RestoreOnAccess
-from fpgm.recovery.solvable_layers import SolvableLayer, is_addition
+from fpgm.recovery.solvable_layers import ConvInputs, SolvableLayer, is_addition
 from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
@@ -33,8 +36,9 @@ class LayerRecord:
     """Inputs and outputs of a layer's calls, and the addition its output goes into, if any."""
 
     inputs: list[Tensor] = field(default_factory=list)
-    extra_arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    """Arguments of each call besides the input."""
+    """What each call multiplies by the weights."""
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Arguments of each call."""
     outputs: list[Tensor] = field(default_factory=list)
     sum: Tensor | None = None
     other_operand: Tensor | None = None
@@ -42,8 +46,8 @@ class LayerRecord:
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of the record."""
-        others = (self.sum, self.other_operand)
-        return [*self.inputs, *self.outputs, *(other for other in others if other is not None)]
+        others = [t for t in (self.sum, self.other_operand) if t is not None]
+        return [*self.inputs, *self.outputs, *tensors_in(self.arguments), *others]
 
 
 class _PassClosedError(BaseException):
@@ -87,6 +91,7 @@ class StagedForward:
         self._go_on, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
+        self._conv_inputs = ConvInputs(self._model, layers)
         for number, layer in list(enumerate(layers))[first:]:
             # First of all hooks: before an adapter gathers or scatters channels of the output.
             module = module_at(self._model, layer.path)
@@ -124,7 +129,7 @@ class StagedForward:
 
     def _run(self) -> None:
         try:
-            mode = _PassMode(self._live, self._on_addition)
+            mode = _PassMode(self._live, self._conv_inputs, self._on_addition)
             with torch.no_grad(), RestoreOnAccess(self._live), mode:
                 self._example.call(self._model)
         except _PassClosedError:
@@ -150,12 +155,16 @@ class StagedForward:
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
             record = self._records.setdefault(number, LayerRecord())
             x = input_of(args, kwargs)
-            extra = (args[1:], {k: v for k, v in kwargs.items() if k != "input"})
-            record.extra_arguments.append(extra)
+            if layer.arguments is not None:
+                x = self._conv_inputs.latest.pop(layer.path)
             self._calls[layer.path] += 1
             if layer.addition is not None or self._calls[layer.path] < layer.calls:
                 # The model continues, and may overwrite these tensors in place.
-                record.inputs.append(x.clone())
+                copies = {id(t): t.clone() for t in (x, *tensors_in((args, kwargs)))}
+                record.arguments.append(
+                    tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
+                )
+                record.inputs.append(copies[id(x)])
                 record.outputs.append(out.clone())
                 return None
             record.inputs.append(x)
@@ -178,16 +187,16 @@ class StagedForward:
             record.sum = branch + record.other_operand
             self._pause(number)
             if self._recompute:
-                self._live.restore(branch, *record.inputs)
+                self._live.restore(branch, *tensors_in(record.arguments))
                 branch.copy_(self._compute_branch(layer, record, branch))
 
     def _compute_branch(self, layer: SolvableLayer, record: LayerRecord, before: Tensor) -> Tensor:
         """Compute the operand of an addition again, with the layer's new weights."""
-        args, kwargs = record.extra_arguments[0]
+        args, kwargs = record.arguments[0]
         module = module_at(self._model, layer.path)
-        out: Tensor = module.forward(record.inputs[0], *args, **kwargs)
+        out: Tensor = module.forward(*args, **kwargs)
         if layer.batch_norm is not None:
-            out = module_at(self._model, layer.batch_norm).forward(out)
+            out = _normalize(module_at(self._model, layer.batch_norm), out)
         assert layer.addition is not None
         if layer.addition.channels is None:
             return out
@@ -195,17 +204,31 @@ class StagedForward:
         return torch.zeros_like(before).index_copy(layer.addition.dim, channels, out)
 
 
-class _PassMode(TorchDispatchMode):
-    """Restores tensors before they are used, and calls a function before every addition.
+def _normalize(norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a batch norm in eval mode, without the activation that a subclass may add."""
+    assert isinstance(norm, _BatchNorm)
+    weight, bias, eps = norm.weight, norm.bias, norm.eps
+    return F.batch_norm(x, norm.running_mean, norm.running_var, weight, bias, eps=eps)
 
-    The function is given the addition's number in the pass and the two activations.
-    """
+
+class _PassMode(TorchDispatchMode):
+    """Restores tensors before they are used, and calls a function before every addition."""
 
     def __init__(
-        self, live: LiveActivations, callback: Callable[[int, Sequence[Tensor]], None]
+        self,
+        live: LiveActivations,
+        conv_inputs: ConvInputs,
+        callback: Callable[[int, Sequence[Tensor]], None],
     ) -> None:
+        """Prepare the mode.
+
+        Args:
+            live: the pass's activations.
+            conv_inputs: notes what convolutions multiply.
+            callback: called with an addition's number in the pass, and its operands.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live, self._callback = live, callback
+        self._live, self._conv_inputs, self._callback = live, conv_inputs, callback
         self._number = 0
 
     def __torch_dispatch__(
@@ -217,6 +240,7 @@ class _PassMode(TorchDispatchMode):
             self._callback(self._number, args)
             self._number += 1
             self._live.restore(*used)
+        self._conv_inputs.note(func, args)
         out = func(*args, **(kwargs or {}))
         for result in tensors((out,)):
             self._live.add(result)
