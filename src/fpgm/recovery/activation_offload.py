@@ -56,7 +56,8 @@ class ActivationOffload:
         """Bytes kept in memory."""
         self._saved: dict[int, _Saved] = {}
         self._file: IO[bytes] | None = None
-        self._end = 0
+        self.file_bytes = 0
+        """Size of the file."""
         self._free: dict[int, list[int]] = {}
         """Places in the file that are free again, by their size."""
 
@@ -123,7 +124,9 @@ class ActivationOffload:
         if values is None:
             assert self._file is not None
             self._file.seek(saved.place)
-            content = bytearray(self._file.read(saved.saved_bytes))
+            content = bytearray()
+            while len(content) < saved.saved_bytes:  # the largest come in several blocks
+                content += self._file.read(saved.saved_bytes - len(content))
             values = torch.frombuffer(content, dtype=saved.saved_dtype)
         self._release(saved)
         return values
@@ -138,19 +141,21 @@ class ActivationOffload:
     def _write(self, values: Tensor) -> int:
         """Write values to the file, and return where they begin."""
         free = self._free.get(values.nbytes)
-        place = free.pop() if free else self._end
+        place = free.pop() if free else self.file_bytes
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115  (see close)
+                # Unbuffered: what finds no room is told when it is written, not when it is closed.
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (see close)
             self._file.seek(place)
-            self._file.write(values.view(torch.uint8).numpy().data)
-            self._file.flush()
+            rest = memoryview(values.view(torch.uint8).numpy().data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise FileError(
                 f"Activations cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Use "
                 "fewer images, or let TMPDIR name a folder with more room."
             ) from error
-        self._end = max(self._end, place + values.nbytes)
+        self.file_bytes = max(self.file_bytes, place + values.nbytes)
         return place
 
 

@@ -182,6 +182,7 @@ class StagedForward:
             if record is None or operands[0].shape != operands[1].shape:
                 continue  # the model takes another path for this batch
             assert layer.addition is not None
+            self._live.restore(*operands)  # offloaded while another layer's pass was paused here
             branch = operands[layer.addition.operand]
             record.other_operand = operands[1 - layer.addition.operand]
             record.sum = branch + record.other_operand
