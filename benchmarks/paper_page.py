@@ -31,9 +31,9 @@ def page(result: dict[str, Any]) -> Iterator[str]:
     yield f"    {result['command']}"
     yield ""
     yield (
-        "Accuracy on CIFAR-10's 10,000 test images. *At once*: one-shot, as the method leaves the "
+        "Accuracy on CIFAR-10's 10,000 test images. *One-shot*: as the method leaves the "
         "network. *Recovered*: the method's selection of units with weights from least squares on "
-        f"{result['images']} unlabeled images. *Trained on*: from *at once*, {result['steps']} "
+        f"{result['images']} unlabeled images. *Fine-tuned*: from *one-shot*, {result['steps']} "
         "steps of SGD with batch size 128, which is all the training a method gets; one that "
         "trains before it prunes has half of them left. Every convolution is pruned separately "
         "(`independent`), except the classifier, all to the MACs that whole filters leave; the "
@@ -82,7 +82,7 @@ def _section(setting: dict[str, Any]) -> Iterator[str]:
             rows.append(
                 (METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}", str(len(own)))
             )
-    header = ("method", "MACs removed", "at once", "recovered", "trained on", "seconds", "seeds")
+    header = ("method", "MACs removed", "one-shot", "recovered", "fine-tuned", "seconds", "seeds")
     yield markdown_table(header, rows)
     for name in METHODS:
         told = [row["notes"] for row in setting["rows"] if row["method"] == name and "notes" in row]
@@ -108,7 +108,7 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
         means = {name: _means(setting, name) for name in _others(setting)}
         for key, title, near in (
             ("recovered", "recovered", LEVEL),
-            ("tuned", "trained on", TRAINED),
+            ("tuned", "fine-tuned", TRAINED),
         ):
             ahead, level, behind = [], [], []
             for name, found in means.items():

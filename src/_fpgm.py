@@ -1,7 +1,7 @@
-"""Where the command `fpgm` begins, so that Ctrl-C ends it tidily from the first moment.
+"""Entry point of the `fpgm` command, which handles Ctrl-C before torch is imported.
 
-It is no part of the package because to import any of that is to import torch, which takes seconds:
-just those in which whoever mistyped something stops the command.
+It is outside the package because importing the package imports torch, which takes seconds, and
+users may press Ctrl-C in that time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _stop(*_: object) -> None:
-    """At once: nothing has been begun, and an exception might be swallowed by what is imported."""
+    """Exit at once: nothing has started, and a module being imported might swallow an exception."""
     sys.stderr.write("fpgm: stopped.\n")
     sys.stderr.flush()
     os._exit(130)

@@ -2,10 +2,10 @@
 
     plan = fpgm.plan(model, example_inputs, rate=0.4)    # nothing has happened yet
     small = fpgm.compact(model, plan)                    # a new module; model itself is untouched
-    fpgm.verify(model, plan, example_inputs).check()     # proof that small is what was planned
+    fpgm.verify(model, plan, example_inputs).check()     # compare with the masked model
     fpgm.save(small, "small.safetensors")                # weights and plan, no pickle
 
-The names below are all there is to rely on; modules behind them may change.
+Only the names below are public; the modules that define them may change.
 """
 
 from fpgm._version import __version__

@@ -1,4 +1,4 @@
-"""`python -m fpgm`, which launchers of many processes can start."""
+"""`python -m fpgm`, for launchers such as torchrun."""
 
 from fpgm.cli import app
 

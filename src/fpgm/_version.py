@@ -1,3 +1,3 @@
-"""The version, in one place: the build reads it from here, and so does the package."""
+"""The version; the build and the package both read it from here."""
 
 __version__ = "0.1.0"

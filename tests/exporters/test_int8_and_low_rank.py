@@ -95,7 +95,7 @@ class TestInt8:
         with pytest.raises(fpgm.VerificationError) as caught:
             fpgm.export(model, X, tmp_path / "a.onnx", loader=[X], int8=True)
         assert re.fullmatch(
-            r"Quantisation to int8 changes the outputs by \d+% of their squares \(at most 50% is "
+            r"Quantization to int8 changes the outputs by \d+% of their squares \(at most 50% is "
             r"accepted\): no file was written\. Export without int8\.",
             str(caught.value),
         )

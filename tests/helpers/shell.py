@@ -26,4 +26,4 @@ def refused(*args: object, code: int = 2) -> str:
 
 def without_numbers(text: str) -> str:
     """With # for the differences of a certificate, which rounding changes."""
-    return re.sub(r"(?<=by )[\d.e+-]+(?= |,)", "#", text)
+    return re.sub(r"(?<=by )[\d.e+-]*\d(?= |,|\.\n)", "#", text)

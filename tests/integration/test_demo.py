@@ -29,7 +29,7 @@ def test_it_ends_by_naming_the_report(
     runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert said.splitlines()[-1].endswith(f"Open {out / 'report.html'} in a browser.")
-    assert said.count("\nCertified: ") == 2
+    assert said.count("\nVerified on ") == 2
     assert "onnxruntime, batch 64" in said
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "91.50%" in page  # the original's accuracy, from the first step

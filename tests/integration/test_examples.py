@@ -281,7 +281,7 @@ def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, s
     assert len(logged(tmp_path / "run")) < epochs
 
     said = run(tmp_path, job, *command)
-    assert re.search(rf"going on after epoch \d+ of {epochs}", said)
+    assert re.search(rf"resuming after epoch \d+ of {epochs}", said)
     assert [row["epoch"] for row in logged(tmp_path / "run")] == list(range(1, epochs + 1))
     assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
     assert len(weights(tmp_path / "run")["0.weight"]) < 16

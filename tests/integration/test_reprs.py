@@ -68,8 +68,8 @@ def net() -> nn.Module:
         (
             replace(CERTIFICATE, moved=0.0, exact=False),
             (
-                "Certificate(nothing proved: differs by 1.8e-13, tolerance 1e-08, over 2 inputs in "
-                "float64, approximate)"
+                "Certificate(nothing verified: differs by 1.8e-13, tolerance 1e-08, over 2 inputs "
+                "in float64, approximate)"
             ),
         ),
         (replace(CERTIFICATE, problem="It fails."), "Certificate(NOT ok: It fails.)"),
@@ -84,10 +84,7 @@ def net() -> nn.Module:
         (BENCH, "Bench(small 2.10× as fast as original (eager, batch 1, threads 2))"),
         (
             Bench((BenchRow("eager", 1, 2, (FIRST, SMALL), "busy"),), (), {}, {}),
-            (
-                "Bench(small 2.10× as fast as original (eager, batch 1, threads 2; NOT to be "
-                "relied on))"
-            ),
+            ("Bench(small 2.10× as fast as original (eager, batch 1, threads 2; UNRELIABLE))"),
         ),
         (
             Bench((BenchRow("eager", 8, 1, (FIRST,)),), (), {}, {}),

@@ -457,4 +457,4 @@ def test_the_report_knows_the_theory_of_old_and_new_files() -> None:
 
 def test_a_folder_that_is_not_there() -> None:
     message = refused("bench", "runs/nothere")
-    assert message == "There is no folder runs/nothere: give one of fpgm prune, or a model."
+    assert message == "There is no folder runs/nothere: give a folder of fpgm prune, or a model."

@@ -41,7 +41,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_in_words(crowd: None) -> None:
     watched = MachineLoad()
     assert watched.used_cores() == pytest.approx(1.5)
-    assert watched.describe_contention(1) == "other work took 1.5 of 2 cores"
+    assert watched.describe_contention(1) == "other processes used 1.5 of 2 cores"
 
 
 @pytest.mark.parametrize(("others", "threads", "reported"), [
@@ -85,9 +85,12 @@ def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.Monkey
 
 
 def test_the_summary_says_so_and_gives_no_other_reason() -> None:
-    summary = summarize(1.0, 2.0, 0.0, lambda: ["odd widths"], "other work took 1.5 of 2 cores")
+    summary = summarize(
+        1.0, 2.0, 0.0, lambda: ["odd widths"], "other processes used 1.5 of 2 cores"
+    )
     assert summary == (
-        "unreliable: other work took 1.5 of 2 cores; measure again on an idle machine; theory 2.0×"
+        "unreliable: other processes used 1.5 of 2 cores; measure again on an idle machine; "
+        "theory 2.0×"
     )
 
 
@@ -113,7 +116,7 @@ class TestPlan:
         monkeypatch.setattr(budget_search, "reach_budget", lambda *_: fpgm.Plan("", {}, ()))
         (note,) = self.planned().notes
         assert note == (
-            "While times were measured, other work took 1.5 of 2 cores: they may be wrong."
+            "While times were measured, other processes used 1.5 of 2 cores: they may be wrong."
         )
 
     def test_so_does_a_refusal(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +125,7 @@ class TestPlan:
 
         monkeypatch.setattr(budget_search, "reach_budget", refuse)
         with pytest.raises(
-            fpgm.RequestError, match=r"reached\. But other work took 1\.5 of 2 cores"
+            fpgm.RequestError, match=r"reached\. But other processes used 1\.5 of 2 cores"
         ):
             self.planned()
 
@@ -134,5 +137,5 @@ def test_a_bench_says_so(crowd: None) -> None:
     (row,) = fpgm.bench([net, small], x, backends=["eager"], threads=[1], seconds=0.1).rows
     verdict = row.figures[1].verdict
     assert verdict is not None
-    assert "unreliable: other work took 1.5 of 2 cores" in verdict
-    assert row.crowd == "other work took 1.5 of 2 cores"
+    assert "unreliable: other processes used 1.5 of 2 cores" in verdict
+    assert row.crowd == "other processes used 1.5 of 2 cores"

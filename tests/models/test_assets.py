@@ -83,14 +83,14 @@ def test_pictures_go_through_a_file_unchanged(tmp_path: Path) -> None:
 def test_the_command_line_knows_the_weights_by_a_word(tmp_path: Path) -> None:
     out = tmp_path / "small"
     run("prune", "resnet20", "--weights", "shipped", "--rate", "0.3", "--out", out)
-    assert "Certified" in run("verify", out)[0]  # the package has them: no need to say where
-    assert "Certified" in run("verify", out, "--weights", "shipped")[0]
+    assert "Verified" in run("verify", out)[0]  # the package has them: no need to say where
+    assert "Verified" in run("verify", out, "--weights", "shipped")[0]
     small = fpgm.load(out / "small.safetensors", lambda: build("resnet20"))
     assert small.linear.in_features < 64
 
 
 def test_they_fit_one_network_only() -> None:
-    with pytest.raises(FileError, match=r"^The shipped weights are of resnet20 with"):
+    with pytest.raises(FileError, match=r"^The shipped weights fit only resnet20"):
         load_weights(build("resnet56"), weights_file("shipped"))
 
 

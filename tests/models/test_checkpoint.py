@@ -129,9 +129,9 @@ def test_a_pickled_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_checkpoints_without_a_state_dict(tmp_path: Path) -> None:
     torch.save({"epoch": 3, "lr": 0.1}, tmp_path / "numbers.pt")
-    fails(tmp_path / "numbers.pt", "holds no state dict: epoch, lr are not tensors.")
+    fails(tmp_path / "numbers.pt", "does not contain a state dict: epoch, lr are not tensors.")
     torch.save(torch.ones(3), tmp_path / "tensor.pt")
-    fails(tmp_path / "tensor.pt", "holds no state dict but Tensor.")
+    fails(tmp_path / "tensor.pt", "contains a Tensor, not a state dict.")
 
 
 def test_a_mismatch_is_told_with_counts_and_first_names(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_mismatch_is_told_with_counts_and_first_names(tmp_path: Path) -> None:
     text = fails(file, "does not fit Sequential: ")
     assert text.endswith(
         "2 missing (3.weight, 3.bias), 5 unexpected (extra0, extra1, extra2 and 2 more), "
-        "1 of another shape (0.weight is 8×3×1×1, not 4×3×1×1)."
+        "1 with a different shape (0.weight is 8×3×1×1, not 4×3×1×1)."
     )
 
 
@@ -166,7 +166,7 @@ def test_weights_that_two_layers_share_are_read_for_both(tmp_path: Path) -> None
     ("content", "message"),
     [
         ({0: torch.zeros(1)}, "does not fit Linear: 2 missing (weight, bias), 1 unexpected (0)."),
-        ({0: "a"}, "holds no state dict: 0 is not tensors."),
+        ({0: "a"}, "does not contain a state dict: 0 is not a tensor."),
     ],
 )
 def test_names_that_are_numbers(tmp_path: Path, content: Any, message: str) -> None:

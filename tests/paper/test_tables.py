@@ -333,7 +333,7 @@ class TestQuick:
         assert result is not None
         assert result.how.startswith("FPGM-mix, soft from trained weights")
 
-    @pytest.mark.parametrize("crowd", [None, "other work took 1.2 of 2 cores"])
+    @pytest.mark.parametrize("crowd", [None, "other processes used 1.2 of 2 cores"])
     def test_times(
         self, crowd: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -448,7 +448,7 @@ class TestCommand:
             ),
             (("table1", "--scale", "full", "--set", "train.epoch=3"), "no 'train.epoch': did you"),
             (("table2", "--scale", "full", "--rows", "*101*"), "needs ImageNet: give the folder"),
-            (("table1", "--mean", "0.5"), "--mean and --std belong together"),
+            (("table1", "--mean", "0.5"), "--mean and --std go together"),
             (("ablations", "--epochs", 1), "--epochs has no effect on ablations: leave it out."),
             (("table5", "--mean", "0", "--std", "1"), "--mean has no effect on table5"),
             (("table4", "--steps", 1), "--steps has no effect on table4"),

@@ -278,3 +278,36 @@ def test_a_plan_that_leaves_a_size_that_code_may_read_is_run_once() -> None:
     assert {g.name: g.kept for g in plan.groups}.get("a.0", 8) == 8
     assert any("ValueError" in f.reason for f in plan.frozen)
     fpgm.compact(net, plan)(X)
+
+
+class SizedInSpace(nn.Module):
+    """The number in `dim` is a layer's width too, but sizes something else."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
+        self.dim, self.use = 16, use
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.first(x).relu())
+        if self.use == "view":
+            return y.flatten(2).view(1, 8, -1, self.dim).softmax(3).sum(2)
+        if self.use == "norm":
+            rows = y.flatten(2).view(1, 8, -1, self.dim)
+            return F.layer_norm(rows, (self.dim,)).amax((2, 3))
+        if self.use == "split":
+            return y.flatten(2).split([self.dim, 64 - self.dim], 2)[0].sum(2)
+        if self.use == "expand":
+            means = y.mean((2, 3), keepdim=True)
+            return means.expand(-1, -1, self.dim, -1).sum((2, 3))
+        return y.repeat(1, 1, self.dim, 1).sum((2, 3))
+
+
+@pytest.mark.parametrize("use", ["view", "norm", "split", "expand", "repeat"])
+def test_a_number_that_sizes_something_else_stays(use: str) -> None:
+    torch.manual_seed(0)
+    net, x = SizedInSpace(use), torch.randn(1, 3, 8, 8)
+    plan = fpgm.plan(net, x, rate=0.5, align=1)
+    small = fpgm.compact(net, plan)
+    assert (small.first.out_channels, small.dim) == (8, 16)
+    assert fpgm.verify(net, plan, x, compacted=small).ok

@@ -279,7 +279,7 @@ def test_an_output_that_never_moves_is_named(kind: str) -> None:
     model = TwoHeads(IDLE[kind])
     certificate = fpgm.verify(model, planned(model, ROWS)[0], ROWS).check()
     assert certificate.notes == (
-        "Nothing was proved of out[1]: masking the removed units does not change it.",
+        "out[1]: not verified, because masking the removed units does not change it.",
     )
     model = TwoHeads(torch.tanh)
     assert fpgm.verify(model, planned(model, ROWS)[0], ROWS).check().notes == ()
@@ -295,7 +295,7 @@ def test_a_module_that_no_example_reaches_is_named() -> None:
     model = Branches(torch.tanh)
     certificate = fpgm.verify(model, planned(model, ROWS)[0], ROWS).check()
     assert certificate.notes == (
-        "'two': not used by the examples, so what it computes was not checked.",
+        "'two': not used by the examples, so its outputs were not checked.",
     )
 
 
@@ -312,7 +312,9 @@ def test_weights_that_cannot_be_varied_are_noted() -> None:
 
     model = Fixed()
     (note,) = fpgm.verify(model, planned(model, ROWS)[0], ROWS).check().notes
-    assert note.startswith("Its weights could not be varied: The masked model does not run")
+    assert note.startswith(
+        "The check with modified weights was skipped: The masked model does not run"
+    )
 
 
 # State across calls.
@@ -377,7 +379,7 @@ def test_random_numbers_over_pruned_channels_are_made_equal(kind: str) -> None:
     model = Sampler(DRAWS[kind])
     plan, small = planned(model, ROWS, ignore=["head"])
     certificate = fpgm.verify(model, plan, ROWS, compacted=small).check()
-    assert certificate.notes == ("The model draws random numbers; constants took their place.",)
+    assert certificate.notes == ("The model draws random numbers; constants were used instead.",)
     with torch.no_grad():
         small.head.weight[0] *= 1.01
     assert not fpgm.verify(model, plan, ROWS, compacted=small).ok
@@ -447,7 +449,7 @@ def test_random_numbers_that_follow_no_seed_are_said() -> None:
         fpgm.verify(model, plan, ROWS).check()
     assert str(error.value).endswith(
         "Its outputs differ from one run to the next, even with the same seed: switch that off "
-        "for the check."
+        "for verification."
     )
 
 

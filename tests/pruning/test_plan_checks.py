@@ -289,7 +289,7 @@ class TestFiles:
         with pytest.raises(FileError) as caught:
             fpgm.load(file, made)
         assert str(caught.value).endswith(f"its 'a.weight' is torch.float32, the file's {dtype}.")
-        with pytest.raises(FileError, match="of another kind"):
+        with pytest.raises(FileError, match="with a different dtype"):
             load_weights(fpgm.compact(made(), read_plans(file)[""][0]), file)
 
     def test_weights_of_another_precision(self, file: Path) -> None:

@@ -391,4 +391,4 @@ def test_one_changed_bit_is_noticed(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    assert refused(file) == "FILE is damaged: what it holds is not what was saved (sha256 differs)."
+    assert refused(file) == "FILE is damaged: its contents are not what was saved (sha256 differs)."

@@ -37,7 +37,7 @@ def test_equal_to_rounding_and_far_from_the_original_is_ok() -> None:
 def test_a_difference_above_rounding_is_not_ok() -> None:
     assert complaint(Certificate(0.25, 0.5, 2, 1e-4, "float32")) == (
         "The compact model differs from the masked original by 2.5e-01 (tolerance 1e-04). Do not "
-        "use it: plan again with ignore= for the layers in front of that output."
+        "use it: plan again with ignore= for the layers before that output."
     )
 
 
@@ -45,8 +45,9 @@ def test_a_difference_above_rounding_is_not_ok() -> None:
 def test_what_hardly_moves_proves_nothing(moved: float) -> None:
     """A wrong compact model could hide in an error of a hundredth of what was to be seen."""
     assert complaint(Certificate(1e-6, moved, 2, 1e-4, "float32")) == (
-        f"Nothing was proved: masking the removed units moves the outputs by only {moved:.1e}, "
-        "with these weights and with others. Verify with an example input that reaches those units."
+        f"Nothing was verified: masking the removed units changes the outputs by only {moved:.1e}, "
+        "with these weights and with modified ones. Verify with an example input that reaches "
+        "those units."
     )
     assert Certificate(1e-6, 1.1e-4, 2, 1e-4, "float32").ok
 
@@ -98,7 +99,7 @@ def test_one_tampered_weight_is_found(tensor: str) -> None:
     assert re.fullmatch(
         r"The compact model differs from the masked original by \d\.\de[+-]\d\d at out, channel "
         r"\d of dim 1 \(at \[\d, \d\]\) \(tolerance 1e-08\)\. Do not use it: plan again with "
-        r"ignore= for the layers in front of that output\.",
+        r"ignore= for the layers before that output\.",
         complaint(certificate),
     )
 
@@ -137,8 +138,8 @@ def test_a_tampered_model_cannot_hide_behind_zero_gain() -> None:
         small.up.weight[0, 0] += 1
     certificate = fpgm.verify(model, plan, X, compacted=small)
     assert complaint(certificate) == (
-        "The compact model's parameter 'up.weight' does not hold what the plan keeps of the "
-        "original's: compact the model again."
+        "The compact model's parameter 'up.weight' does not contain the original values that "
+        "the plan keeps: compact the model again."
     )
 
 
@@ -260,7 +261,7 @@ def test_units_that_never_fire_prove_nothing() -> None:
     certificate = fpgm.verify(model, plan, X)
     assert (certificate.max_error, certificate.moved) == (0, 0)
     assert complaint(certificate).startswith(
-        "Nothing was proved: masking the removed units moves the outputs by only 0.0e+00, "
+        "Nothing was verified: masking the removed units changes the outputs by only 0.0e+00, "
     )
 
 

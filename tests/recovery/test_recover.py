@@ -159,7 +159,7 @@ WANTED = "without a tensor of inputs: give batches of inputs, or pairs of inputs
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        ([], "The loader gives nothing: recovery needs some batches of inputs."),
+        ([], "The loader is empty: recovery needs some batches of inputs."),
         (["a"], f"The loader gives str {WANTED}."),
         ([()], f"The loader gives tuple {WANTED}."),
         (

@@ -427,7 +427,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             fpgm.sensitivity(net, data[0], data, cache=file)
     good["groups"][0]["harm"] = []
     file.write_text(json.dumps(good))
-    with pytest.raises(fpgm.FileError, match="lacks some errors"):
+    with pytest.raises(fpgm.FileError, match="has missing errors"):
         fpgm.sensitivity(net, data[0], data, cache=file)
     file.write_bytes(b"\xff\xfe{")
     with pytest.raises(fpgm.FileError, match="cannot be read"):

@@ -84,7 +84,7 @@ class TestPage:
             (card,), (chart,) = cards(run), run_charts(run, [])
             return card, chart.caption
 
-        busy = "other work took 1.8 of 2 cores"
+        busy = "other processes used 1.8 of 2 cores"
         card, text = latency_card(busy, None)
         assert (card.value, card.tone) == ("2.00× faster", "good")
         assert text.endswith(f"Some times are unreliable: {busy}.")

@@ -192,7 +192,7 @@ def test_a_half_precision_model_wants_a_half_precision_example() -> None:
     assert message == (
         "The model's own forward fails on the example input: expected scalar type Float but found "
         f"Half (RuntimeError in digits.py:{DIGITS_FORWARD}). The example is float32, the weights "
-        "are float16: bring one to the other's precision."
+        "are float16: convert one of them."
     )
     with unchanged(model):
         small = fpgm.prune(model, X.half(), rate=0.4)
@@ -221,7 +221,7 @@ def test_a_model_without_anything_to_prune() -> None:
     message = answer(fpgm.ModelError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
         "There is nothing to prune: no layer has a unit that can be removed. "
-        "Most stay for this reason: the model's output."
+        "The most common reason: the model's output."
     )
 
 
@@ -279,7 +279,10 @@ def test_an_empty_example_is_refused() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
     with pytest.raises(fpgm.RequestError) as error:
         fpgm.plan(net, torch.zeros(0, 3, 8, 8), rate=0.5)
-    assert str(error.value) == "The example input is empty (0×3×8×8 float32): give one in full."
+    assert (
+        str(error.value)
+        == "The example input is empty (0×3×8×8 float32): give one that is not empty."
+    )
 
 
 def test_an_output_keeps_its_width_though_the_example_leaves_it_empty() -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.errors import ModelError
 from fpgm.planning import planner as planner_module
 from fpgm.tracing.operator_log import OperatorLog, record_operators
 from fpgm.utils.example_inputs import as_examples
@@ -32,6 +33,10 @@ class Scaled(nn.Module):
             y = F.adaptive_avg_pool2d(y, self.dim)
         elif self.use == "numpy":
             y = y * torch.from_numpy(np.full(1, self.dim, dtype="float32"))
+        elif self.use == "counter":
+            n = torch.zeros((), dtype=torch.int64)
+            n += self.dim
+            y = y / n
         elif self.use == "branch" and self.dim < 8:
             y = y.relu()
         elif self.use == "other tensor":
@@ -55,7 +60,7 @@ def with_dim(use: str, dim: int) -> OperatorLog:
     return log_of(model)
 
 
-@pytest.mark.parametrize("use", ["number", "pool", "numpy", "branch", "other tensor"])
+@pytest.mark.parametrize("use", ["number", "pool", "numpy", "counter", "branch", "other tensor"])
 def test_an_attribute_that_changes_what_is_computed_shows(use: str) -> None:
     assert with_dim(use, 8).is_same(with_dim(use, 8), sizes_may_differ=False)
     assert not with_dim(use, 8).is_same(with_dim(use, 4), sizes_may_differ=True)
@@ -152,3 +157,21 @@ def test_train_mode_is_traced_in_full_only_if_it_runs_other_operators(noise: boo
     assert [one.training for one in passes] == ([False, True] if noise else [False])
     assert not net.training
     assert bool(planner.structure.groups) is not noise  # noise of a fixed shape keeps all channels
+
+
+class SplitsInTraining(nn.Module):
+    """Divides its channels into four blocks in train mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks = 4 if self.training else 1
+        y = self.first(x).view(len(x), blocks, -1, 8, 8)
+        return self.last((y - y.mean(3, keepdim=True)).view(len(x), -1, 8, 8))
+
+
+def test_a_size_that_only_train_mode_has_is_kept() -> None:
+    with pytest.raises(ModelError, match="sizes are fixed in the code"):
+        fpgm.plan(SplitsInTraining(), X, rate=0.4, align=1)

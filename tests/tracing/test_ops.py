@@ -355,7 +355,7 @@ STAY: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "as_strided": (
         lambda: between(lambda net, x: x.as_strided((2, 8, 8, 8), (512, 64, 1, 8))),
-        "'as_strided' lays a tensor out by fixed numbers",
+        "'as_strided' uses fixed sizes or strides",
     ),
     "distances": (
         lambda: between(lambda net, x: x * torch.cdist(x.flatten(2), x.flatten(2)).mean()),
@@ -444,7 +444,9 @@ def test_what_an_lstm_reads_goes_and_its_units_stay() -> None:
     net = recurrent(nn.LSTM(8, 6, batch_first=True, bidirectional=True, num_layers=2), 12)
     plan = plan_of(net, WORDS)
     assert kept(plan) == {"e": 4, "c": 4}
-    assert any("r" in f.layers and "the units of an LSTM stay" in f.reason for f in plan.frozen)
+    assert any(
+        "r" in f.layers and "the units of an LSTM are not pruned" in f.reason for f in plan.frozen
+    )
     small = fpgm.compact(net, plan)
     assert small.r.input_size == 4  # type: ignore[union-attr]
     small(WORDS).sum().backward()

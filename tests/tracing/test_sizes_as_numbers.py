@@ -1,5 +1,6 @@
 """Widths that code uses as numbers: a plan alone must keep outputs right."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +36,9 @@ SCALES: dict[str, Callable[[Base, Tensor], float]] = {
     "out_channels": lambda net, f: net.a.out_channels**-0.5,
     "weight": lambda net, f: net.a.weight.shape[0] ** -0.5,
     "compared": lambda net, f: 2.0 if f.shape[1] == 16 else 1.0,
+    "length": lambda net, f: 1 / len(f[0]),
+    "stride": lambda net, f: 1 / f.stride(0),
+    "root": lambda net, f: math.sqrt(f.shape[1]),
     "looked up": lambda net, f: 2.0 if f.shape[1] in (16, 32) else 1.0,
 }
 

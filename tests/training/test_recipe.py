@@ -60,7 +60,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         (with_(data={"batch": 0}), "data.batch is 0: give at least 1."),
         (with_(run={"accumulate": 0}), "run.accumulate is 0: give at least 1."),
         (with_(train={"lr": float("inf")}), "train.lr is inf: give a number above 0."),
-        (with_(train={"momentum": -1}), "train.momentum is -1.0: give 0 up to below 1."),
+        (with_(train={"momentum": -1}), "train.momentum is -1.0: give at least 0 and below 1."),
         (
             with_(train={"momentum": 0, "nesterov": True}),
             "train.nesterov needs train.momentum above 0.",
@@ -70,7 +70,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         (with_(train={"warmup": -1}), "train.warmup is -1: give 0 epochs or more."),
         (
             with_(train={"label_smoothing": 1.5}),
-            "train.label_smoothing is 1.5: give 0 up to below 1.",
+            "train.label_smoothing is 1.5: give at least 0 and below 1.",
         ),
         (with_(data={"limit": 0}), "data.limit is 0: give at least 1."),
         (with_(data={"crop": -1}), "data.crop is -1: give 0 pixels or more."),
@@ -78,12 +78,12 @@ def with_(**parts: Any) -> dict[str, Any]:
         (with_(data={"workers": -1}), "data.workers is -1: give 0 or more."),
         (
             with_(data={"mean": [0.5], "std": [0]}),
-            "data.std holds a number that is not above 0.",
+            "data.std contains a number that is not above 0.",
         ),
-        (with_(seed=2**63), f"seed is {2**63}: give a smaller number."),
+        (with_(seed=2**63), f"seed is {2**63}: give a number that fits in 64 bits."),
         (
             with_(distill={"model": "digits", "weights": "w", "share": 7}),
-            "distill.share is a share of the loss: give 0 to 1.",
+            "distill.share is a fraction of the loss: give a number from 0 to 1.",
         ),
         (
             with_(distill={"model": "digits", "weights": "w", "temperature": 0}),
@@ -107,7 +107,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         ),
         (
             with_(model={"compact": "small.safetensors"}, prune={"rate": 0.4}),
-            "model.compact goes on training a pruned model: leave [prune] out.",
+            "model.compact continues training a pruned model: leave [prune] out.",
         ),
     ],
 )
@@ -121,14 +121,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"^The recipe .*/none\.toml cannot be read: No such file"):
         read_recipe(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("lr = = 3")
-    with pytest.raises(FileError, match=r"^.*/bad\.toml is no TOML: .*line 1"):
+    with pytest.raises(FileError, match=r"^.*/bad\.toml is not valid TOML: .*line 1"):
         read_recipe(tmp_path / "bad.toml")
 
 
 def test_a_circle_of_recipes_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"')
     (tmp_path / "b.toml").write_text('extends = "a.toml"')
-    with pytest.raises(FileError, match=r"/a\.toml builds on itself: "):
+    with pytest.raises(FileError, match=r"/a\.toml extends itself: "):
         read_recipe(tmp_path / "a.toml")
 
 
@@ -169,7 +169,7 @@ def test_a_recipe_from_trained_weights_wants_them(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_recipe(file)
     assert str(caught.value) == (
-        f"{file}: it starts from trained weights: give them, --set model.weights=FILE."
+        f"{file}: it starts from trained weights: give --set model.weights=FILE."
     )
     assert read_recipe(file, ["model.weights=a.safetensors"]).model.weights == "a.safetensors"
 
@@ -286,7 +286,10 @@ def test_a_recipe_is_a_table(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(FileError) as caught:
         read_recipe(tmp_path / "list.json")
-    assert str(caught.value) == f"{tmp_path}/list.json is no recipe: it holds no table of options."
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/list.json is not a recipe: it contains no table of options."
+    )
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def fatal():
     file = write_recipe(tmp_path, f"{tmp_path}/fatal.py:fatal", epochs=4)
     output = finish(file, tmp_path / "run", *torchrun("--max-restarts", "1"))
     assert (tmp_path / "died").exists()
-    assert "going on after epoch 2 of 4" in output
+    assert "resuming after epoch 2 of 4" in output
     epochs = [metrics["epoch"] for metrics in logged(tmp_path / "run")]
     assert epochs == [1, 2, 3, 4]
 

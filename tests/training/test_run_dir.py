@@ -112,13 +112,13 @@ def test_a_folder_of_another_recipe_is_left_alone(tiny: str, tmp_path: Path) -> 
     with pytest.raises(FileError) as caught:
         train(recipe(tiny, seed=5), tmp_path / "run")
     assert str(caught.value) == (
-        f"{tmp_path}/run holds a run of another recipe (seed was 0, is 5): choose another folder, "
-        f"or give the recipe it was started with ({tmp_path}/run/recipe.json)."
+        f"{tmp_path}/run contains a run of a different recipe (seed was 0, now 5): choose another "
+        f"folder, or give the recipe it was started with ({tmp_path}/run/recipe.json)."
     )
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
-    with pytest.raises(FileError, match="is there and is no run: choose another folder"):
+    with pytest.raises(FileError, match="exists and is not a run folder: choose another folder"):
         train(recipe(tiny), other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
 
@@ -131,7 +131,7 @@ def test_a_recipe_that_cannot_run_leaves_no_folder(tiny: str, tmp_path: Path) ->
 
 
 def test_a_rate_that_removes_nothing_is_refused_before_training(tiny: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"^No unit would go: ask for more"):
+    with pytest.raises(RequestError, match=r"^This would remove no unit: request more"):
         train(recipe(tiny, prune={"rate": 0.01}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -255,10 +255,10 @@ def test_checkpoints_of_another_network_are_refused(tiny: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return {'logits': y}", "The answer of the model is dict: "),
-        ("return (y, y) if self.training else y", "The answer in training is tuple: "),
-        ("return y[:, :5]", "The model answers with 5 classes and the data has 10: "),
-        ("return y[:, :, None]", "The answer of the model is a tensor of 1×10×1: "),
+        ("return {'logits': y}", "The output of the model is dict: "),
+        ("return (y, y) if self.training else y", "The output in training is tuple: "),
+        ("return y[:, :5]", "The model has 5 outputs and the data has 10 classes: "),
+        ("return y[:, :, None]", "The output of the model is a tensor of 1×10×1: "),
         ("return y.view(7)", "The model's forward fails on an image of 1×3×16×16: "),
     ],
 )
@@ -281,5 +281,5 @@ def test_a_teacher_of_other_classes_is_refused(tiny: str, tmp_path: Path) -> Non
                    "nn.Linear(64, 1))\n")  # fmt: skip
     fpgm.save(load_model(f"{net}:one"), tmp_path / "one.safetensors")
     taught = recipe(tiny, distill={"model": f"{net}:one", "weights": f"{tmp_path}/one.safetensors"})
-    with pytest.raises(ModelError, match=r"^The teacher answers with 1 classes and the model with"):
+    with pytest.raises(ModelError, match=r"^The teacher has 1 outputs and the model has"):
         train(taught, tmp_path / "run")

@@ -35,7 +35,7 @@ def test_a_compact_model_has_none_and_the_plan_says_so() -> None:
     model = net()
     plan = fpgm.plan(model, X, rate=0.5, align=1)
     assert plan.notes == (
-        "2 weights are too small to be normal numbers; compact sets them to zero.",
+        "2 weights are denormal (too small for full precision); compact zeroes them.",
     )
     small = fpgm.compact(model, plan)
     assert count_denormals(small) == 0

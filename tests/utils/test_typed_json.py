@@ -53,18 +53,18 @@ def test_everything_at_once() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ([], "it is of another kind"),
+        ([], "it has the wrong type"),
         ({}, "first is missing"),
         ({"first": {}}, "first.name is missing"),
-        ({"first": {"name": 3}}, "first.name is of another kind"),
-        ({"first": {"name": "x", "sizes": [1.0]}}, "first.sizes is of another kind"),
-        ({"first": {"name": "x", "sizes": [True]}}, "first.sizes is of another kind"),
-        ({"first": INNER, "others": INNER}, "others is of another kind"),
-        ({"first": INNER, "share": "1"}, "share is of another kind"),
-        ({"first": INNER, "share": 10**400}, "share is of another kind"),
-        ({"first": INNER, "kind": ["a"]}, "kind is of another kind"),
-        ({"first": INNER, "mixed": None}, "mixed is of another kind"),
-        ({"first": INNER, "table": {"a": "b"}}, "table is of another kind"),
+        ({"first": {"name": 3}}, "first.name has the wrong type"),
+        ({"first": {"name": "x", "sizes": [1.0]}}, "first.sizes has the wrong type"),
+        ({"first": {"name": "x", "sizes": [True]}}, "first.sizes has the wrong type"),
+        ({"first": INNER, "others": INNER}, "others has the wrong type"),
+        ({"first": INNER, "share": "1"}, "share has the wrong type"),
+        ({"first": INNER, "share": 10**400}, "share has the wrong type"),
+        ({"first": INNER, "kind": ["a"]}, "kind has the wrong type"),
+        ({"first": INNER, "mixed": None}, "mixed has the wrong type"),
+        ({"first": INNER, "table": {"a": "b"}}, "table has the wrong type"),
     ],
 )
 def test_what_does_not_fit(table: Any, message: str) -> None:

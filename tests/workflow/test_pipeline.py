@@ -53,7 +53,7 @@ def test_a_model_goes_through_and_comes_back(tmp_path: Path) -> None:
     assert run.recovery is not None
     assert run.accuracy == AccuracyResult({"original": 0.75, "compact": 0.75, "recovered": 0.75}, 4)
     assert list(run.seconds) == [
-        "watch and plan", "compact and verify", "look at filters", "recover", "count accuracy",
+        "trace and plan", "compact and verify", "analyze filters", "recover", "count accuracy",
     ]  # fmt: skip
     results = save_pruning(run, out, Origin("digits", None, SHAPE), asked={"data": "noise"})
     assert json.loads(to_json(results)) == read_results(out)
@@ -78,7 +78,7 @@ def test_nothing_is_written_to_a_folder_that_is_not_empty(tmp_path: Path) -> Non
 
 
 def test_recovery_without_data_is_refused() -> None:
-    with pytest.raises(fpgm.RequestError, match="looks at inputs"):
+    with pytest.raises(fpgm.RequestError, match="needs inputs"):
         run_pruning(
             digits().eval(), example_input(SHAPE), PlanRequest(rate=0.5), recovery=RecoveryOptions()
         )

@@ -1,4 +1,4 @@
-"""The command line, one file for each command; `main` has what they share towards the shell."""
+"""The command line, one file per command; `main` registers them and sets exit codes."""
 
 from fpgm.cli.main import app
 

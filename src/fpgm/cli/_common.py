@@ -1,4 +1,4 @@
-"""What subcommands share: options, the model and its input, progress, tables, JSON."""
+"""Shared by subcommands: options, the model and its input, progress, tables, JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
-    """Read `--input`, or take what suits the model.
+    """Read `--input`, or use the model's default shape.
 
     >>> input_shape("1x3x64x64", "resnet56")
     (1, 3, 64, 64)
@@ -102,7 +102,7 @@ def explain_assumed_shape(shape: Sequence[int], given: str | None) -> Iterator[N
         if given is not None:
             raise
         raise ForwardError(
-            f"{error} The input was taken to be {shape_text(shape)}: give its shape with --input."
+            f"{error} The input shape was assumed to be {shape_text(shape)}: set it with --input."
         ) from error
 
 
@@ -155,7 +155,7 @@ class StepBar(ProgressBars):
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time the block."""
         self._name = name
         self._progress.update(self._task, description=name)
         self.log(name)
@@ -165,21 +165,21 @@ class StepBar(ProgressBars):
         self._progress.advance(self._task)
 
     def report_layer(self, layer: str, done: int, total: int) -> None:
-        """Name the layer that the running step is at."""
+        """Report the layer that the current step works on."""
         doing = f"{self._name}: {layer} ({done}/{total})"
         self._progress.update(self._task, description=doing)
         self.log(doing)
 
 
 class LayerBar(ProgressBars):
-    """Shows which layer is worked on, and how many are done."""
+    """Shows the current layer, and how many are done."""
 
     def __init__(self) -> None:
         super().__init__(MofNCompleteColumn(), TimeElapsedColumn())
         self._task = self._progress.add_task("")
 
     def show(self, layer: str, done: int, total: int) -> None:
-        """Show the layer that is next, and how many are done."""
+        """Show the current layer, and how many are done."""
         self._progress.update(self._task, description=layer, completed=done, total=total)
         self.log(f"{layer} ({done}/{total})")
 
@@ -201,7 +201,7 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int =
 def show_frozen(frozen: Sequence[Frozen]) -> None:
     """Print the frozen layers and the reasons."""
     if frozen:
-        typer.echo("\nLeft whole:\n")
+        typer.echo("\nNot pruned:\n")
         rows = [(shorten(f.layers), f.reason, str(f.channels)) for f in frozen]
         show_table(("layers", "reason", "channels"), rows, left=2)
 

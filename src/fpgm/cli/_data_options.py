@@ -55,13 +55,13 @@ class LabelledImages(FirstEpoch):
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module, count: int) -> float | None:
-        """Return the accuracy on `count` test images; None if the model is no classifier."""
+        """Return the accuracy on `count` test images; None if the model is not a classifier."""
         correct, total = self.count_correct(model, count)
         return correct / total if total else None
 
     @torch.no_grad()
     def count_correct(self, model: nn.Module, count: int) -> tuple[int, int]:
-        """Return the numbers of correct and of all predictions; (0, 0) if it is no classifier."""
+        """Count correct and all predictions; (0, 0) if the model is not a classifier."""
         counter = AccuracyCounter()
         for batch in self.sets.test.epoch(0):
             if counter.total >= count:

@@ -1,4 +1,4 @@
-"""Sentences about what came of a command, for people."""
+"""Format the result of a command as text."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from fpgm.workflow.pipeline import AccuracyResult
 def latency_line(latency: Latency) -> str:
     """Format the time before and after."""
     return (
-        f"Time of one run in {escape_text(latency.backend)}, threads: {latency.threads}: "
-        f"{format_number(1000 * latency.seconds_before)} ms, then "
-        f"{format_number(1000 * latency.seconds_after)} ms: {latency.measured:.1%} less, where "
-        f"{latency.asked:.1%} was asked. Predicted: "
-        f"{latency.predicted:.1%}."
+        f"Time per call in {escape_text(latency.backend)}, threads: {latency.threads}: "
+        f"{format_number(1000 * latency.seconds_before)} ms → "
+        f"{format_number(1000 * latency.seconds_after)} ms, {latency.measured:.1%} less "
+        f"(requested {latency.asked:.1%}, predicted {latency.predicted:.1%})."
     )
 
 
 def certificate_line(certificate: Certificate) -> str:
     """Format a certificate."""
-    verdict = "Certified" if certificate.ok else "NOT certified"
+    verdict = "Verified" if certificate.ok else "NOT verified"
     kind = "" if certificate.exact else " (approximate: norms over fewer channels)"
     where = f", most at {certificate.worst}" if certificate.worst and not certificate.ok else ""
     notes = "".join(f" {note}" for note in certificate.notes)
     return (
-        f"{verdict}: small and masked original differ by {certificate.max_error:.1e}{where} (at "
-        f"most {certificate.tolerance:.0e} is rounding), masked and original by "
-        f"{certificate.moved:.3g}, over {certificate.inputs} inputs in {certificate.precision}"
+        f"{verdict} on {certificate.inputs} inputs in {certificate.precision}: the compact model "
+        f"differs from the masked original by {certificate.max_error:.1e}{where} (tolerance "
+        f"{certificate.tolerance:.0e}); masking changes the outputs by {certificate.moved:.3g}"
         f"{kind}.{notes}"
     )
 
@@ -42,8 +41,7 @@ def recovery_lines(recovery: Recovery | None) -> list[str]:
     before, after = recovery.before, recovery.after
     if before is not None and after is not None and after < before:
         lines.append(
-            "The outputs' squared error, as a fraction of their squares, fell from "
-            f"{before:.3g} to {after:.3g}."
+            f"The relative squared error of the outputs fell from {before:.3g} to {after:.3g}."
         )
     return lines + [f"Note: {note}" for note in recovery.notes]
 

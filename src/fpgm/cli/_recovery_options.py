@@ -17,7 +17,7 @@ METHODS_HELP = (
 
 Distil = Annotated[
     float,
-    typer.Option(metavar="SECONDS", help="Distil from the original for this long."),
+    typer.Option(metavar="SECONDS", help="Distill from the original's outputs for this long."),
 ]
 
 
@@ -29,9 +29,9 @@ def read_method(option: str, text: str | None) -> Method | None:
 
 
 def check_distil(distil: float) -> None:
-    """Refuse a value that is no number of seconds."""
+    """Reject a value that is not a number of seconds."""
     if not 0 <= distil < math.inf:
-        raise RequestError(f"--distil is {distil}: give seconds, from 0 up.")
+        raise RequestError(f"--distil is {distil}: give a number of seconds, 0 or more.")
 
 
 def check_images(images: int) -> None:
@@ -49,7 +49,7 @@ def check_data(data: str | None, option: str, *, needed: bool) -> None:
 def recovery_request(
     options: RecoveryOptions | None, data: str | None, images: int, test: int
 ) -> dict[str, Any]:
-    """Return what was asked of data, as results.json has it."""
+    """Return the data options as results.json stores them."""
     return {
         "recover": None if options is None else options.method,
         "data": data,

@@ -1,4 +1,4 @@
-"""`fpgm analyze`: what the weights of a model say about pruning it."""
+"""`fpgm analyze`: statistics of a model's weights that matter for pruning."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def _print_summary(analysis: Analysis) -> None:
         ],
     )  # fmt: skip
     typer.echo(
-        "\nrank: of how many filters' worth a layer is. deviation, least: standard deviation and "
-        "minimum of\nthe norms, nearest: median distance to the nearest other filter; all as "
-        f"shares of the mean norm.\nagree: filters that both fpgm and l2 would remove at rate "
-        f"{analysis.rate:g}."
+        "\nrank: effective rank of the filters. deviation, least: standard deviation and minimum "
+        "of the norms.\nnearest: median distance to the nearest other filter. These three are "
+        "fractions of the mean norm.\nagree: fraction of the filters to remove at rate "
+        f"{analysis.rate:g} that fpgm and l2 both select."
     )
-    typer.echo("\nWhat the paper's two requirements for pruning by norms say:")
+    typer.echo("\nThe paper's two requirements for pruning by norms:")
     for words, layers in analysis.verdicts().items():
         typer.echo(f"  {len(layers)} of {len(analysis.layers)} layers: {words}.")

@@ -23,7 +23,7 @@ from fpgm.workflow.original import build_model, example_input
 from fpgm.workflow.pruned_folder import load_small, read_trusted
 
 _SHOWN = 12
-"""Layers in the table of where the time goes."""
+"""Layers shown in the table of times."""
 
 
 def bench(
@@ -31,13 +31,13 @@ def bench(
         list[str],
         typer.Argument(
             metavar="A [B …]",
-            help="Folders of `fpgm prune`, or models; the others are compared with the first. Of "
-            "one folder alone, the pruned model with its original.",
+            help="Folders of `fpgm prune`, or models; the first is the baseline. A single folder "
+            "is compared with its original model.",
         ),
     ],
     backend: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUNTIME", help=f"Some of {', '.join(BACKENDS)}; may be repeated."),
+        typer.Option(metavar="RUNTIME", help=f"One of {', '.join(BACKENDS)}; may be repeated."),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Set the batch size; may be repeated.")
@@ -56,9 +56,9 @@ def bench(
     trusted: common.Trusted = None,
     json: common.AsJson = False,
 ) -> None:
-    """Time models against each other in every runtime, and say whether pruning pays."""
+    """Time models against each other in every runtime, and report the speedup."""
     if keep and not Path(models[-1]).is_dir():
-        raise RequestError(f"--keep writes into a folder of fpgm prune: {models[-1]} is none.")
+        raise RequestError(f"--keep writes into a folder of fpgm prune, which {models[-1]} is not.")
     nets, shape = _read_models(models, input, trusted or ())
     with common.explain_assumed_shape(shape, input), common.LayerBar() as bar:
         result = measure(
@@ -88,7 +88,7 @@ def _read_models(
     for name in names:
         folder = Path(name)
         if not folder.exists() and "/" in name and ":" not in name:
-            raise FileError(f"There is no folder {name}: give one of fpgm prune, or a model.")
+            raise FileError(f"There is no folder {name}: give a folder of fpgm prune, or a model.")
         if folder.is_dir():
             results = read_trusted(folder, trusted)
             shape = shape or tuple(results["input"])
@@ -135,8 +135,8 @@ def _show(result: Bench) -> None:
 def _show_layers(layers: Sequence[LayerTime]) -> None:
     """Print the most expensive layers, and the rest in one line."""
     total = sum(layer.seconds[0] for layer in layers)
-    dearest = sorted(layers, key=lambda layer: -max(layer.seconds))
-    shown, rest = dearest[:_SHOWN], dearest[_SHOWN:]
+    by_time = sorted(layers, key=lambda layer: -max(layer.seconds))
+    shown, rest = by_time[:_SHOWN], by_time[_SHOWN:]
     rows = [
         (s.path or "(model)", s.kind, _format_widths(s), *_format_times(s), _format_share(s, total))
         for s in shown

@@ -47,20 +47,25 @@ def compare(
     context: typer.Context,
     model: common.Model,
     data: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="Pictures to look at, train and test on.")
+        str, typer.Option(metavar="NAME|DIR", help="Data to select, train and test with.")
     ],
-    macs: Annotated[float, typer.Option(metavar="SHARE", help="Share of MACs that goes.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; the same goes on.")],
+    macs: Annotated[float, typer.Option(metavar="SHARE", help="Remove this fraction of MACs.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Write to this folder, or resume its run.")
+    ],
     methods: Annotated[
-        str, typer.Option(metavar="A,B,…", help=f"Some of {', '.join(METHODS)}; or all.")
+        str, typer.Option(metavar="A,B,…", help=f"Methods: {', '.join(METHODS)}; or all.")
     ] = ",".join(USUAL),
     steps: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Steps of training for each method; 0: none.")
+        int,
+        typer.Option(min=0, metavar="N", help="Train each method for this many steps; 0: none."),
     ] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate of that training.")] = 0.01,
+    lr: Annotated[float, typer.Option(help="Learning rate for --steps.")] = 0.01,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repeat with N seeds.")] = 1,
-    residual: Annotated[str, typer.Option(help="coupled or independent.")] = "coupled",
-    align: Annotated[int, typer.Option(metavar="N", help="Widths are multiples of this.")] = 1,
+    residual: Annotated[
+        str, typer.Option(help="Prune residual streams coupled or independent.")
+    ] = "coupled",
+    align: Annotated[int, typer.Option(metavar="N", help="Round widths to multiples of this.")] = 1,
     images: pic.Images = 512,
     test: pic.RequiredTest = 2000,
     mean: pic.Mean = None,
@@ -70,7 +75,7 @@ def compare(
     json: common.AsJson = False,
 ) -> None:
     """Prune one model with several methods, recover and fine-tune each, and compare accuracy."""
-    chosen, idle = _chosen(methods, steps)
+    chosen, idle = _choose_methods(methods, steps)
     Budget(macs=macs)
     if macs <= 0:
         raise RequestError(
@@ -93,15 +98,16 @@ def compare(
     with common.LayerBar() as bar:
         net = build_model(model, weights)
         asked["original_sha256"] = digest = tensors_sha256(net)
-        look, learn = (
-            pic.open_images(data, mean, std, shape[-1], augment=own) for own in (False, True)
+        calibration, training = (
+            pic.open_images(data, mean, std, shape[-1], augment=augmented)
+            for augmented in (False, True)
         )
-        look.check(net, data, model)
+        calibration.check(net, data, model)
         task = Task(
             net,
             example_input(shape),
             macs,
-            loader=look,
+            loader=calibration,
             images=images,
             before_pruning=SgdSchedule(steps // 2, lr),
             residual=cast(Residual, residual),
@@ -110,14 +116,14 @@ def compare(
         )
         task.planner()  # raises an error for invalid options
         folder = _Folder(out, asked)
-        right, seen = look.count_correct(net, test)
-        if not seen:
+        right, tested = calibration.count_correct(net, test)
+        if not tested:
             raise RequestError(f"{model} does not return class scores, which fpgm compare needs.")
-        whole = right / seen
-        _check_classes(net, look, data, model)
+        baseline = right / tested
+        _check_classes(net, calibration, data, model)
 
-        def count(own: torch.nn.Module) -> float:
-            share = look.accuracy(own, test)
+        def count(classifier: torch.nn.Module) -> float:
+            share = calibration.accuracy(classifier, test)
             assert share is not None
             return share
 
@@ -127,28 +133,34 @@ def compare(
             "original_sha256": digest,
             "input": list(shape),
             "command": context.obj,
-            "test_images": seen,
+            "test_images": tested,
         }
         folder.begin()
         for seed in range(seeds):
             for name in chosen:
-                if folder.known(name, seed) is None:
+                if folder.read_row(name, seed) is None:
                     bar.show(name, 0, 1)
-                    own = replace(task, seed=seed, training=Epochs(learn.sets, seed))
+                    seeded = replace(task, seed=seed, training=Epochs(training.sets, seed))
                     try:
-                        done = run_one(get_method(name), own, SgdSchedule(steps, lr), count)
+                        result = run_one(get_method(name), seeded, SgdSchedule(steps, lr), count)
                     except (FpgmError, RuntimeError, ValueError) as error:  # other methods may work
                         folder.fail(name, seed, reason(error))
                     else:
-                        folder.keep(done, {**about, "accuracy": whole})
+                        folder.keep(result, {**about, "accuracy": baseline})
     rows = [folder.row(name, seed) for name in chosen for seed in range(seeds)]
-    shown = format_table(rows, whole)
-    sources = {name: {"title": own.title, "about": own.summary, "cite": own.cite}
-               for name, own in METHODS.items() if name in chosen}  # fmt: skip
-    told = {"asked": asked, "original": whole, "rows": rows, "left_out": idle, "methods": sources}
-    page = folder.finish(told, *shown)
+    shown = format_table(rows, baseline)
+    sources = {name: {"title": method.title, "about": method.summary, "cite": method.cite}
+               for name, method in METHODS.items() if name in chosen}  # fmt: skip
+    summary = {
+        "asked": asked,
+        "original": baseline,
+        "rows": rows,
+        "left_out": idle,
+        "methods": sources,
+    }
+    page = folder.finish(summary, *shown)
     if json:
-        common.show_json({**told, "page": None if page is None else str(page)})
+        common.show_json({**summary, "page": None if page is None else str(page)})
     else:
         common.show_table(*shown)
         for row in rows:
@@ -156,7 +168,7 @@ def compare(
                 typer.echo(f"\n{row['method']}: {escape_text(note)}")
         if idle:
             typer.echo(
-                f"\nSkipped, as they need training: {', '.join(idle)}; give --steps {LEAST} or "
+                f"\nSkipped because they need training: {', '.join(idle)}; give --steps {LEAST} or "
                 "more."
             )
         typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")
@@ -166,28 +178,30 @@ def compare(
         raise typer.Exit(2)
 
 
-def _chosen(methods: str, steps: int) -> tuple[list[str], list[str]]:
+def _choose_methods(methods: str, steps: int) -> tuple[list[str], list[str]]:
     """Return the methods to run, and those of "all" that are skipped because they need training."""
     named = METHODS if methods == "all" else [name.strip() for name in methods.split(",")]
     chosen = list(dict.fromkeys(named))
     idle = [name for name in chosen if get_method(name).needs == "training" and steps < LEAST]
     if idle and methods != "all":
-        told = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
-        raise RequestError(f"{told}: give --steps {LEAST} or more.")
+        problem = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
+        raise RequestError(f"{problem}: give --steps {LEAST} or more.")
     return [name for name in chosen if name not in idle], idle
 
 
 @torch.no_grad()
-def _check_classes(net: torch.nn.Module, look: pic.LabelledImages, data: str, model: str) -> None:
+def _check_classes(
+    net: torch.nn.Module, calibration: pic.LabelledImages, data: str, model: str
+) -> None:
     """Check that the model has an output for every class of the data."""
-    answers = net(next(iter(look))[0][:1]).shape[1]
-    if answers < look.sets.classes:
-        raise RequestError(f"--data {data} has {look.sets.classes} classes, but {model} has "
-                           f"{answers} outputs: they must match.")  # fmt: skip
+    outputs = net(next(iter(calibration))[0][:1]).shape[1]
+    if outputs < calibration.sets.classes:
+        raise RequestError(f"--data {data} has {calibration.sets.classes} classes, but {model} has "
+                           f"{outputs} outputs: they must match.")  # fmt: skip
 
 
 def format_table(
-    rows: Sequence[Mapping[str, Any]], whole: float
+    rows: Sequence[Mapping[str, Any]], baseline: float
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Format one line per method: means over seeds with standard deviations, or "failed".
 
@@ -197,19 +211,19 @@ def format_table(
     ('FPGM', '50.0%', '30.00%', '90.00%', '–', '2 s')
     """
     header = ("method", "MACs removed", "one-shot", "recovered", "fine-tuned", "time")
-    lines: list[tuple[str, ...]] = [("original", "0.0%", f"{whole:.2%}", "–", "–", "–")]
+    lines: list[tuple[str, ...]] = [("original", "0.0%", f"{baseline:.2%}", "–", "–", "–")]
     for name in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == name]
+        matches = [row for row in rows if row["method"] == name]
         title = METHODS[name].title
-        if any("failed" in row for row in own):
+        if any("failed" in row for row in matches):
             lines.append((title, "failed", "–", "–", "–", "–"))
             continue
         shares = [
-            mean_and_spread([row[key] for row in own if row[key] is not None])
+            mean_and_spread([row[key] for row in matches if row[key] is not None])
             for key in ("once", "recovered", "tuned")
         ]
-        removed = statistics.mean(row["macs_removed"] for row in own)
-        seconds = statistics.mean(row["seconds"] for row in own)
+        removed = statistics.mean(row["macs_removed"] for row in matches)
+        seconds = statistics.mean(row["seconds"] for row in matches)
         lines.append((title, f"{removed:.1%}", *shares, f"{seconds:.0f} s"))
     return header, lines
 
@@ -257,7 +271,7 @@ class _Folder:
         """Write the options, so that the folder can be checked when the command is run again."""
         self._write(self._file, self._asked)
 
-    def known(self, method: str, seed: int) -> dict[str, Any] | None:
+    def read_row(self, method: str, seed: int) -> dict[str, Any] | None:
         """Return a row of an earlier run, or None."""
         file = self._place(method, seed) / RESULTS
         row = self._read(file).get("row") if file.exists() else None
@@ -265,18 +279,18 @@ class _Folder:
 
     def row(self, method: str, seed: int) -> dict[str, Any]:
         """Return a row, or the reason why it failed."""
-        found = self.known(method, seed)
-        return self._failed[method, seed] if found is None else found
+        row = self.read_row(method, seed)
+        return self._failed[method, seed] if row is None else row
 
-    def keep(self, done: ComparisonResult, about: Mapping[str, Any]) -> None:
+    def keep(self, result: ComparisonResult, about: Mapping[str, Any]) -> None:
         """Write the result of a method as a run folder, as `fpgm prune` does."""
-        row = done.row
+        row = result.row
         shares = {"original": about["accuracy"], "compact": row.once, "recovered": row.recovered,
                   "trained on": row.tuned}  # fmt: skip
         results = {
             **about,
             "format": FORMAT,
-            "small_sha256": tensors_sha256(done.best_model),
+            "small_sha256": tensors_sha256(result.best_model),
             "asked": {**self._asked, "criterion": row.method, "seed": row.seed},
             "accuracy": {name: share for name, share in shares.items() if share is not None},
             "seconds": {"prune": row.seconds},
@@ -284,8 +298,8 @@ class _Folder:
             "row": row.to_dict(),
         }
         place = self._place(row.method, row.seed)
-        if done.plan is not None:
-            write_pruned(place, done.best_model, done.plan, results, {}, force=True)
+        if result.plan is not None:
+            write_pruned(place, result.best_model, result.plan, results, {}, force=True)
         else:
             self._write(place / RESULTS, results)
 
@@ -294,14 +308,14 @@ class _Folder:
         self._failed[method, seed] = {"method": method, "seed": seed, "failed": why}
 
     def finish(
-        self, told: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]
+        self, summary: Mapping[str, Any], header: Sequence[str], lines: Sequence[Sequence[str]]
     ) -> Path | None:
         """Write the table as JSON, Markdown and LaTeX, and a page if there are several runs."""
-        self._write(self._out / f"{NAME}.json", told)
-        listed = [f"- {own['title']}: {own['about']} {own['cite']}\n"
-                  for own in told["methods"].values()]  # fmt: skip
+        self._write(self._out / f"{NAME}.json", summary)
+        sources = [f"- {source['title']}: {source['about']} {source['cite']}\n"
+                  for source in summary["methods"].values()]  # fmt: skip
         texts = {
-            "md": "\n".join([markdown_table(header, lines), "", "".join(listed)]),
+            "md": "\n".join([markdown_table(header, lines), "", "".join(sources)]),
             "tex": latex_table(header, lines) + "\n",
         }
         for ending, text in texts.items():
@@ -310,7 +324,7 @@ class _Folder:
                 write_text(file, text)
         runs = [
             self._place(row["method"], row["seed"])
-            for row in told["rows"]
+            for row in summary["rows"]
             if "failed" not in row and row["seed"] == 0
         ]
         return write_comparison(runs, self._out / PAGE) if len(runs) > 1 else None

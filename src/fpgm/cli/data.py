@@ -1,4 +1,4 @@
-"""`fpgm data`: data sets brought here and checked, one command each."""
+"""`fpgm data`: download and check data sets, one command each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ data = typer.Typer()
 
 @data.callback()
 def main() -> None:
-    """Bring a data set here and check it."""
+    """Download a data set and check it."""
 
 
 @data.command()
@@ -35,7 +35,7 @@ def cifar10(
     ] = "auto",
     json: common.AsJson = False,
 ) -> None:
-    """Fetch CIFAR-10, unless it is there, and check every image and label of it."""
+    """Download CIFAR-10 if it is missing, and check every image and label."""
     place = root or images.default_root()
     with FetchBars() as bars:
         folder = fetch(place, bars.show, cast(Source, source))
@@ -58,14 +58,14 @@ def cifar10(
 
 
 class FetchBars(common.ProgressBars):
-    """A bar for each thing being done."""
+    """Progress bars, one per task."""
 
     def __init__(self) -> None:
         super().__init__(TaskProgressColumn(), TimeElapsedColumn())
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Move the bar of one thing; it runs to and fro while nobody knows the total."""
+        """Update the bar of a task; it pulses while the total is unknown."""
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what)
         self._progress.update(self._tasks[what], completed=done, total=total or None)
@@ -73,7 +73,7 @@ class FetchBars(common.ProgressBars):
 
 
 def _describe_array(tensor: Tensor) -> dict[str, Any]:
-    """Shape and digest; no label is above 9, so each counts as one byte."""
+    """Return shape and digest; labels are at most 9, so each is hashed as one byte."""
     return {
         "shape": list(tensor.shape),
         "sha256": hashlib.sha256(tensor.to(torch.uint8).numpy().data).hexdigest(),

@@ -1,4 +1,4 @@
-"""`fpgm export`: hand a pruned model over to another runtime, checked, with figures beside it."""
+"""`fpgm export`: export a pruned model for another runtime, and compare it with PyTorch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def export(
 def _count_accuracies(
     data: pic.LabelledImages, count: int, small: nn.Module, done: Exported, batch: int | None
 ) -> dict[str, float]:
-    """Of the model in PyTorch and of the file in ONNX Runtime; in pieces if they take one size."""
+    """Measure the accuracy of the model in PyTorch and of the file in ONNX Runtime.
+
+    Models that take only one batch size get their inputs in batches of that size.
+    """
     nets = {"PyTorch": small, done.path.name: OnnxModule(done.path.read_bytes())}
     if batch is not None:
         nets = {name: _SplitBatches(net, batch) for name, net in nets.items()}
@@ -120,20 +123,20 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
     plain = done.low_rank is None and done.int8 is None
     typer.echo(
         f"Written to {done.path}: {done.format}, {format_number(done.bytes / 1e6)} MB. "
-        f"{'Its outputs' if plain else 'Outputs of the model it was made from'} differ from "
-        f"PyTorch's by {done.error:.1e} of the largest at most, over {done.noise} inputs of noise"
+        f"Largest difference from PyTorch{'' if plain else ' (float, full rank)'}: "
+        f"{done.error:.1e}, relative to the largest output, over {done.noise} random inputs"
         f"{f' and {done.inputs} images' if done.inputs else ''}."
     )
     for name, result in (
         (f"{len(done.splits)} layers in two", done.low_rank),
-        ("Eight bits", done.int8),
+        ("int8", done.int8),
     ):
         if result is not None:
             typer.echo(
-                f"{name}: {format_number(result.bytes_before / 1e6)} MB before; the outputs' "
-                f"squared error is {result.error:.2%} of their squares; "
-                f"{format_number(1000 * result.seconds_before)} ms before, "
-                f"{format_number(1000 * result.seconds)} ms now ({result.faster:.2f}× as fast, "
+                f"{name}: {format_number(result.bytes_before / 1e6)} MB before; relative squared "
+                f"error of the outputs {result.error:.2%}; "
+                f"{format_number(1000 * result.seconds_before)} ms → "
+                f"{format_number(1000 * result.seconds)} ms ({result.faster:.2f}× as fast, "
                 f"ONNX Runtime, threads: {result.threads})."
                 f"{f' But {result.crowd}.' if result.crowd else ''}"
             )

@@ -1,4 +1,4 @@
-"""`fpgm inspect`: what of a model could be pruned, what could not and why, and what it costs."""
+"""`fpgm inspect`: show what can be pruned, what cannot and why, and where the cost is."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def inspect(
         with steps.step("build"):
             net = build_model(model, None)
             x = example_input(shape)
-        with steps.step("watch and plan"), common.explain_assumed_shape(shape, input):
-            # Whether the model's own code follows smaller sizes shows only when some units go.
+        with steps.step("trace and plan"), common.explain_assumed_shape(shape, input):
+            # Only removing some units shows whether the model's code works with smaller sizes.
             structure = plan(
                 net, x, rate=0.5, align=1, residual=_read_policy(residual), approximate=approximate
             )
@@ -81,14 +81,14 @@ def inspect(
 
 
 def _read_policy(text: str) -> Residual:
-    # `plan` refuses anything else with its own words.
+    # `plan` rejects any other value with its own message.
     return text  # type: ignore[return-value]
 
 
 def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
     """Count multiply-accumulates of each module's own operators, without its children's.
 
-    A layer that a wrapper of an earlier plan moves channels for has its path of the original model.
+    A layer inside an adapter wrapper is listed under its path in the original model.
 
     >>> macs_by_module(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3))
     {'': 0, '0': 12, '1': 8}

@@ -1,7 +1,7 @@
-"""The `fpgm` command: all subcommands, and how they end.
+"""The `fpgm` command: all subcommands, errors and exit codes.
 
-A request that makes no sense ends with one line on stderr and code 2, a failed verification with
-code 1, Ctrl-C with code 130, and never with a traceback. Warnings of this package are one line too.
+An invalid request ends with one line on stderr and code 2, a failed verification with code 1,
+Ctrl-C with code 130, and never with a traceback. Warnings of this package are one line too.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 
 class _SignalStop(Exception):  # noqa: N818  (no error: it was asked for)
-    """Somebody pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # versions of typer end it in different ways
+        except KeyboardInterrupt:  # the way to end it depends on typer's version
             raise _SignalStop from None
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def _print_error(message: str) -> None:
 
 @contextmanager
 def _shorten_warnings() -> Iterator[None]:
-    """Print warnings of this package without their place in its code."""
+    """Print warnings of this package without file and line."""
     ours = str(Path(__file__).parents[1])
     with warnings.catch_warnings():
         plainly = warnings.showwarning
@@ -155,7 +155,7 @@ def _exit(code: int) -> NoReturn:
             sys.stdout.flush()
     except OSError as error:
         if code == 0:
-            _print_error(f"What was found cannot be printed: {reason(error)}.")
+            _print_error(f"The result cannot be printed: {reason(error)}.")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again
         code = code or 1
     if was_initialized():
@@ -166,9 +166,9 @@ def _exit(code: int) -> NoReturn:
 def _exit_without_teardown(code: int) -> NoReturn:
     """Exit a process of a process group without tearing the interpreter down.
 
-    Wrapped by DistributedDataParallel, a network keeps gloo's threads to the end, destroyed group
-    or not. One that lets go of a tensor while the interpreter goes aborts the process, whose work
-    is done, and the launcher calls all of it failed.
+    A network wrapped in DistributedDataParallel keeps gloo's threads alive even after the process
+    group is destroyed. If such a thread frees a tensor while the interpreter shuts down, the
+    process aborts, and the launcher reports a failure although the work is done.
     """
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):

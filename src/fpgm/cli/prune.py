@@ -1,4 +1,4 @@
-"""`fpgm prune`: plan, compact, verify, and write what came of it with everything to check it by."""
+"""`fpgm prune`: plan, compact, verify, and write the result with everything needed to check it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def prune(
         ),
     ] = str(ALIGN),
     rounding: Annotated[
-        str, typer.Option(help="Round nearest, or as the paper: int(n · rate) units.")
+        str, typer.Option(help="nearest, or paper: remove int(n · rate) units.")
     ] = "nearest",
     min_channels: Annotated[
         int, typer.Option(help="Keep at least this many channels in a layer.")
@@ -154,13 +154,13 @@ def _recovery(recover: str | None, distil: float, images: int) -> RecoveryOption
     """Read `--recover` and `--distil`."""
     opt.check_distil(distil)
     if recover is None and distil:
-        raise RequestError("--distil goes on from a recovered model: give --recover solve too.")
+        raise RequestError("--distil starts from a recovered model: add --recover solve.")
     method = opt.read_method("--recover", recover)
     return None if method is None else RecoveryOptions(method, images, distil)
 
 
 def read_align(text: str) -> int | Literal["auto"]:
-    """`--align`: a whole number or the word.
+    """Read `--align`: an integer or `auto`.
 
     >>> read_align("8"), read_align("auto")
     (8, 'auto')
@@ -173,7 +173,7 @@ def read_align(text: str) -> int | Literal["auto"]:
 
 
 def read_rates(items: list[str]) -> dict[str, float]:
-    """Rates by layer pattern from the command line.
+    """Read `--rates`: rates by layer pattern.
 
     >>> read_rates(["layer3.*=0.2"])
     {'layer3.*': 0.2}
@@ -186,14 +186,14 @@ def read_rates(items: list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals or not pattern:
-            raise RequestError(f"--rates is {item!r}: write a pattern and a share, layer3.*=0.2.")
+            raise RequestError(f"--rates is {item!r}: write a pattern and a rate, layer3.*=0.2.")
     return rates
 
 
 def _describe_input(shape: Sequence[int], *, assumed: bool) -> str:
-    """Which input MACs and the certificate are of, and how to look at another."""
+    """Describe the input that MACs and the certificate refer to, and how to change it."""
     text = f"Input: {shape_text(shape)}"
-    return f"{text}, which was assumed: --input changes it." if assumed else f"{text}."
+    return f"{text} (assumed; change it with --input)." if assumed else f"{text}."
 
 
 def _show(run: PruningRun, looked_at: str) -> None:

@@ -16,6 +16,7 @@ from fpgm.utils.run_folder import RunResults, check_out, read_results
 from fpgm.workflow.pipeline import (
     RecoveryOptions,
     RecoveryRun,
+    outdated_files,
     recovery_results,
     run_recovery,
     save_recovery,
@@ -72,17 +73,22 @@ def recover(
     requested = opt.recovery_request(options, data, images, test)
     writes = run.changed or out is not None
     updated = recovery_results(run, asked=requested, command=context.obj)
+    outdated = outdated_files(folder)
     if writes:
         save_recovery(run, out, updated, force=force)
     place = out or folder
+    removed = outdated if writes and out is None else []
     if json:
-        common.show_json({"folder": str(place), "changed": run.changed, **updated})
+        about = {"folder": str(place), "changed": run.changed, "removed": removed}
+        common.show_json({**about, **updated})
     else:
         _show(run, place, writes=writes)
+        if removed:
+            typer.echo(f"Removed, as they hold the earlier weights: {', '.join(removed)}")
 
 
 def _check_place(folder: Path, results: RunResults, out: Path | None, force: bool) -> None:
-    """Refuse early a folder that cannot be written to."""
+    """Check early that the output folder can be written."""
     if out is not None:
         check_out(out, force=force)
     elif "row" in results:
@@ -92,7 +98,7 @@ def _check_place(folder: Path, results: RunResults, out: Path | None, force: boo
 def _options(
     folder: Path, results: RunResults, method: str | None, distil: float, images: int
 ) -> RecoveryOptions:
-    """Read the options; what has been recovered is by default only trained on."""
+    """Read the options; a folder that was recovered before is only distilled by default."""
     opt.check_distil(distil)
     opt.check_images(images)
     chosen = opt.read_method("--method", method)
@@ -112,16 +118,18 @@ def _data_option(options: RecoveryOptions) -> str:
 
 
 def _show(run: RecoveryRun, place: Path, *, writes: bool) -> None:
-    """Print the outcome first, then how it came about."""
+    """Print the outcome, then the details."""
     typer.echo(_outcome(run))
     for line in recovery_lines(run.recovery) + accuracy_lines(run.accuracy):
         typer.echo(line)
-    typer.echo(f"Written to {place}." if writes else f"{place} stays as it is.")
+    typer.echo(f"Written to {place}." if writes else f"{place} is unchanged.")
 
 
 def _outcome(run: RecoveryRun) -> str:
     if not run.changed:
-        return "Not recovered: no weights were found that bring the outputs nearer."
+        return (
+            "Not recovered: no weights were found that bring the outputs closer to the original's."
+        )
     parts = []
     before, after = run.recovery.before, run.recovery.after
     if before is not None and after is not None:

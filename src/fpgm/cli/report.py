@@ -31,7 +31,9 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Serve the page on localhost and update it with the folder."),
+        typer.Option(
+            "--serve", help="Serve the page on localhost and reload it when the folder changes."
+        ),
     ] = False,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Set the port of --serve; 0: a free one.")
@@ -48,7 +50,7 @@ def report(
             raise RequestError("--serve follows one folder: leave out --compare.")
         written = write_comparison(folders, out or Path("comparison.html"))
     elif len(folders) > 1:
-        raise RequestError("Several folders are shown side by side: add --compare.")
+        raise RequestError("To show several folders side by side, add --compare.")
     elif serve:
         _serve(folders[0], port, show)
         return
@@ -74,7 +76,7 @@ def _serve(folder: Path, port: int, show: bool) -> None:
             f"Port {port} cannot be used ({error.strerror}): give --port."
         ) from error
     address = f"http://{HOST}:{running.server_address[1]}/"
-    typer.echo(f"{address} follows {folder}; Ctrl-C ends it.")
+    typer.echo(f"Serving {folder} at {address}; press Ctrl-C to stop.")
     if show:
         webbrowser.open(address)
     try:

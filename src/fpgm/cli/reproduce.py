@@ -68,10 +68,10 @@ class Asked:
 
     def recipes(self) -> list[str]:
         """List the options that change recipes."""
-        look = [("mean", self.mean), ("std", self.std)]
-        found = [f"data.{name}=[{value}]" for name, value in look if value is not None]
+        normalization = [("mean", self.mean), ("std", self.std)]
+        changes = [f"data.{name}=[{value}]" for name, value in normalization if value is not None]
         root = [f"data.root={self.data}"] if self.data != CIFAR10 else []
-        return [*found, *root, *self.changes]
+        return [*changes, *root, *self.changes]
 
 
 def reproduce(
@@ -79,12 +79,13 @@ def reproduce(
     name: Annotated[
         str, typer.Argument(metavar="TABLE|FIGURE", help=", ".join((*TABLES, *FIGURES)))
     ],
-    scale: Annotated[str, typer.Option(help="quick, or full: the paper's schedule.")] = "quick",
+    scale: Annotated[str, typer.Option(help="quick, or full (the paper's schedule).")] = "quick",
     rows: Annotated[
-        str, typer.Option(metavar="PATTERN", help="Only rows whose key matches, as resnet20-*.")
+        str,
+        typer.Option(metavar="PATTERN", help="Only rows whose key matches, such as resnet20-*."),
     ] = "*",
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 0 to N-1.")] = 1,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where rows are kept.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Store rows in this folder.")] = Path(
         "runs/reproduce"
     ),
     weights: Annotated[
@@ -96,10 +97,14 @@ def reproduce(
         ),
     ] = Path("weights"),
     data: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune; ImageNet's folder.")
+        str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune, or ImageNet's folder.")
     ] = CIFAR10,
-    steps: Annotated[int, typer.Option(min=1, help="Of training a quick row.")] = QuickBudget.steps,
-    epochs: Annotated[int, typer.Option(min=1, help="From scratch, quick.")] = QuickBudget.epochs,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Training steps of a quick row.")
+    ] = QuickBudget.steps,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Epochs of a quick row from scratch.")
+    ] = QuickBudget.epochs,
     images: pic.Images = QuickBudget.images,
     test: pic.RequiredTest = TEST,
     mean: pic.Mean = None,
@@ -109,7 +114,7 @@ def reproduce(
         typer.Option("--set", metavar="NAME=VALUE", help="Replace a value of a full recipe."),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Name the rows, what makes each and how long it takes.")
+        bool, typer.Option("--list", help="List rows, their commands and their GPU hours.")
     ] = False,
     json: common.AsJson = False,
 ) -> None:
@@ -119,7 +124,7 @@ def reproduce(
     if test < 1 or images < 1:
         raise RequestError("--test and --images must be at least 1.")
     if (mean is None) != (std is None):
-        raise RequestError("--mean and --std belong together: give both or neither.")
+        raise RequestError("--mean and --std go together: give both or neither.")
     budget = QuickBudget(steps=steps, epochs=epochs, images=images)
     asked = Asked(scale, out, weights, data, mean, std, test, budget, tuple(change or []))
     _check(asked)
@@ -141,20 +146,20 @@ def reproduce(
         return
     if scale == "quick":
         used = {key for row in chosen for key in QuickScale.used_settings(name, row)}
-        idle = [key for key in _changed(asked) if key not in used]
+        idle = [key for key in _changed_options(asked) if key not in used]
         if idle and any(not row.imagenet or table is TABLE5 for row in chosen):
             raise RequestError(f"--{idle[0]} has no effect on {name}: leave it out.")
     _tables(table, chosen, seeds, asked, context.obj, json)
 
 
-def _changed(asked: Asked) -> list[str]:
+def _changed_options(asked: Asked) -> list[str]:
     """List the options of quick rows that differ from their defaults."""
     usual = {**{key: getattr(QuickBudget, key) for key in SPENT}, "test": TEST, "data": CIFAR10,
              "mean": None, "std": None}  # fmt: skip
-    return [key for key, own in usual.items() if _given(asked, key) != own]
+    return [key for key, value in usual.items() if _option_value(asked, key) != value]
 
 
-def _given(asked: Asked, key: str) -> Any:
+def _option_value(asked: Asked, key: str) -> Any:
     return getattr(asked.budget if key in SPENT else asked, key)
 
 
@@ -165,7 +170,7 @@ def _check(asked: Asked) -> None:
     if asked.scale == "full" and (asked.budget != QuickBudget() or asked.test != TEST):
         raise RequestError(
             "--steps, --epochs, --images and --test are for --scale quick: change a recipe with "
-            "--set, as in --set train.epochs=3."
+            "--set, such as --set train.epochs=3."
         )
     if asked.out.exists() and not asked.out.is_dir():
         raise RequestError(f"{asked.out} is a file: --out must be a folder.")
@@ -184,13 +189,13 @@ def _tables(
     json: bool,
 ) -> None:
     """Compute missing rows, write the table and show it."""
-    alone = asked.scale == "quick" or table is TABLE5  # latency needs no training
-    if alone and launch.world_size() > 1:
+    one_process = asked.scale == "quick" or table is TABLE5  # latency needs no training
+    if one_process and launch.world_size() > 1:
         raise RequestError(f"{table.name} runs in one process here: do not use a launcher.")
     if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
     with common.explain_missing_extra("train"):
-        maker = _Quick(table, asked) if alone else _Full(asked, chosen)
+        maker = _Quick(table, asked) if one_process else _Full(asked, chosen)
         results = RowStore(asked.out, table, asked.scale, maker.settings)
         processes.run_on_first(results.check)
         try:
@@ -211,7 +216,7 @@ class _Quick:
     """Computes rows in one process: all rows at quick scale, and latency at full scale."""
 
     def __init__(self, table: PaperTable, asked: Asked) -> None:
-        self._spent = {key: _given(asked, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)}
+        self._spent = {key: _option_value(asked, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)}
         budget = asked.budget
         if asked.scale == "full":
             budget, self._spent = TIMED, {}
@@ -277,7 +282,7 @@ def _fill(
     taken: list[tuple[RowStore, TableRow, int]] = []
     busy: list[tuple[RowStore, TableRow, int]] = []
     failed = False
-    for place, row, seed in _needed(results, chosen, seeds):
+    for place, row, seed in _rows_to_compute(results, chosen, seeds):
         claim = place.claim(row, seed) if launch.is_main_process() else nullcontext(True)
         with claim as free:
             base = (
@@ -295,7 +300,7 @@ def _fill(
                 taken.append((place, row, seed))
                 continue
             try:
-                made = maker.make(place.table, row, seed)
+                result = maker.make(place.table, row, seed)
             except BusyError:  # it computes another row that needs the same training
                 busy.append((place, row, seed))
                 notes.append(f"{row.key}, seed {seed}, waits for its training in another process: "
@@ -307,12 +312,12 @@ def _fill(
                 notes.append(f"{row.key}, seed {seed}, failed: {error}")
                 failed = True
                 continue
-            if made is None:
+            if result is None:
                 assert isinstance(maker, _Quick)
                 missing.setdefault(maker.why(row), {})[row.key] = None
                 failed = failed or not row.imagenet  # weights could have been given
             elif launch.is_main_process():
-                place.save(row, seed, made, command)
+                place.save(row, seed, result, command)
     for place, row, seed in taken:
         if launch.is_main_process() and place.load(row, seed) is None:
             notes.append(f"{row.key}, seed {seed}, is being computed by another process.")
@@ -320,7 +325,7 @@ def _fill(
     return notes, failed
 
 
-def _needed(
+def _rows_to_compute(
     results: RowStore, chosen: Sequence[TableRow], seeds: int
 ) -> Iterator[tuple[RowStore, TableRow, int]]:
     """Yield the rows, and for rows from scratch at full scale the baseline of their network.
@@ -364,30 +369,33 @@ def _show(
 
 def _open(data: str, test: int, mean: str | None, std: str | None) -> QuickData:
     """Open the data for quick rows."""
-    look, learn = (
-        pic.open_images(data, mean, std, SHAPE[-1], augment=own) for own in (False, True)
+    calibration, training = (
+        pic.open_images(data, mean, std, SHAPE[-1], augment=augmented)
+        for augmented in (False, True)
     )
-    if tuple(look.sets.shape) != SHAPE:
-        have, need = format_shape(look.sets.shape), format_shape(SHAPE)
+    if tuple(calibration.sets.shape) != SHAPE:
+        have, need = format_shape(calibration.sets.shape), format_shape(SHAPE)
         raise RequestError(f"--data {data} has images of {have}, but these networks take {need}.")
 
     def accuracy(net: nn.Module) -> float:
-        share = look.accuracy(net, test)
+        share = calibration.accuracy(net, test)
         assert share is not None
         return share
 
-    return QuickData(look, lambda seed: Epochs(learn.sets, seed), accuracy)
+    return QuickData(calibration, lambda seed: Epochs(training.sets, seed), accuracy)
 
 
 def _list(table: PaperTable, chosen: Sequence[TableRow], out: Path, json: bool) -> None:
-    found = [(row, full.row_command(table, row, out), full.gpu_hours(table, row)) for row in chosen]
+    listed = [
+        (row, full.row_command(table, row, out), full.gpu_hours(table, row)) for row in chosen
+    ]
     if json:
         common.show_json(
             [
                 {"row": row.key, "labels": row.labels, "printed": dict(row.paper),
                  "printed_spread": dict(row.spread), "command": command, "gpu_hours": hours,
                  "quoted": row.cited}
-                for row, command, hours in found
+                for row, command, hours in listed
             ]
         )  # fmt: skip
         return
@@ -395,7 +403,7 @@ def _list(table: PaperTable, chosen: Sequence[TableRow], out: Path, json: bool) 
         ("row", *table.labels, "at full scale", "GPU hours"),
         [
             (row.key, *row.labels, command, f"{hours:.1f}")
-            for row, command, hours in found
+            for row, command, hours in listed
         ],
         left=2 + len(table.labels),
     )  # fmt: skip
@@ -421,11 +429,11 @@ def _draw(name: str, asked: Asked, json: bool) -> None:
         if name == "fig4":
             files = drawn.figure4(RowStore(asked.out, TABLES["ablations"], asked.scale),
                                   asked.out, DRAWN)  # fmt: skip
-        wanted = {
+        networks = {
             "fig3": drawn.NORM_NETWORKS[asked.scale],
             "fig5": drawn.MAP_NETWORKS[asked.scale][:1],
         }
-        for network in wanted.get(name, ()):
+        for network in networks.get(name, ()):
             row = baseline_row(network)
             file = _weights_of(row, asked)
             if file is None:
@@ -446,9 +454,9 @@ def _draw(name: str, asked: Asked, json: bool) -> None:
                         "contains train and val with --data."
                     )
                 sets = pic.open_images(asked.data, asked.mean, asked.std, shape[-1]).sets
-                pictures = (batch.images for batch in sets.test.epoch(0))
+                images = (batch.images for batch in sets.test.epoch(0))
                 rate = drawn.MAP_NETWORKS[asked.scale][1]
-                files += drawn.figure5(model, pictures, asked.out, row.network_name, DRAWN, rate)
+                files += drawn.figure5(model, images, asked.out, row.network_name, DRAWN, rate)
     if not files:
         raise RequestError(f"{missing[0]} Give the folder with --weights.")
     if json:

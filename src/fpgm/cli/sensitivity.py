@@ -35,7 +35,7 @@ def sensitivity(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the result for fpgm prune --allocate FILE, or resume it.",
+            help="Write the result here, for prune --allocate FILE; resumes an interrupted run.",
         ),
     ] = None,
     accuracy: Annotated[
@@ -43,11 +43,11 @@ def sensitivity(
     ] = True,
     trials: Annotated[
         bool,
-        typer.Option(help="Also test the predictions; --no-trials if training follows."),
+        typer.Option(help="Also measure the actual error; use --no-trials if training follows."),
     ] = True,
     json: common.AsJson = False,
 ) -> None:
-    """Measure the output error when a fraction of each group is removed and the rest re-solved."""
+    """Measure the output error with a fraction of each group removed and its consumers solved."""
     if data is None:
         raise RequestError("Sensitivity is measured on images: give --data.")
     shape = common.input_shape(input, model)
@@ -95,8 +95,8 @@ def read(file: Path) -> Sensitivity:
 
 def _show(result: Sensitivity) -> None:
     typer.echo(
-        f"Error of the outputs over {result.inputs} inputs, in thousandths of their squares, when "
-        "a fraction of\none group is removed and its consumers are solved again:\n"
+        f"Relative squared error of the outputs × 1,000, over {result.inputs} inputs, when a "
+        "fraction of\none group is removed and its consumers are solved again:\n"
     )
     common.show_table(
         ("group", "units", *(f"{rate:.0%}" for rate in RATES)),

@@ -1,4 +1,4 @@
-"""`fpgm train`: run a recipe, or go on with it; the folder it writes is the run."""
+"""`fpgm train`: run a recipe, or resume its run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ def train(
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Replace a value, as train.epochs=3."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Replace a value, such as train.epochs=3."
+        ),
     ] = None,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", help="Run the Python code that a recipe of your own names."),
+        typer.Option("--allow-code", help="Run the Python code that the recipe names."),
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the shipped recipes.")] = False,
     json: common.AsJson = False,
 ) -> None:
-    """Train with pruning by a recipe; the same folder resumes."""
+    """Train and prune with a recipe, or resume the run in --out."""
     if list_:
         _show_recipes(json)
         return
@@ -56,7 +58,7 @@ def train(
             typer.echo(message, err=True)
         raise typer.Exit(130) from None
     if not is_main_process():
-        return  # the first process speaks for all
+        return  # only the first process prints
     if json:
         common.show_json({"folder": str(folder), **outcome.results})
     else:
@@ -78,7 +80,7 @@ def find_recipe(name: str) -> Path:
 
 
 class TrainingBar(common.ProgressBars):
-    """One bar over all steps, and a line an epoch."""
+    """One bar over all steps, and one line per epoch."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -91,16 +93,16 @@ class TrainingBar(common.ProgressBars):
         self._epochs = self._steps = 1
 
     def show_phase(self, doing: str, done: int, total: int) -> None:
-        """Something is done before training starts."""
+        """Show what runs before training starts."""
         self._progress.update(self._task, description=doing, completed=done, total=total)
         self.log(f"{doing} ({done}/{total})")
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        """Training starts, or goes on, after so many epochs."""
+        """Show that training starts, or resumes after some epochs."""
         self._steps = steps
         self._epochs = epochs
         self._progress.update(self._task, total=epochs * steps, completed=epoch * steps)
-        line = f"going on after epoch {epoch} of {epochs}" if epoch else f"training {epochs} epochs"
+        line = f"resuming after epoch {epoch} of {epochs}" if epoch else f"training {epochs} epochs"
         self.terminal.print(f"{line}, {steps} steps each", highlight=False)
 
     def on_step(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
@@ -129,8 +131,8 @@ def epoch_line(metrics: dict[str, Any]) -> str:
         parts.append(f"pruned {metrics['pruned_accuracy']:.2%}")
     if metrics.get("zeroed"):
         parts.append(
-            f"{metrics['zeroed']} of {metrics['units']} units zeroed, {metrics['changed']} "
-            f"changed sides, {metrics['regrown']} had regrown"
+            f"{metrics['zeroed']} of {metrics['units']} units zeroed ({metrics['changed']} "
+            f"added or removed), {metrics['regrown']} had regrown"
         )
     if "average_accuracy" in metrics:
         parts.append(f"average {metrics['average_accuracy']:.2%}")

@@ -1,4 +1,4 @@
-"""`fpgm verify`: build the original again and prove once more what a folder of results claims."""
+"""`fpgm verify`: rebuild the original and verify the results in a folder again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def verify(
         pruned = open_pruned(folder, results, weights, steps)
         plan, recovered = pruned.plan, results.get("recovery") is not None
         with steps.step("verify"):
-            # Of weights of its own the structure is proven, and the weights are known by digest.
+            # For recovered weights, verify the structure, and check the weights by their digest.
             small = pruned.plain if pruned.own_weights else pruned.small
             x = example_input(results["input"])
             certificate = certify(pruned.original, plan, x, compacted=small)
@@ -54,10 +54,10 @@ def verify(
         typer.echo(certificate_line(certificate))
         if pruned.own_weights:
             typer.echo(
-                "That is the structure, before recovery; the weights are those recovery gave it, "
-                "by their sha256."
+                "This verifies the structure, before recovery. The weights are those that "
+                "recovery saved (same sha256)."
                 if recovered
-                else "That is the structure; the weights are those fpgm compare left, by their "
-                "sha256."
+                else "This verifies the structure. The weights are those that fpgm compare saved "
+                "(same sha256)."
             )
     certificate.check()

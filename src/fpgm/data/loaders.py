@@ -22,7 +22,7 @@ class FirstEpoch:
 
 
 class Epochs:
-    """A new epoch every time it is iterated, for training; each seed has epochs of its own."""
+    """A new epoch every time it is iterated, for training; each seed gives different epochs."""
 
     def __init__(self, sets: DataSplits, seed: int = 0) -> None:
         self._sets, self._epoch = sets, 100_000 * seed

@@ -1,4 +1,4 @@
-"""A data set by name, as recipes give it."""
+"""Data sets by name, as in recipes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DataSpec:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     limit: int | None = None
-    """Use only the first so many training images."""
+    """Use only this many of the first training images."""
     size: int = 224
     workers: int = 4
 
@@ -79,7 +79,7 @@ def open_splits(
     channels = train.images.shape[1]
     normalization = spec.normalization or normalization
     if {len(normalization.mean), len(normalization.std)} - {1, channels}:
-        raise RequestError(f"data.mean and data.std need {channels} numbers, one a channel.")
+        raise RequestError(f"data.mean and data.std need {channels} numbers, one per channel.")
     if spec.limit is not None:
         train = train.take_first(spec.limit)
     return DataSplits(
@@ -103,7 +103,9 @@ def _open_folders(
 ) -> DataSplits:
     root = spec.folder
     if root is None:
-        raise RequestError("Images in folders need data.root: it holds 'train' and 'val'.")
+        raise RequestError(
+            "Image folders need data.root: the folder that contains 'train' and 'val'."
+        )
     if spec.limit is not None or spec.augment != Augment():
         raise RequestError(
             "data.limit, data.crop and data.flip are for data sets in memory: leave them out, "

@@ -63,11 +63,11 @@ class Exported:
     bytes: int
     error: float
     """Largest difference of an output from PyTorch's, relative to its largest value; before layers
-    were split or quantised, which `low_rank` and `int8` report."""
+    were split or quantized, which `low_rank` and `int8` report."""
     noise: int
-    """Inputs of noise that it was compared on, besides the example."""
+    """Number of random inputs it was compared on, besides the example."""
     inputs: int
-    """Inputs of the loader that it was compared on."""
+    """Number of the loader's inputs it was compared on."""
     splits: tuple[LayerSplit, ...] = ()
     """Layers that were split in two, if that was requested."""
     low_rank: ModelComparison | None = None
@@ -94,8 +94,8 @@ def export(
 ) -> Exported:
     """Write a model for another runtime, with batch norms folded.
 
-    The file is checked on the example, on noise and on inputs of the loader. If its outputs are not
-    the model's, a `VerificationError` is raised and no file is written.
+    The file is checked on the example, on noise and on inputs of the loader. If its outputs differ
+    from the model's, a `VerificationError` is raised and no file is written.
 
     Args:
         model: unchanged.
@@ -108,7 +108,7 @@ def export(
         any_batch: let the batch size vary; `False` fixes it to that of the example.
         low_rank: ONNX only: split layers in two where that saves weights and the squared error of
             the weights stays below this fraction of their squares.
-        int8: ONNX only: quantise weights and activations to int8. If that changes the outputs by
+        int8: ONNX only: quantize weights and activations to int8. If that changes the outputs by
             more than half of their squares, a `VerificationError` is raised.
     """
     target = Path(path)
@@ -159,7 +159,7 @@ def export(
         metadata["fpgm_int8"] = json.dumps(True)
         float_data, data = data, to_int8(data, real, metadata)
         int8_result = compare_models(first, data, real, fixed or 1)
-        # The error of split layers is not attributed to quantisation.
+        # The error of split layers is not attributed to quantization.
         split = float_data is not first
         _check_int8_error(output_error(float_data, data, real) if split else int8_result.error)
     with explain_write_errors(target):
@@ -207,7 +207,7 @@ def _run_model(model: nn.Module, example: Example, given: Example) -> list[Tenso
 
 
 def _run_one_input(model: nn.Module, example: Example) -> None:
-    """Run a batch of one, so that shapes cached from the last call are not the traced ones.
+    """Run a batch of one, so that shapes cached by the last call differ from the traced ones.
 
     A head that compares the shape of its grid with that of the next input (YOLO's anchors) would
     otherwise fix the batch size of the file. One always differs: exporters trace two or more.
@@ -222,22 +222,22 @@ def _check_outputs(
     """Return the relative difference of the exported model's outputs; raise if it is too large."""
     try:
         outputs = [run(example) for example in examples]
-    except Exception as error:  # each runtime has its own kinds of errors
+    except Exception as error:  # each runtime raises its own kinds of errors
         raise ModelError(f"The exported model does not run: {reason(error)}.") from error
     difference = max(relative_difference(o, e) for o, e in zip(outputs, expected, strict=True))
     if not difference <= TOLERANCE:
         raise VerificationError(
             f"The exported model's outputs differ from PyTorch's by {difference:.1e} of the "
-            f"largest value (rounding explains at most {TOLERANCE:.0e}): no file was written."
+            f"largest value (tolerance {TOLERANCE:.0e}): no file was written."
         )
     return difference
 
 
 def _check_int8_error(error: float) -> None:
-    """Refuse a quantised model whose outputs are mostly error."""
+    """Reject a quantized model whose outputs are mostly error."""
     if not error <= MAX_ERROR:
         raise VerificationError(
-            f"Quantisation to int8 changes the outputs by {error:.0%} of their squares (at most "
+            f"Quantization to int8 changes the outputs by {error:.0%} of their squares (at most "
             f"{MAX_ERROR:.0%} is accepted): no file was written. Export without int8."
         )
 

@@ -27,8 +27,8 @@ _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always
 def simplify(model: nn.Module, example: Example) -> nn.Module:
     """Return a copy in eval mode, with batch norms folded if that does not change the outputs.
 
-    It does where a layer's output is also an output of the model, or where the model's code reads
-    an attribute of a batch norm that is no longer there.
+    Folding changes them if a layer's output is also an output of the model. It fails if the model's
+    code reads an attribute of a batch norm that is gone.
     """
     folded, plain = fold_batch_norms(model, example), copy_model(model).eval()
     expected = tensors_in(example.call(plain))
@@ -44,7 +44,7 @@ def fold_batch_norms(model: nn.Module, example: Example) -> nn.Module:
     """Return a copy in eval mode, with batch norms folded into the layers before them.
 
     A batch norm is folded if nothing else uses the layer's output, which one pass shows. A scatter
-    of its output into a residual stream stays, unless it can be folded too.
+    of its output into a residual stream is kept, unless it can be folded too.
     """
     copied = copy_model(model).eval()
     for solvable in find_solvable_layers(copied, example).layers:

@@ -21,7 +21,8 @@ def noise_inputs(example: Example, *, any_batch: bool) -> Iterator[Example]:
     """Yield the example with its floating-point tensors replaced by noise.
 
     It comes in several batch sizes if `any_batch` and if all tensors have a batch dimension.
-    Integers (tokens, positions) and scalars (a temperature) stay: the model might not accept noise.
+    Integers (tokens, positions) and scalars (a temperature) are kept: the model might not accept
+    noise.
 
     >>> example = Example((torch.zeros(4, 3), torch.arange(4)), {})
     >>> [[tuple(t.shape) for t in x.args] for x in noise_inputs(example, any_batch=True)]

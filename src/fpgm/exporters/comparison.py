@@ -1,4 +1,4 @@
-"""Compare two ONNX models: the output error of the second, and its speed-up."""
+"""Compare two ONNX models: the output error of the second, and its speedup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """A model compared with the one it was made from, in ONNX Runtime.
+    """A model compared with the one it was derived from, in ONNX Runtime.
 
     Times are of one input, or of the batch size that the model is fixed to.
     """
@@ -31,7 +31,7 @@ class ModelComparison:
     seconds: float
     """`seconds_before` divided by `faster`."""
     faster: float
-    """Speed-up: the median of paired runs."""
+    """Speedup: the median of paired runs."""
     threads: int
     crowd: str | None = None
     """Load by other processes, if it makes the times unreliable."""

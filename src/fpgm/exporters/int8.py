@@ -1,6 +1,6 @@
-"""Quantise an ONNX model to int8 for ONNX Runtime.
+"""Quantize an ONNX model to int8 for ONNX Runtime.
 
-Static quantisation: the range of activations is calibrated beforehand on a few hundred inputs. The
+Static quantization: the range of activations is calibrated beforehand on a few hundred inputs. The
 paper names low-precision weights as a next step after pruning.
 """
 
@@ -24,7 +24,7 @@ that suits int8 has an error of a few hundredths."""
 
 
 def to_int8(data: bytes, examples: Iterable[Example], metadata: Mapping[str, str]) -> bytes:
-    """Quantise weights, with one scale for each filter, and activations to int8.
+    """Quantize weights (one scale per filter) and activations to int8.
 
     Weights use seven of the eight bits on processors without VNNI, which add products of bytes in
     pairs and would overflow otherwise.
@@ -43,7 +43,7 @@ def to_int8(data: bytes, examples: Iterable[Example], metadata: Mapping[str, str
         level = logging.getLogger().level
         logging.getLogger().setLevel(
             logging.ERROR
-        )  # the quantiser writes advice to the root logger
+        )  # the quantizer writes advice to the root logger
         try:
             q.shape_inference.quant_pre_process(plain, ready, skip_symbolic_shape=True)
             q.quantize_static(
@@ -58,7 +58,7 @@ def to_int8(data: bytes, examples: Iterable[Example], metadata: Mapping[str, str
             )
         except Exception as error:
             raise ModelError(
-                f"ONNX Runtime cannot quantise this model: {reason(error)}."
+                f"ONNX Runtime cannot quantize this model: {reason(error)}."
             ) from error
         finally:
             logging.getLogger().setLevel(level)
@@ -70,7 +70,7 @@ def to_int8(data: bytes, examples: Iterable[Example], metadata: Mapping[str, str
 
 
 class _CalibrationReader:
-    """Gives the quantiser one calibration input after the other."""
+    """Gives the quantizer one calibration input after the other."""
 
     def __init__(self, inputs: Iterable[dict[str, Any]]) -> None:
         self._inputs: Iterator[dict[str, Any]] = iter(inputs)

@@ -1,4 +1,4 @@
-"""Low-rank factorisation: split layers into two smaller ones where that has fewer weights.
+"""Low-rank factorization: split layers into two smaller ones where that has fewer weights.
 
 A layer with weight W becomes one with fewer filters, followed by a 1×1 layer that mixes them; the
 pair comes from the singular value decomposition of W. The paper names it as a next step after
@@ -29,7 +29,7 @@ MAX_WEIGHT_RATIO = 0.9
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """A layer that was split: its new rank, and the error of that."""
+    """A layer that was split: its new rank, and the resulting error."""
 
     layer: str
     rank: int

@@ -31,7 +31,7 @@ channel costs a copy of all.
 
 @torch.no_grad()
 def fold_scatter_(model: nn.Module, layer: str, host: str) -> None:
-    """Fold all or part of the scatter behind `host` into a layer, if that is faster.
+    """Fold all or part of the scatter after `host` into a layer, if that is faster.
 
     Args:
         model: changed in place.

@@ -1,1 +1,1 @@
-"""Latency: measured on this machine, in the runtime that will run the model, and planned for."""
+"""Measure latency on this machine, in any runtime, and prune to a latency budget."""

@@ -1,4 +1,4 @@
-"""A script that prints by how many bytes its process grows when it loads and runs a model.
+"""Print by how many bytes this process grows when it loads and runs a model.
 
     python _memory_probe.py onnxruntime|openvino MODEL.onnx INPUTS.npz THREADS
 

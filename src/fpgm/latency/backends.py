@@ -190,7 +190,7 @@ class _OnnxBackend:
 
 
 class OnnxRuntime(_OnnxBackend):
-    """ONNX Runtime on the CPU, with all graph optimisations."""
+    """ONNX Runtime on the CPU, with all graph optimizations."""
 
     def start(self, data: bytes, threads: int) -> Callable[[Feed], Any]:
         session = create_session(data, threads)
@@ -273,7 +273,7 @@ def runtime_errors(backend: Backend) -> Iterator[None]:
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """Let torch use so many threads in the block."""
+    """Set torch's number of threads in the block."""
     before = torch.get_num_threads()
     if before == threads:
         yield
@@ -288,8 +288,8 @@ def torch_threads(threads: int) -> Iterator[None]:
 def _compile(net: nn.Module) -> Callable[..., Any]:
     """Compile a model through a new function, for which nothing was compiled before.
 
-    torch gives up on a function that it had to compile too often, and all models of a class share
-    one `forward`.
+    torch stops compiling a function that it had to compile too often, and all models of a class
+    share one `forward`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

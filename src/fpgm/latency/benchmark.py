@@ -1,7 +1,7 @@
 """`bench`: time models against each other in all available runtimes.
 
-Models run in turns, so that a busy machine slows all of them. Every time is a median with its
-spread, and the speed-up by MACs is given beside the measured one.
+Models are timed alternately, so that other load on the machine affects all of them. Every time is a
+median with its spread, and the theoretical speedup is given next to the measured one.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class ModelTiming:
     per_second: float
     """Inputs per second."""
     faster: float
-    """Speed-up over the first model: the median of paired runs."""
+    """Speedup over the first model: the median of paired runs."""
     file_bytes: int
     """Size of the model in the runtime's format."""
     memory_bytes: int | None
     """Needed to run, weights included: in PyTorch its allocations, elsewhere the growth of a
     process; None if unknown."""
     theory: float | None = None
-    """Theoretical speed-up over the first model, by MACs; None for the first."""
+    """Theoretical speedup over the first model, by MACs; None for the first."""
     verdict: str | None = None
-    """The speed-up in words; None for the first model."""
+    """The speedup as a sentence; None for the first model."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class BenchRow:
 
     @property
     def where(self) -> str:
-        """The setting in words: `eager, batch 1, threads 2`."""
+        """Describe the setting: `eager, batch 1, threads 2`."""
         return _setting(self.backend, self.batch, self.threads)
 
     @property
     def outcome(self) -> str:
-        """In words: `small 2.10× as fast as original (eager, batch 1, threads 2)`."""
+        """Describe the result: `small 2.10× as fast as original (eager, batch 1, threads 2)`."""
         first, *others = self.figures
         names = ", ".join(f"{escape_text(own.model)} {own.faster:.2f}×" for own in others)
         said = (
@@ -88,7 +88,7 @@ class BenchRow:
             if others
             else (f"{escape_text(first.model)} {format_number(1000 * first.seconds)} ms")
         )
-        doubt = "; NOT to be relied on" if self.crowd else ""
+        doubt = "; UNRELIABLE" if self.crowd else ""
         return f"{said} ({self.where}{doubt})"
 
 
@@ -140,9 +140,9 @@ def bench(
     seconds: float = SECONDS,
     progress: Progress | None = None,
 ) -> Bench:
-    """Time models against the first of them, in turns, in every runtime.
+    """Time models alternately in every runtime, and compare them with the first.
 
-    Models are timed in eval mode, and unchanged.
+    Models are timed in eval mode and not changed.
 
     Args:
         models: by name, or a list with the original first.
@@ -288,7 +288,7 @@ def _measure(
 
 @torch.no_grad()
 def _count_macs(name: str, model: nn.Module, example: Example) -> int:
-    """Count the MACs of one run; it is the first run, in which a bad input shows."""
+    """Count the MACs of one run. This is the first run, so it also detects bad inputs."""
     try:
         with FlopCounterMode(display=False) as counter:
             example.call(model)

@@ -23,7 +23,7 @@ def best_step(called: Sequence[LayerCall], table: LatencyTable) -> int | None:
     """Return the smallest multiple at which expensive layers lose no speed; None if all are narrow.
 
     Between two multiples of the coarsest step, a layer's time should grow in proportion to its
-    work. Steps at which it takes longer than that are too fine.
+    MACs. Steps at which it takes longer than that are too fine.
     """
     layers = _most_expensive(called, table)
     if not layers:
@@ -62,12 +62,12 @@ def _efficiency(layers: Sequence[LayerSpec], step: int, table: LatencyTable) -> 
 
 
 def _expected_seconds(odd: LayerSpec, layer: LayerSpec, table: LatencyTable) -> float:
-    """Interpolate the time of a layer between the coarse widths around it, by its work."""
+    """Interpolate the time of a layer between the coarse widths around it, by its MACs."""
     coarse = STEPS[-1]
     low = layer.with_widths(odd.reads // coarse * coarse, odd.writes // coarse * coarse)
     high = layer.with_widths(low.reads + coarse, low.writes + coarse)
-    (less, work, more) = (sized.reads * sized.writes for sized in (low, odd, high))
-    part = (work - less) / (more - less)
+    (low_cost, cost, high_cost) = (sized.reads * sized.writes for sized in (low, odd, high))
+    part = (cost - low_cost) / (high_cost - low_cost)
     return (1 - part) * table.seconds(low) + part * table.seconds(high)
 
 

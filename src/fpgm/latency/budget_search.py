@@ -2,7 +2,7 @@
 
 A plan is chosen by interpolated layer times, built, and predicted again from the times of its own
 layers: runtimes are much faster at some widths than at similar ones, which interpolation misses.
-Then the compact model is measured, and the next target corrected by what was learnt.
+Then the compact model is measured, and the next target is corrected accordingly.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def plan_for_latency(
 
 
 def reach_budget(timed: TimedModel, budget: Budget, build_plan: Callable[[Budget], Plan]) -> Plan:
-    """Search for the plan whose measured time comes nearest to the budget.
+    """Search for the plan whose measured time is closest to the budget.
 
-    Where prediction and measurement differ, the next plan's predicted saving is the one that the
-    measurements so far map to the requested saving.
+    If prediction and measurement differ, the target of the next plan is the prediction that, by the
+    measurements so far, corresponds to the requested saving.
 
     Args:
         timed: the original model.
@@ -179,7 +179,7 @@ def reach_budget(timed: TimedModel, budget: Budget, build_plan: Callable[[Budget
             backend=timed.config.backend.name,
             threads=timed.config.threads,
             asked=requested,
-            predicted=1 - calibration.expected(1 - candidate.saving),
+            predicted=1 - calibration.expected_result(1 - candidate.saving),
             measured=saving,
             seconds_before=before,
             seconds_after=after,
@@ -248,10 +248,10 @@ class _Calibration:
 
     >>> calibration = _Calibration()
     >>> calibration.add(0.5, 0.55)
-    >>> round(calibration.expected(0.4), 3), round(calibration.target(0.5), 3)
+    >>> round(calibration.expected_result(0.4), 3), round(calibration.target(0.5), 3)
     (0.44, 0.455)
     >>> calibration.add(0.45, 0.57)
-    >>> round(calibration.expected(0.45), 3), round(calibration.target(0.5), 3)
+    >>> round(calibration.expected_result(0.45), 3), round(calibration.target(0.5), 3)
     (0.56, 0.402)
     """
 
@@ -261,7 +261,7 @@ class _Calibration:
     def add(self, target: float, result: float) -> None:
         self._points[target] = result
 
-    def expected(self, target: float) -> float:
+    def expected_result(self, target: float) -> float:
         """Return the result to expect for a target."""
         targets, results = self._curve()
         if target <= targets[0]:

@@ -1,7 +1,7 @@
 """Time every layer of models in PyTorch, side by side.
 
 Time outside of layers (functional activations, additions, gathers and scatters of adapters) is the
-time of the model less that of its layers.
+time of the model minus that of its layers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LayerTime:
 def breakdown(models: Sequence[nn.Module], example: Example, threads: int) -> list[LayerTime]:
     """Time every innermost module, in the order they first run, and the code between them.
 
-    Models run in turns, so that a busy machine affects all of them.
+    Models are timed alternately, so that other load affects all of them.
     """
     rounds: list[list[_Round]] = [[] for _ in models]
     with torch_threads(threads):
@@ -102,9 +102,9 @@ class _Round:
 def _seconds_between(rounds: Sequence[_Round]) -> tuple[float, bool]:
     """Return the seconds in which no layer runs, and whether they are only an upper bound.
 
-    The difference within a run includes what the timing takes; that between two runs, anything that
-    slowed one of them. The smaller is nearer the truth, unless the layers of one run took longer
-    than all of the other: then the first is an upper bound.
+    The difference within a run includes the overhead of timing. The difference between two runs
+    includes anything that slowed one of them. The smaller one is more accurate, unless the layers
+    of one run took longer than the whole other run: then the first is an upper bound.
     """
     within = statistics.median(r.total - sum(r.layers.values()) for r in rounds)
     across = statistics.median(r.untimed_total - sum(r.layers.values()) for r in rounds)

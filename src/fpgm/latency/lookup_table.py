@@ -1,7 +1,7 @@
 """A table of layer latencies, measured on this machine and cached on disk.
 
 The key is the runtime, its version, the processor, the number of threads and the layer's sizes. A
-second plan for the same machine takes no measurement.
+second plan on the same machine needs no measurement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIN_SECONDS = 1e-7
 
 
 def default_cache() -> Path:
-    """Return the folder of cached times: in that of FPGM_CACHE, or in ~/.cache/fpgm."""
+    """Return the folder of cached times, in FPGM_CACHE or ~/.cache/fpgm."""
     return cache_root("FPGM_CACHE") / "latency"
 
 
@@ -85,7 +85,7 @@ class LatencyTable:
         try:
             content = read_json(self.file)
             if {key: content[key] for key in self.header} != self.header:
-                raise ValueError("it was measured in another runtime")
+                raise ValueError("it was measured in a different runtime")
             known = {str(key): float(value) for key, value in content["seconds"].items()}
             if not all(0 < seconds < math.inf for seconds in known.values()):
                 raise ValueError("some times are not positive and finite")

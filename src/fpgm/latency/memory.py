@@ -1,7 +1,7 @@
 """Measure the peak memory a model needs to run: weights and activations.
 
 In PyTorch, the profiler reports every allocation. For other runtimes, a separate process loads and
-runs the model, and the operating system says by how much it grew.
+runs the model, and the operating system reports its growth.
 """
 
 from __future__ import annotations

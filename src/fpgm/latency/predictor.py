@@ -40,7 +40,7 @@ class _LayerRatios:
 
 @dataclass(frozen=True)
 class TimeParts:
-    """A model's seconds, divided by what they scale with."""
+    """A model's seconds, split by what they scale with."""
 
     scale: float
     """Factor on the layers' times: a layer may take longer alone than within the model."""
@@ -51,7 +51,7 @@ class TimeParts:
 
     @classmethod
     def of(cls, total: float, layers: float, macs_in_layers: float) -> TimeParts:
-        """Divide a model's seconds.
+        """Split a model's seconds.
 
         Args:
             total: seconds of the model.
@@ -142,11 +142,11 @@ class Predictor:
         return float(self.at(np.array(kept)))
 
     def _find_ratios(self, structure: Structure, call: LayerCall) -> _LayerRatios:
-        """Look up which ratios a layer's widths follow, by its weight or what that is made of."""
+        """Find which ratios a layer's widths follow, by its weight or the parameters behind it."""
         sides = {"reads": 0, "writes": 0}
-        for slot in structure.trace.parameter_infos.values():
-            if slot.name.startswith(f"{call.path}." if call.path else "") and len(slot.shape) > 1:
-                for field, role in zip(slot.fields, slot.roles, strict=True):
+        for info in structure.trace.parameter_infos.values():
+            if info.name.startswith(f"{call.path}." if call.path else "") and len(info.shape) > 1:
+                for field, role in zip(info.fields, info.roles, strict=True):
                     if role == "reads" or role in PRODUCER_ROLES:
                         side = "reads" if role == "reads" else "writes"
                         sides[side] = self._kept_fractions.number(field)

@@ -1,4 +1,4 @@
-"""Summarise a speed-up in a sentence: is it what the MACs suggest, and if not, why."""
+"""Summarize a speedup in a sentence: does it match the MACs, and if not, why not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIN_FRACTION = 0.1
 _MAX_SPREAD = 0.1
 """With a larger spread, times say more about the machine than about the model."""
 _CLEAR_RATIO = 1.25
-"""Ratio of two medians from which on they clearly differ."""
+"""Ratio from which two medians clearly differ."""
 _MATMUL_WORDS = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
 """In names of nodes that multiply matrices, or prepare for it."""
 
@@ -25,7 +25,7 @@ Reasons = Callable[[], list[str]]
 def summarize(
     faster: float, theory: float, spread: float, reasons: Reasons, doubt: str | None = None
 ) -> str:
-    """Describe a speed-up beside the theoretical one, with reasons if it is much smaller.
+    """Compare a speedup with the theoretical one, with reasons if it is much smaller.
 
     >>> summarize(2.1, 2.2, 0.02, list)
     '2.1× faster; theory 2.2×'
@@ -35,11 +35,11 @@ def summarize(
     'as fast; theory 1.0×'
 
     Args:
-        faster: the measured speed-up.
-        theory: the speed-up by MACs.
+        faster: the measured speedup.
+        theory: the speedup by MACs.
         spread: of the times, relative to their median.
         reasons: called to find reasons.
-        doubt: why the measurement is unreliable, if it is; then no speed-up is given.
+        doubt: why the measurement is unreliable, if it is; then no speedup is given.
     """
     theoretical = f"theory {theory:.1f}×"
     if doubt is not None:
@@ -66,8 +66,8 @@ def find_contradiction(faster: float, medians: float) -> str | None:
     (None, None)
 
     Args:
-        faster: speed-up by paired runs.
-        medians: speed-up by the medians of all times.
+        faster: speedup by paired runs.
+        medians: speedup by the medians of all times.
     """
     disagree = faster < 1 + _MAX_SPREAD if medians > _CLEAR_RATIO else faster > 1 - _MAX_SPREAD
     if not disagree or 1 / _CLEAR_RATIO <= medians <= _CLEAR_RATIO:

@@ -1,4 +1,4 @@
-"""Networks: built-in ones by name, any other by `fpgm.models.registry.load_model`."""
+"""Built-in networks by name; `fpgm.models.registry.load_model` loads any other."""
 
 from fpgm.models.builtin import BUILTIN, Builtin, build, trained_resnet20
 from fpgm.models.digits import digits

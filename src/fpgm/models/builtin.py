@@ -18,7 +18,7 @@ from fpgm.utils.text import did_you_mean
 
 @dataclass(frozen=True)
 class Builtin:
-    """How to make a network, and the shape of one input."""
+    """How to build a network, and the shape of one input."""
 
     factory: Callable[..., nn.Module]
     input_shape: tuple[int, ...]
@@ -35,7 +35,7 @@ BUILTIN: dict[str, Builtin] = {
 
 
 def build(name: str, classes: int = 10) -> nn.Module:
-    """Make a built-in network with fresh weights.
+    """Build a built-in network with random weights.
 
     >>> build("resnet56").linear
     Linear(in_features=64, out_features=10, bias=True)

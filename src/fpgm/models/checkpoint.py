@@ -1,7 +1,7 @@
-"""Reading trained weights from a file, without ever running code from it.
+"""Read trained weights from a file, without running code from it.
 
 safetensors files and tensor-only torch checkpoints are read; any other pickle is refused. The file
-is compared with the model before anything is copied, so a mismatch leaves the model as it was.
+is compared with the model before anything is copied, so a mismatch leaves the model unchanged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SHIPPED = "shipped"
 """Stands for the weights that come with the package: a ResNet-20 trained on CIFAR-10."""
 
 WRAPPER_KEYS = ("state_dict", "model")
-"""Keys under which training scripts keep the weights beside epoch and optimizer."""
+"""Keys under which training scripts store the weights, next to epoch and optimizer."""
 
 
 def weights_file(name: str | Path) -> Path:
-    """Return the file a name stands for: "shipped", or a path, which may begin with a tilde."""
+    """Resolve "shipped" or a path, which may begin with a tilde."""
     if str(name) == SHIPPED:
         return assets.WEIGHTS
     return expand_user(name)
@@ -45,7 +45,7 @@ def load_weights(model: M, file: str | Path) -> M:
     state = read_weights(file)
     if problem := _describe_mismatch(model.state_dict(), state):
         if str(file) in (SHIPPED, str(assets.WEIGHTS)):
-            raise FileError("The shipped weights are of resnet20 with 10 classes, of no other.")
+            raise FileError("The shipped weights fit only resnet20 with 10 classes.")
         raise FileError(f"{file} does not fit {type(model).__name__}: {problem}.")
     try:
         model.load_state_dict(state)
@@ -55,7 +55,7 @@ def load_weights(model: M, file: str | Path) -> M:
 
 
 def read_weights(file: str | Path) -> dict[str, Tensor]:
-    """Read a state dict by name, with wrappers and a `module.` prefix taken off."""
+    """Read a state dict by name, without wrappers and the `module.` prefix."""
     path = weights_file(file)
     head = read_head(path)
     # By content, not by suffix: checkpoints come as .pt, .pth, .th, .bin, .tar and more.
@@ -72,12 +72,12 @@ def _read_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
-            f"{path} holds Python objects besides tensors, which could run code, or is no "
+            f"{path} holds Python objects besides tensors, which could run code, or is not a "
             "checkpoint: save `model.state_dict()` instead."
         ) from error
     except Exception as error:  # a cut pickle fails wherever it was cut: struct, lookup, EOF…
         raise FileError(
-            f"{path} is truncated or no checkpoint of tensors ({reason(error)})."
+            f"{path} is truncated, or not a checkpoint of tensors ({reason(error)})."
         ) from error
 
 
@@ -88,12 +88,12 @@ def _extract_state(raw: Any, file: str | Path) -> dict[str, Tensor]:
             break
         raw = inner
     if not isinstance(raw, Mapping) or not raw:
-        raise FileError(f"{file} holds no state dict but {type(raw).__name__}.")
+        raise FileError(f"{file} contains a {type(raw).__name__}, not a state dict.")
     state: dict[str, Any] = {str(key): value for key, value in raw.items()}
     if others := [key for key, value in state.items() if not isinstance(value, Tensor)]:
         raise FileError(
-            f"{file} holds no state dict: {shorten(others)} "
-            f"{'is' if len(others) == 1 else 'are'} not tensors."
+            f"{file} does not contain a state dict: {shorten(others)} "
+            f"{'is not a tensor' if len(others) == 1 else 'are not tensors'}."
         )
     prefix = "module."
     if all(key.startswith(prefix) for key in state):
@@ -102,7 +102,7 @@ def _extract_state(raw: Any, file: str | Path) -> dict[str, Tensor]:
 
 
 def _describe_mismatch(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    # torch fills this counter in by itself; older checkpoints do not have it.
+    # torch adds this counter itself; older checkpoints do not have it.
     missing = [k for k in expected if k not in state and not k.endswith("num_batches_tracked")]
     surplus = [k for k in state if k not in expected]
     shapes = [
@@ -123,8 +123,8 @@ def _describe_mismatch(expected: Mapping[str, Tensor], state: Mapping[str, Tenso
         for what, names in (
             ("missing", missing),
             ("unexpected", surplus),
-            ("of another shape", shapes),
-            ("of another kind", kinds),
+            ("with a different shape", shapes),
+            ("with a different dtype", kinds),
         )
         if names
     ]

@@ -1,7 +1,7 @@
 """A small residual network for scikit-learn's 8×8 digits: 98 % after a dozen one-second epochs.
 
-It has what makes pruning a residual network hard (streams, a projection shortcut, batch norm) at a
-size where the whole story, training included, fits into a demonstration.
+It has everything that makes pruning a residual network hard (streams, a projection shortcut, batch
+norm), and is small enough to train in a demonstration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fpgm.models.resnet_cifar import BasicBlock
 
 
 def digits(classes: int = 10, width: int = 32) -> DigitsNet:
-    """Make a network for (N, 1, 8, 8) images; the second stage has twice `width` channels."""
+    """Build a network for (N, 1, 8, 8) images; the second stage has twice `width` channels."""
     return DigitsNet(classes, width)
 
 

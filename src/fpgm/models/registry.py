@@ -36,7 +36,7 @@ IMAGENET_SHAPE = (1, 3, 224, 224)
 
 
 def load_model(spec: str) -> nn.Module:
-    """Make the model a spec names, with fresh weights.
+    """Build the model that a spec names, with random weights.
 
     >>> type(load_model("resnet20")).__name__
     'ResNet'
@@ -44,7 +44,7 @@ def load_model(spec: str) -> nn.Module:
     source, colon, name = spec.rpartition(":")
     if not colon:
         if spec.endswith(".py"):
-            raise RequestError(f"{spec!r} names no factory: write '{spec}:make_model'.")
+            raise RequestError(f"{spec!r} does not name a factory: write '{spec}:make_model'.")
         return build(spec)
     if source == "torchvision":
         return _from_torchvision(name)
@@ -53,13 +53,13 @@ def load_model(spec: str) -> nn.Module:
     if source.endswith(".py"):
         return _from_file(Path(source), name)
     raise RequestError(
-        f"{spec!r} is no model: use a built-in name, 'torchvision:NAME', 'timm:NAME' "
+        f"{spec!r} is not a model: use a built-in name, 'torchvision:NAME', 'timm:NAME' "
         "or 'path/to/file.py:factory'."
     )
 
 
 def names_code(spec: str) -> bool:
-    """Whether a spec names a file of Python that making the model would run.
+    """Return whether a spec names a Python file, which building the model would run.
 
     >>> names_code("net.py:make"), names_code("torchvision:resnet50")
     (True, False)
@@ -84,7 +84,7 @@ def default_shape(spec: str) -> tuple[int, ...]:
 
 
 def has_guessed_shape(spec: str) -> bool:
-    """Return whether nothing is known of a model's input, and its default shape is a guess.
+    """Return whether a model's input shape is unknown, so that the default is a guess.
 
     >>> has_guessed_shape("net.py:make"), has_guessed_shape("resnet56")
     (True, False)
@@ -102,7 +102,7 @@ def _from_torchvision(name: str) -> nn.Module:
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
     with GLOBAL_LOCK, warnings.catch_warnings():
-        # GoogLeNet and Inception announce a change of their initialisation.
+        # GoogLeNet and Inception warn about a change of their initialization.
         warnings.filterwarnings("ignore", "The default weight initialization", FutureWarning)
         model: nn.Module = builder(**options)
     return model
@@ -141,7 +141,9 @@ def _from_file(path: Path, name: str) -> nn.Module:
         if isinstance(target, nn.Module):
             return target
         if not callable(target):
-            raise RequestError(f"{name!r} in {path} is no factory but {type(target).__name__}.")
+            raise RequestError(
+                f"{name!r} in {path} is not a factory but a {type(target).__name__}."
+            )
         try:
             model = target()
         except Exception as error:
@@ -166,7 +168,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 def _import_file(path: Path) -> ModuleType:
-    # A name of its own, so a user's `utils.py` never stands in for another; registered, because
+    # A unique name, so that a user's `utils.py` replaces no other module; registered, because
     # dataclasses and pickling look a class's module up by name.
     digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
     name = f"_fpgm_user_{digest}"

@@ -1,7 +1,8 @@
 """The CIFAR ResNets of He et al.: three stages of 16, 32 and 64 channels, depth 6n + 2.
 
 Shortcuts have no parameters (option A): where the shape changes they drop every second pixel and
-pad the channels with zeros. Names follow the most used public weights, so those load as they are.
+pad the channels with zeros. Parameter names match the most widely used public weights, so those
+load directly.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fpgm.errors import RequestError
 
 
 def resnet(depth: int, classes: int = 10) -> ResNet:
-    """Make a CIFAR ResNet with `depth` weighted layers: 20, 32, 44, 56, 110, 1202 or any 6n + 2.
+    """Build a CIFAR ResNet with `depth` weighted layers: 20, 32, 44, 56, 110, 1202 or any 6n + 2.
 
     >>> sum(p.numel() for p in resnet(20).parameters())
     269722
@@ -22,21 +23,20 @@ def resnet(depth: int, classes: int = 10) -> ResNet:
     if rest or blocks < 1:
         lower = 6 * max(blocks, 1) + 2
         raise RequestError(
-            f"A CIFAR ResNet has 6n + 2 layers, and {depth} is not one of them: "
-            f"try {lower} or {lower + 6}."
+            f"A CIFAR ResNet has 6n + 2 layers, which {depth} is not: try {lower} or {lower + 6}."
         )
     return ResNet(blocks, classes)
 
 
 class PadShortcut(nn.Module):
-    """Halve the image by taking every second pixel, double the channels by adding zero ones."""
+    """Halve the image by taking every second pixel, double the channels by padding with zeros."""
 
     def __init__(self, planes: int) -> None:
         super().__init__()
         self.pad = planes // 4
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C + 2 pad, H / 2, W / 2); the old channels stand in the middle."""
+        """(N, C, H, W) to (N, C + 2 pad, H / 2, W / 2); the original channels are in the middle."""
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.pad, self.pad))
 
     def extra_repr(self) -> str:

@@ -1,9 +1,9 @@
-"""Importing torchvision where its compiled part does not load.
+"""Import torchvision even if its compiled part does not load.
 
 torchvision registers shape rules for two of its compiled operators while it is being imported. When
-the compiled part was built for another torch (a CUDA wheel beside a CPU torch, say), the operators
-do not exist and the import itself fails, though none of the models needs them before detection's
-last step. Declaring the two signatures is enough for everything but running `nms`.
+the compiled part was built for another torch (for example, a CUDA wheel with a CPU torch), the
+operators do not exist and the import itself fails, though models need them only in the last step of
+detection. Declaring the two signatures is enough for everything except running `nms`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 
-# A declaration lives as long as its Library object.
+# A declaration exists as long as its Library object.
 _declared: list[torch.library.Library] = []
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, declaring the operators its compiled part failed to bring."""
+    """Import torchvision, and declare operators that its compiled part did not register."""
     try:
         return _import()
     except ModuleNotFoundError as error:
@@ -38,7 +38,7 @@ def import_torchvision() -> ModuleType:
     except RuntimeError as error:
         if "torchvision::" not in str(error) or _declared:
             raise
-    # The failed attempt leaves half-imported submodules, which a second one would trust.
+    # The failed attempt leaves half-imported submodules, which a second attempt would reuse.
     for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     library = torch.library.Library("torchvision", "DEF")

@@ -1,7 +1,7 @@
 """VGG-16 with batch norm for 32×32 images, in the form PFEC introduced and the paper prunes.
 
 Thirteen 3×3 convolutions, then 512 → 512 → classes: a network without branches, where every filter
-can go on its own.
+can be removed separately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 
 def vgg16(classes: int = 10, width: float = 1.0) -> VGG:
-    """Make a VGG-16 for CIFAR; `width` multiplies every layer's channels (0.25 for quick tests).
+    """Build a VGG-16 for CIFAR; `width` multiplies every layer's channels (0.25 for quick tests).
 
     >>> vgg16(width=0.25).classifier[-1]
     Linear(in_features=128, out_features=10, bias=True)

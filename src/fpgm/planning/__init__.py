@@ -1,1 +1,1 @@
-"""Decide which channels go: budgets, scores, selection, and a dry run of the smaller model."""
+"""Decide which channels to remove: budgets, scores, selection, and a dry run."""

@@ -1,7 +1,7 @@
 """Check in a dry run that adapters of earlier plans still move the channels they should.
 
 This part of the `ValidatingTracer` compares what an adapter moves in the compact model with what
-the labels predicted. A gather whose channels come in another order gets new positions.
+the labels predicted. A gather whose channels arrive in a different order gets new positions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AdapterChecks(Tracer):
         raise NotImplementedError
 
     def handles_adapter(self, adapter: Adapter) -> bool:
-        """Tell whether an adapter belongs to an earlier plan; the new plan's run as operators."""
+        """Tell whether an adapter is of an earlier plan; those of the new plan run as operators."""
         return self._key_of(adapter) in self.structure.trace.moves
 
     def _key_of(self, adapter: Adapter) -> tuple[Place, Side]:
@@ -65,7 +65,7 @@ class AdapterChecks(Tracer):
         return out
 
     def _reordered_gather(self, adapter: Adapter, x: Tensor) -> Adapter | None:
-        """Return a gather of the same channels, if they come in another order than before."""
+        """Return a gather of the same channels, if their order has changed."""
         move = self.structure.trace.moves[self._key_of(adapter)]
         rows = [f.reshape(-1) for f in self.fields(x) if lb.axes(f) == [adapter.dim]]
         if move.wide is None or len(rows) != 1:
@@ -82,7 +82,7 @@ class AdapterChecks(Tracer):
         return new
 
     def _expect(self, have: Tensor | None, move: Move) -> Tensor:
-        """Return the labels an adapter should move, checked against those it does."""
+        """Return the labels an adapter should move, after comparing them with those it moves."""
         wanted = move.labels[self.kept[move.labels]]
         if have is None:
             if len(wanted) > 1:

@@ -1,8 +1,8 @@
 """Choose a rate for every group: the smallest output error for a given cost.
 
 Errors add up over groups, costs do not: the cost of a layer depends on its input and its output
-channels. Lagrangian relaxation by coordinate descent, bisecting on the multiplier (the price of
-cost); then an exact knapsack over neighbouring options spends what is left of the budget.
+channels. Lagrangian relaxation by coordinate descent, bisecting on the multiplier (the price per
+unit of cost). Then an exact knapsack over neighboring options spends the rest of the budget.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Allocation:
         self.items, self.cost, self.groups = items, cost, groups
 
     def within(self, goal: float) -> list[int] | None:
-        """Return the choice of least error within a cost; None if nothing is cheap enough."""
+        """Return the choice with the smallest error within a cost; None if none is cheap enough."""
         goal *= _ROUNDING
         low, high = 0.0, 1.0
         best = self._choose_at_price(high, [len(item.error) // 2 for item in self.items])
@@ -68,7 +68,7 @@ class Allocation:
         return self._spend_rest(best, goal)
 
     def _choose_at_price(self, price: float, start: Sequence[int]) -> list[int]:
-        """Choose every item's best option at a price, given all others, until none changes."""
+        """Choose every item's best option at a price, given the others, until none changes."""
         choice = list(start)
         scale = float(self.cost(np.ones(self.groups)))
         for _ in range(_SWEEPS):
@@ -83,7 +83,7 @@ class Allocation:
         return choice
 
     def _spend_rest(self, choice: list[int], goal: float) -> list[int]:
-        """Solve knapsacks among neighbouring options, with the other items as they are."""
+        """Solve knapsacks among neighboring options, with the other items as they are."""
         for near in _REACHES:
             for _ in range(_KNAPSACKS):
                 better = self._improve(choice, goal, near)
@@ -103,7 +103,7 @@ class Allocation:
         return None
 
     def _knapsack(self, choice: Sequence[int], room: float, reach: int) -> list[int]:
-        """Minimize the error among neighbours for at most `room` more cost, exact to a bin."""
+        """Minimize the error among neighbors for at most `room` more cost, exact to a bin."""
         options: list[list[int]] = []
         deltas: list[Floats] = []
         for number, item in enumerate(self.items):
@@ -138,18 +138,18 @@ class Allocation:
     def _costs(self, choice: Sequence[int], number: int) -> Floats:
         """Return the total cost with each option of one item."""
         item = self.items[number]
-        kept = np.repeat(self._kept(choice)[None], len(item.error), axis=0)
+        kept = np.repeat(self._kept_fractions(choice)[None], len(item.error), axis=0)
         kept[:, list(item.groups)] = item.kept
         return self.cost(kept)
 
-    def _kept(self, choice: Sequence[int]) -> Floats:
+    def _kept_fractions(self, choice: Sequence[int]) -> Floats:
         kept = np.ones(self.groups)
         for item, option in zip(self.items, choice, strict=True):
             kept[list(item.groups)] = item.kept[option]
         return kept
 
     def _total(self, choice: Sequence[int]) -> float:
-        return float(self.cost(self._kept(choice)))
+        return float(self.cost(self._kept_fractions(choice)))
 
     def _error(self, choice: Sequence[int]) -> float:
         return float(sum(i.error[o] for i, o in zip(self.items, choice, strict=True)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fpgm.errors import RequestError
+from fpgm.utils.text import nearest_names
 
 Rounding = Literal["nearest", "paper"]
 Measure = Literal["macs", "params", "latency"]
@@ -39,7 +41,7 @@ class Budget:
             check_fraction(f"rates[{pattern!r}]", rate)
 
     def scaled(self, fraction: float) -> Budget:
-        """Return a fraction of this budget, as a pruning schedule needs on its way up."""
+        """Return a fraction of this budget, for a pruning schedule with a ramp."""
         if fraction == 1:
             return self
 
@@ -53,7 +55,7 @@ class Budget:
 
     @property
     def target(self) -> tuple[Measure, float] | None:
-        """Return which cost is to fall by which fraction, if one is named."""
+        """Return which cost to reduce by which fraction, if the budget names one."""
         for name in MEASURES:
             fraction = getattr(self, name)
             if fraction is not None:
@@ -108,7 +110,7 @@ class Rounder:
         return max(lowest, min(units, kept))
 
     def step(self, units: int, channels_per_unit: int = 1) -> int:
-        """Return the alignment in units: the largest fine enough of align, align/2, …, 1."""
+        """Return the alignment in units: the largest of align, align/2, …, 1 that is allowed."""
         if self.rounding == "paper":
             return 1
         channels = self.align
@@ -146,13 +148,10 @@ def _percent_hint(value: object) -> str:
 
 def check_patterns(name: str, patterns: Sequence[str], known: Sequence[str]) -> None:
     """Raise if a pattern matches no layer; the error names the closest layers."""
-    import difflib
-    import fnmatch
-
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(layer, pattern) for layer in known):
             inside = pattern.rstrip(".*") + "."
-            near = difflib.get_close_matches(pattern, known, 3, 0.3)
+            near = nearest_names(pattern, known, most=3, likeness=0.3)
             if any(layer.startswith(inside) for layer in known):
                 near = [f"{inside}*"]
             hint = f" Nearest: {', '.join(near)}." if near else ""

@@ -47,7 +47,7 @@ def dry_run(
     try:
         return _dry_run(model, structure, plan, removed, tolerated, values=False)
     except (MismatchError, _UserCodeError, shape_inference.ValuesNeededError) as error:
-        # The cause may be the zeros, not the sizes: only a run with real values decides.
+        # The zeros may be the cause, not the sizes: only a run with real values can tell.
         if isinstance(error, MismatchError) and not error.of_values:
             raise
         try:

@@ -1,9 +1,9 @@
 """The tracer that validates labels while a compact model runs.
 
-Every weight carries the labels it kept. Two labels that meet must be of one class, sizes must be as
-predicted, and a module must return its channels in the predicted order. If only the order differs,
-a gather at the module's output corrects it; everything else is a mismatch at a known operator.
-Which model runs, and on which inputs, is up to `dry_run`.
+Every weight carries the labels it kept. Two labels that meet must be in the same class, sizes must
+be as predicted, and a module must return its channels in the predicted order. If only the order
+differs, a gather at the module's output corrects it; everything else is a mismatch at a known
+operator. `dry_run` decides which model runs, and on which inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fpgm.utils.tracebacks import source_line
 
 
 class MismatchError(Exception):
-    """The compact model does not do what the labels say; carries the classes involved."""
+    """The compact model does not behave as the labels predict; carries the classes involved."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class ValidatingTracer(AdapterChecks):
                 self.single.append(f)
 
     def tie(self, field: Tensor, dims: Sequence[int]) -> None:
-        """Raise unless labels along these dims are of one class; they need not have met."""
+        """Raise unless labels along these dims are in one class; they need not have met."""
         for dim in dims:
             classes = self.structure.classes_of(field)
             padding = (field == lb.ANY) | (field.narrow(dim, 0, 1) == lb.ANY)
@@ -235,11 +235,11 @@ class ValidatingTracer(AdapterChecks):
             number, self._frozen[key] = self._frozen[key], self._frozen[key] + 1
             if number < len(recorded):
                 self._compare_rows(f, recorded[number])
-            elif bool((f != lb.ANY).any()):  # the zeros of our own adapters are no channels
+            elif bool((f != lb.ANY).any()):  # zeros added by our own adapters are not channels
                 self._mark_unordered(f)
 
     def _compare_rows(self, field: Tensor, recorded: Tensor) -> None:
-        """Raise a mismatch unless a field is what remains of the recorded one."""
+        """Raise a mismatch unless a field equals the kept part of the recorded one."""
         wanted = recorded.reshape(-1)
         wanted = wanted[self.kept[wanted]]
         if len(wanted) != field.numel():
@@ -247,12 +247,12 @@ class ValidatingTracer(AdapterChecks):
         self.relate(wanted, field.reshape(-1))
 
     def check_results(self, results: Sequence[Tensor]) -> None:
-        """Check that the model returns what it did in the trace, less what was removed."""
+        """Check that the model returns what it did in the trace, without the removed units."""
         self.recognize(results)
         expected = self.structure.trace.results[self.runs]
         if len(expected) != len(results):
             raise self._attribute_mismatch(
-                "the model would return another number of tensors", None, True
+                "the model would return a different number of tensors", None, True
             )
         for tensor, factor in zip(results, expected, strict=True):
             labelled = {d for f in factor.fields for d in lb.axes(f)}
@@ -284,7 +284,7 @@ class ValidatingTracer(AdapterChecks):
         return True
 
     def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
-        """Check that every channel has the neighbours it had: the adapter's positions are fixed."""
+        """Check that every channel has the same neighbors: the adapter's positions are fixed."""
         wanted = self._windows.get(self.module)
         if wanted is not None and len(wanted) == len(labels):
             stays = self.kept[wanted]
@@ -321,12 +321,12 @@ class ValidatingTracer(AdapterChecks):
             f"a size is fixed in the code in {self.where()}",
             [self.structure.classes_of(f) for f in expected.out.fields],
             place,
-            # All padding is alike, so the enclosing module may still return the right channels.
+            # All padding is the same, so the enclosing module may still return the right channels.
             may_wait=self._padding,
         )
 
     def _fits(self, expected: Factor, shape: tuple[int, ...]) -> bool:
-        """Tell whether a shape is the recorded one, less what was removed."""
+        """Tell whether a shape is the recorded one without the removed channels."""
         if len(shape) != len(expected.shape):
             return False
         masks = lb.independent(expected.fields, self.kept)
@@ -370,7 +370,7 @@ class ValidatingTracer(AdapterChecks):
         return out_alias
 
     def _check_places(self, path: str, out: Tensor, dim: int, labels: Tensor) -> None:
-        """Place a branch's channels by their new order, if a shuffle has changed it."""
+        """Place a branch's channels in their new order, if a shuffle has changed it."""
         places = torch.nonzero(self.kept[labels]).reshape(-1)
         if len(places) in (1, len(labels)):
             return

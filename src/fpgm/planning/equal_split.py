@@ -41,7 +41,7 @@ class Component:
         return torch.cat([group.units for group in self.groups])
 
     def solve(self, goals: Sequence[int], limits: Sequence[int]) -> Cells:
-        """Find counts per cell as near to the groups' goals as equations and limits allow."""
+        """Find counts per cell as close to the groups' goals as equations and limits allow."""
         key = (*goals, *limits)
         if key not in self._solved:
             self._solved[key] = self._solve(tuple(goals), tuple(limits))
@@ -137,7 +137,7 @@ def _component(groups: Sequence[ChannelGroup], balances: Sequence[Tensor]) -> Co
 
 
 def _columns(units: Tensor, balances: Sequence[Tensor]) -> npt.NDArray[np.int64]:
-    """Build one equation a row: a unit's channels in a block, less those in the first block."""
+    """Build one equation per row: a unit's channels in a block, minus those in the first block."""
     position = {c: i for i, c in enumerate(units.tolist())}
     rows = []
     for blocks in balances:
@@ -172,7 +172,7 @@ def _descend(
     ideal: npt.NDArray[np.float64],
     counts: npt.NDArray[np.int64],
 ) -> bool:
-    """Change one or two cells at a time while the equations come nearer to holding; in place."""
+    """Change one or two cells at a time while the equations come closer to holding; in place."""
     steps = np.concatenate([equations, -equations], axis=1)
     cells = len(counts)
     for _ in range(4 * cells + 20):

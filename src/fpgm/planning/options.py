@@ -1,7 +1,7 @@
 """The options of every plan as one value: which units to remove, and how to round widths.
 
-How much to remove is a `Budget`. Functions that take these options as keywords say so with
-`**options: Unpack[PlanKeywords]` and make a `PlanOptions` of them.
+How much to remove is a `Budget`. Functions that take these options as keywords declare `**options:
+Unpack[PlanKeywords]` and turn them into a `PlanOptions`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Align = int | Literal["auto"]
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a planner needs to know beside the budget; `fpgm.plan` explains each option."""
+    """What a planner needs besides the budget; `fpgm.plan` explains each option."""
 
     criterion: Criterion = "fpgm"
     distance: str = "l2"

@@ -61,13 +61,13 @@ def build_plan(
     """Build the plan that removes the chosen units.
 
     Args:
-        model: The model as it is.
+        model: The original model.
         structure: Its channel groups and trace.
-        choice: The units.
+        choice: The units to remove.
         asked: The user's request.
-        remembered: Numbers of modules that follow rows of channels.
-        protected: Attributes that must stay as they are, by module and name.
-        widths: Of the model's modules, if the sizes they remember are to follow.
+        remembered: Numbers stored in modules that depend on rows of channels.
+        protected: Attributes that must not change, by module and name.
+        widths: Widths of the model's modules, if stored sizes are to be updated.
     """
     kept = structure.kept_labels(choice.removed)
     rows: Rows = {}
@@ -185,7 +185,7 @@ def _block_cut(
         per_row = next(g for g in info.fields if lb.axes(g) == [0]).reshape(len(counts), -1)
         lives = kept[per_row].any(1)
         if bool((alive == f.shape[1]).all()) and torch.equal(lives, counts > 0):
-            return []  # the rows of those blocks are removed, and the rest is whole
+            return []  # the rows of those blocks are removed, and the others are kept
         raise UnevenBlocksError(structure.classes_of(f.reshape(-1)))
     keep = torch.nonzero(rows)[:, 1].tolist()
     return [Cut(info.name, 1, f.shape[1], tuple(keep), role, len(counts))]
@@ -225,7 +225,7 @@ def _attributes(
     for (_, path, _), out in structure.trace.returns.items():
         module = modules[path]
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and not module.affine:
-            # It has no weight to cut, but compares its input with the number it remembers.
+            # It has no weight to cut, but compares its input with a stored number.
             for f in out.fields:
                 if f.numel() == module.num_features and lb.axes(f) == [1]:
                     stays = int(kept[f.reshape(-1)].sum())

@@ -1,8 +1,8 @@
 """`Planner`: trace a model once and build plans while its weights change.
 
-To build a plan it selects units, writes the selection down and dry-runs the smaller network; units
-that the model's code cannot follow are frozen and the selection is repeated. `fpgm.plan` itself is
-in `workflow.api`.
+To build a plan, it selects units, builds the cuts, and dry-runs the smaller network. Units whose
+removal the model's code does not support are frozen, and the selection is repeated. `fpgm.plan`
+itself is in `workflow.api`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Planner:
         self.budget = budget
         steps = Rounder.steps if budget.latency is None else _TIMED_STEPS
         self.rounder = Rounder(align, options.rounding, options.min_channels, steps)
-        if not isinstance(criterion, PrecomputedScores):  # refuse a bad name at once
+        if not isinstance(criterion, PrecomputedScores):  # reject an unknown name early
             criteria.resolve(criterion, distance=distance, seed=seed)
         self.criterion, self.distance, self.seed = criterion, distance, seed
         self.examples = as_examples(example_inputs)
@@ -202,15 +202,13 @@ class Planner:
                     tolerated.add(left.place)
                 else:
                     failing = _units_to_freeze(structure, left.classes)
-                    if not len(failing):  # labels cannot tell what is wrong: outputs do
+                    if not len(failing):  # labels cannot tell what is wrong, but outputs can
                         plan = attributes.build_plan(choice, requested)
                         if self._find_difference(plan) is None:
                             return BuiltPlan(plan, choice.removed)
                         failing = self._find_failing(choice, check)
                     structure.freeze(failing, left.reason)
-        raise ModelError(
-            "No plan could be made to fit the model's own code; please report this model."
-        )
+        raise ModelError("No plan fits the model's own code; please report this model.")
 
     def _looks_wrong(self, plan: Plan) -> bool:
         """Run once, if code may use a width as a number, and tell whether outputs differ.
@@ -230,7 +228,7 @@ class Planner:
         return not runs_alike(self.model, plan, self.examples[0])
 
     def _passes_adapters_by(self, plan: Plan) -> bool:
-        """Whether torch's fused attention may not call modules that a plan gives adapters."""
+        """Tell whether torch's fused attention may skip modules that a plan gives adapters."""
         return bool(plan.adapters) and _has_fused_attention(self.model)
 
     def _runs_as_before(self, plan: Plan) -> bool:
@@ -241,7 +239,7 @@ class Planner:
         if plan is self._runs_alike:
             return True
         if self._passes_adapters_by(plan):
-            return False  # the operators are those of another path
+            return False  # the operators belong to a different path
         before = self.structure.trace.logs
         small = rebuild(self.model, plan, values=False)
         with cache_modules(small), preserve_rng():
@@ -259,7 +257,7 @@ class Planner:
         return find_difference(self.model, plan, self.examples)
 
     def _find_failing(self, choice: Choice, check: Callable[[Choice], Plan]) -> Tensor:
-        """Find the units for which outputs differ, trying the groups of a choice separately."""
+        """Find the units that make outputs differ, trying the groups of a choice separately."""
         structure = self.structure
         nothing = choice.removed[:0]
 
@@ -272,7 +270,7 @@ class Planner:
 
         if fails([]):
             plan = check(Choice.from_removed(structure, nothing))
-            raise VerificationError(f"Nothing can be certified: {self._explain(plan)}")
+            raise VerificationError(f"Nothing can be verified: {self._explain(plan)}")
         units = [part.units for part in components(structure.groups, structure.balances)]
         chosen = [
             units_of_part[torch.isin(units_of_part, choice.removed)] for units_of_part in units
@@ -299,11 +297,11 @@ class Planner:
         self.requested["criterion"] = criterion_name(criterion)
 
     def order(self, group: ChannelGroup) -> Tensor:
-        """Sort a group's units by their scores: those removed first come first."""
+        """Sort a group's units by score, in order of removal."""
         return self._selector(None).order(group)
 
     def score_key(self) -> dict[str, str]:
-        """Return all that decides the order of removal: the model, its weights, the options."""
+        """Return what determines the order of removal: the model, its weights, the options."""
         requested = {key: str(self.requested[key]) for key in ("criterion", "distance", "residual")}
         weights = tensors_sha256(self.model)
         return {"model": fingerprint(self.model), "set of weights": weights[:16], **requested}
@@ -350,13 +348,13 @@ class Planner:
         """Update further sizes that modules store, as long as outputs stay the same."""
 
         def holds(trial: Plan) -> bool:
-            if self._runs_as_before(trial):
-                return True
-            try:
+            try:  # even if it runs the same operators: a changed attribute may be another size
                 adapters, _ = dry_run(self.model, self.structure, trial, removed, tolerated)
             except MismatchError:
                 return False
-            return set(adapters) <= set(plan.adapters) and self._find_difference(trial) is None
+            if not set(adapters) <= set(plan.adapters):
+                return False
+            return self._runs_as_before(trial) or self._find_difference(trial) is None
 
         together, *apart = attributes.readable(plan, removed) or [[]]
         if together and holds(trial := _with_attributes(plan, together)):
@@ -373,13 +371,13 @@ class Planner:
     def _scorer_of(self, layer: str) -> criteria.Scorer:
         if isinstance(self.criterion, PrecomputedScores):
             return self.criterion.scorer(layer)
-        # A seed of its own, or random would pick the same positions in every layer of one width.
+        # A separate seed, or random would pick the same positions in all layers of the same width.
         seed = self.seed + crc32(layer.encode())
         return criteria.resolve(self.criterion, distance=self.distance, seed=seed)
 
 
 def _has_fused_attention(model: nn.Module) -> bool:
-    """Whether torch may run some modules by one operator, without calling those in them."""
+    """Tell whether torch may run some modules as one operator, without calling their submodules."""
     kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
     return any(isinstance(module, kinds) for module in modules_by_path(model).values())
 
@@ -419,8 +417,8 @@ def _ignore(structure: Structure, patterns: Sequence[str]) -> None:
 def _units_to_freeze(structure: Structure, classes: Tensor) -> Tensor:
     """Return the units to freeze after a mismatch, as few as possible.
 
-    Where a zero-padded shortcut meets a branch it is the padding that cannot shrink; otherwise
-    all groups involved stay. Empty if no group is known to be involved.
+    Where a zero-padded shortcut is added to a branch, only the padding cannot shrink; otherwise all
+    groups involved are frozen. Empty if no group is known to be involved.
     """
     units = _group_units(structure, classes)
     if structure.trace.pads and len(units):
@@ -437,7 +435,7 @@ def _group_units(structure: Structure, classes: Tensor) -> Tensor:
 
 
 def _nothing_to_prune(structure: Structure) -> str:
-    """Explain why no unit is left, with the reason that holds for the most channels."""
+    """Explain why nothing can be pruned, with the reason that applies to the most channels."""
     rows = sorted(frozen_rows(structure), key=lambda row: -row[1])
-    why = f" Most stay for this reason: {rows[0][2]}." if rows else ""
+    why = f" The most common reason: {rows[0][2]}." if rows else ""
     return f"There is nothing to prune: no layer has a unit that can be removed.{why}"

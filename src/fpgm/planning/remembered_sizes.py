@@ -1,4 +1,4 @@
-"""Sizes that modules store as plain numbers: those a plan updates, and those it does not.
+"""Find sizes that modules store as plain numbers: those a plan updates, and those it does not.
 
 Code that no forward pass has run may read them: an exporter's other forward, `switch_to_deploy`.
 A number is compared with the widths of the module's own tensors, the nearest first. It is updated
@@ -41,9 +41,10 @@ _OUT = frozenset(("out", "oup", "outc", "cout", "nout", "outplanes", "output"))
 
 @dataclass(frozen=True)
 class Width:
-    """A row of channels some levels below a module, and on which side of a layer it lies.
+    """A row of channels some levels below a module, and on which side of a layer it is.
 
-    Level −1: an operator that the module itself calls has it as input or output (a split, a view).
+    Level −1: it is the input or output of an operator that the module itself calls (a split, a
+    view).
     """
 
     level: int
@@ -76,7 +77,7 @@ class Widths:
         self._rows_by_length.setdefault(len(row), []).append((path, side, row))
 
     def _below(self, path: str, value: int) -> Iterator[Width]:
-        """Yield the widths of this value that a module has, and all modules in it."""
+        """Yield the widths with this value of a module and all modules inside it."""
         for row in self._rows_of_operators.get(path, ()):
             if len(row) == value:
                 yield Width(-1, "", row)
@@ -93,7 +94,7 @@ class Widths:
         return {len(row) for row in once.values() if not bool(kept[row].all())}
 
     def widths_after(self, path: str, value: int, side: Side, kept: Tensor, most: int) -> set[int]:
-        """Return new widths that a module's number may mean, from the nearest level with any."""
+        """Return possible new widths for a number, from the nearest level that has any."""
         matches = [w for w in self._below(path, value) if w.level <= most]
         matches = [w for w in matches if side and w.side == side] or matches
         nearest = min((w.level for w in matches), default=0)

@@ -1,8 +1,8 @@
 """Find the groups responsible when a compact model differs from the masked original.
 
-A certificate says that outputs differ, not where that comes from. Plans that remove the units of
-only some groups are certified one after another, halving what is left, until one group remains or
-a few that fail only together.
+A certificate says that outputs differ, but not why. So plans that remove the units of only some
+groups are verified, halving the groups each time, until one group remains, or a few that fail only
+together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALIKE = 1e-3
 
 
 def find_difference(model: nn.Module, plan: Plan, examples: Sequence[Example]) -> str | None:
-    """Say how the compact model differs from the masked original; None if it does not."""
+    """Describe how the compact model differs from the masked original; None if it does not."""
     try:
         certificate = certify(model, plan, examples)
     except VerificationError as error:
@@ -61,7 +61,7 @@ def runs_alike(model: nn.Module, plan: Plan, example: Example) -> bool:
 
 
 def find_failing(parts: Sequence[Part], fails: Callable[[Sequence[Part]], bool]) -> list[Part]:
-    """Return few parts that fail together, given that all of them do (delta debugging).
+    """Return a small subset of parts that still fails, given that all of them do (delta debugging).
 
     >>> find_failing([1, 2, 3, 4, 5, 6], lambda some: 5 in some)
     [5]

@@ -34,7 +34,7 @@ CostOf = Callable[[Measure], Cost]
 
 @dataclass(frozen=True)
 class Choice:
-    """Classes to remove, and how many units of every group that leaves."""
+    """Classes to remove, and how many units every group keeps."""
 
     removed: Tensor
     kept: tuple[int, ...]
@@ -102,11 +102,11 @@ class Selector:
         parts: Sequence[Component],
         error_of: ErrorOf,
     ) -> Choice:
-        """Choose the counts of least output error within the budget."""
+        """Choose the counts with the smallest output error within the budget."""
         name, fraction = budget.target or ("macs", None)
         cost = self.cost_of(name)
         whole = cost.without(_NO_UNITS)
-        if fraction is None:  # as much as the uniform rate leaves
+        if fraction is None:  # the cost that the uniform rate leaves
             counts = self._counts(parts, _fill_rates(fixed, budget.rate or 0.0))
             goal = cost.without(self._any_choice(parts, counts))
         else:
@@ -157,7 +157,7 @@ class Selector:
         fixed: Sequence[float | None],
         parts: Sequence[Component],
     ) -> Choice:
-        """Find the uniform rate that comes nearest to a target, then take single steps."""
+        """Find the uniform rate closest to a target, then adjust single groups."""
         measure = self.cost_of(name)
         whole = measure.without(_NO_UNITS)
         goal = whole * (1 - fraction)
@@ -204,7 +204,7 @@ class Selector:
         cost: Callable[[Sequence[Cells]], float],
         goal: float,
     ) -> list[Cells]:
-        """Change single components by one alignment step while that comes nearer to the goal.
+        """Change single components by one alignment step while this gets closer to the goal.
 
         The effect of each step is measured once, on a bounded number of components, so that the
         time does not grow with the square of the depth.
@@ -247,7 +247,7 @@ class Selector:
         return [self._solve(part, [rate_of[id(p)] for p in part.groups]) for part in parts]
 
     def _solve(self, part: Component, rates: Sequence[float]) -> Cells:
-        """Find a component's counts nearest to a rate for each of its groups."""
+        """Find a component's counts closest to a rate for each of its groups."""
         goals = [self._removed_count(p, rate) for p, rate in zip(part.groups, rates, strict=True)]
         return part.solve(goals, self._limits(part))
 

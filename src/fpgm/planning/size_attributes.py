@@ -1,4 +1,4 @@
-"""Numbers that modules store about their channels, and that must change with the channels.
+"""Find numbers in modules that must change together with their channels.
 
 When the code of a module fixes a size, the size is often an attribute (`split(x, self.width)`). The
 attributes whose value is a channel count at that operator are tried in turn, in every module of the
@@ -83,8 +83,8 @@ class SizeAttributes:
     def fix_mismatch(self, mismatch: MismatchError) -> MismatchError | None:
         """Try the next attribute; return the mismatch when there is none left to try.
 
-        A change that does not bring the dry run further is undone, and the mismatch it was meant
-        to fix is handled again. So is the latest change when outputs differ.
+        A change that does not get the dry run further is undone, and the mismatch it was meant to
+        fix is handled again. The latest change is also undone when outputs differ.
         """
         if self._reason is None and mismatch.wrong_outputs and self._accepted:
             self._trying, self._reason = self._accepted.pop()
@@ -112,7 +112,7 @@ class SizeAttributes:
         return None
 
     def _leave_one_alone(self) -> None:
-        """Undo what the layers' own weights suggested, one name of one class at a time."""
+        """Undo changes suggested by layers' own weights, one attribute of one class at a time."""
         first = self.doubtful[0]
         kind = type(module_at(self.model, first.module))
         self.protected |= {

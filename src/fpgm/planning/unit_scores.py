@@ -16,7 +16,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 class UnitScores:
-    """Scores by a criterion, from the weights as they are; each is computed once and remembered."""
+    """Scores by a criterion, from the weights as they are; each is computed once and cached."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class UnitScores:
     def group_scores(self, group: ChannelGroup, rate: float) -> Tensor:
         """Average each unit's score over the layers, each layer scaled to mean 1 first.
 
-        A depthwise convolution does not count where its units have a filter elsewhere: it only
-        passes on what that filter produced.
+        A depthwise convolution is ignored if its units have a filter elsewhere: it only passes on
+        what that filter produces.
         """
         producers = [w for w in group.producers if not w.carries] or list(group.producers)
         if len(producers) == 1 and torch.equal(producers[0].classes, group.units):
@@ -62,7 +62,7 @@ class UnitScores:
         return self._known[key]
 
     def _batch_norm_scale(self, producer: Producer) -> Tensor:
-        """Return |γ| of the norm behind a layer: the scale whose classes are the layer's."""
+        """Return |γ| of the norm after a layer: the scale whose classes are the layer's."""
         modules = modules_by_path(self.model)
         for info in self.structure.trace.parameter_infos.values():
             owner = modules.get(info.name.rpartition(".")[0])
@@ -71,7 +71,7 @@ class UnitScores:
                 if torch.equal(scale_classes, producer.classes):
                     return self.tensors[info.name].detach()[:, None]
         raise RequestError(
-            f"criterion='bn': layer '{producer.layer}' has no norm with a scale behind it; "
+            f"criterion='bn': layer '{producer.layer}' has no norm with a scale after it; "
             "ignore it or choose another criterion."
         )
 

@@ -26,7 +26,7 @@ _ATTRIBUTE: dict[Side, str] = {"input": "before", "output": "after"}
 
 
 def attach_(model: nn.Module, *adapters: Adapter) -> None:
-    """Wrap the modules that a plan's adapters name, wherever the model holds them."""
+    """Wrap the modules that a plan's adapters name, wherever the model stores them."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     wrappers: dict[str, Adapted] = {}
     new: dict[nn.Module, nn.Module] = {}
@@ -46,7 +46,7 @@ def attach_(model: nn.Module, *adapters: Adapter) -> None:
 
 
 def join(first: Adapter, second: Adapter) -> Adapter:
-    """Return one gather that picks what two in a row pick; nothing else can be joined.
+    """Merge two consecutive gathers into one; nothing else can be merged.
 
     >>> first = Adapter("a", "output", "gather", 1, (3, 5), 8)
     >>> join(first, Adapter("a", "output", "gather", 1, (1,), 2))
@@ -68,7 +68,7 @@ def adapter_at(model: nn.Module, path: str, side: Side) -> Adapter | None:
 def output_scatter(model: nn.Module, path: str) -> Adapter | None:
     """Return the adapter that places a module's output, if nothing else is done with that output.
 
-    What a hook of the user's own does between the module and the placing cannot be known.
+    A user's hook between the module and the scatter could do anything.
     """
     adapter, module = adapter_at(model, path, "output"), model.get_submodule(path)
     if adapter is None or adapter.kind != "scatter":

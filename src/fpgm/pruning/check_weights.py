@@ -1,6 +1,6 @@
 """Weights that expose every mistake: for verification only, in copies of both models.
 
-Fresh or trained, a model may hold values that hide a mistake: norms whose channels are all equal,
+A model, trained or not, may have values that hide a mistake: norms whose channels are all equal,
 gains of zero, activations that vanish, dead units. Parameters get values that differ between
 channels, and every layer's output is scaled to about one.
 """
@@ -47,7 +47,7 @@ def vary_weights_(model: nn.Module, plan: Plan) -> None:
 
 
 def _repeats(weight: Tensor) -> bool:
-    """Tell whether some channels of a weight are alike, so that a mix-up would not show."""
+    """Tell whether some channels of a weight are equal, so that a mix-up would go unnoticed."""
     for dim, count in enumerate(weight.shape):
         sums = weight.sum([d for d in range(weight.ndim) if d != dim])
         if len(sums.unique()) < count:
@@ -58,7 +58,7 @@ def _repeats(weight: Tensor) -> bool:
 def _vary(tensor: Tensor, is_parameter: bool, generator: torch.Generator) -> Tensor:
     factor = torch.rand(tensor.shape, generator=generator).to(tensor)
     scaled = tensor * (1 + _SPREAD * (2 * factor - 1))
-    if not is_parameter:  # a buffer may hold variances: signs and zeros stay
+    if not is_parameter:  # a buffer may hold variances: keep signs and zeros
         return scaled
     noise = torch.randn(tensor.shape, generator=generator).to(tensor)
     return scaled + _SHIFT * noise * (float(tensor.abs().mean()) or 1.0)
@@ -123,7 +123,7 @@ def _norm_hook(calibration: Calibration) -> Callable[[nn.Module, Any], None]:
         center, spread = _statistics(x, 1)
         if bool(center.isfinite().all()) and bool(spread.isfinite().all()):
             calibration.values |= {id(mean): mean, id(var): var}
-            # Centred inputs would make all means alike, and hide a mix-up of channels.
+            # Centered inputs would make all means equal, and hide a mix-up of channels.
             shift, factor = (
                 torch.rand(mean.shape, generator=calibration.generator).to(mean) for _ in range(2)
             )
@@ -139,7 +139,7 @@ def _layer_hook(calibration: Calibration) -> Callable[[nn.Module, Any, Any], Ten
         weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
         if weight is None or not isinstance(out, Tensor) or id(weight) in calibration.divisors:
             return None
-        if not out.numel():  # an expert that no sample was sent to
+        if not out.numel():  # an expert that got no sample
             return None
         dim = out.ndim - 1 if isinstance(module, nn.Linear) else out.ndim - weight.ndim + 1
         center, spread = _statistics(out, dim)

@@ -1,8 +1,8 @@
 """Apply a plan: build a new, smaller module of the user's own class.
 
 The copy is a deep copy in which sliced tensors take the place of the originals from the start, so
-ties between parameters, references elsewhere in the model and hooks come along by themselves, and
-the full weights are never copied. The input model is untouched.
+tied parameters, references elsewhere in the model and hooks are preserved, and the full weights are
+never copied. The input model is not changed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def compact(
 
 
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
-    """Build the compact model; without `values` only its shapes: its parameters are zeros."""
+    """Build the compact model; without `values`, its parameters are zeros of the right shape."""
     cuts = by_tensor(plan.cuts)
     memo: Memo = {}
     for name, original in named_tensors(model).items():

@@ -1,6 +1,7 @@
 """Record the numbers from which a model computes integers: inputs of argmax, sort, comparisons.
 
-A class number says little of the logits behind it: they may be wrong and still give the same class.
+A class index says little about the logits behind it: they may be wrong and still give the same
+class.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def returns_integers(outputs: list[Leaf]) -> bool:
 
 
 def comparable(want: list[Leaf], have: list[Leaf]) -> list[tuple[Leaf, Leaf]]:
-    """Pair the recorded inputs of two models, as far as their shapes agree."""
+    """Pair the recorded inputs of two models where their shapes agree."""
     if [leaf.path for leaf in want] != [leaf.path for leaf in have]:
-        return []  # a loop that ran another number of times
+        return []  # a loop that ran a different number of times
     pairs = zip(want, have, strict=True)
     return [(a, c) for a, c in pairs if a.value.shape == c.value.shape]
 

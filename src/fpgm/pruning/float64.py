@@ -58,12 +58,12 @@ def _dtypes(values: Iterable[Any]) -> set[torch.dtype]:
 
 
 class ConstantNoise(TorchDispatchMode):
-    """Replaces random numbers by constants, and seeds what draws positions at each call.
+    """Replaces random numbers by constants, and seeds operators that draw positions at each call.
 
     A compact model draws fewer numbers than the original, so the same seed gives its channels
-    others. Noise is alike at every position, so that one constant everywhere is as good a draw.
-    What is drawn around numbers that the model computes becomes what is expected of them, so that
-    a fault in those numbers still shows.
+    different ones. Noise has the same distribution at every position, so a constant is as good a
+    sample. A draw whose parameters the model computes becomes its expected value, so that an error
+    in those parameters is still detected.
     """
 
     supports_higher_order_operators = True

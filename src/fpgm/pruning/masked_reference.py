@@ -1,7 +1,7 @@
 """The reference a compact model is checked against: the full-size model, removed units masked.
 
 Every consumer ignores the removed units; where the compact model scatters among zeros, the same
-channels are zeroed. For an approximate plan, norms take their statistics over what is kept.
+channels are zeroed. For an approximate plan, norms compute their statistics over the kept channels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _zero_scattered_(model: nn.Module, adapter: Adapter) -> None:
     """Zero the channels that are zero where the compact model scatters."""
     module = model.get_submodule(adapter.module)
     if adapter.side == "input":
-        module = unwrap(module)  # which an earlier adapter has given the full width
+        module = unwrap(module)  # widened to full width by an earlier adapter
     removed = torch.tensor(sorted(set(range(adapter.size)) - set(adapter.index)))
 
     def zero(x: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def norms_over_kept(reference: nn.Module, plan: Plan) -> AbstractContextManager[
 
 
 class _KeptNorms(TorchDispatchMode):
-    """Runs LayerNorms, and the standardisation of weights, on the kept channels only."""
+    """Runs LayerNorms, and the standardization of weights, on the kept channels only."""
 
     supports_higher_order_operators = True
 
@@ -92,7 +92,7 @@ class _KeptNorms(TorchDispatchMode):
         return x.new_zeros(x.shape).index_copy(-1, keep, out), mean, rstd
 
     def _standardise(self, func: Any, c: Cut, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        """Standardise [1, filters, inputs · kernel] over the kept inputs; the others get zero."""
+        """Standardize [1, filters, inputs · kernel] over the kept inputs; the others get zero."""
         kernel = torch.arange(x.shape[2] // c.size, device=x.device)
         inputs = torch.tensor(c.keep, device=x.device)
         keep = (inputs[:, None] * len(kernel) + kernel).reshape(-1)
@@ -104,7 +104,7 @@ class _KeptNorms(TorchDispatchMode):
 def randomize_removed_(model: nn.Module, plan: Plan) -> None:
     """Fill zeros in removed units with noise: masking zeros would not change the outputs.
 
-    The compact model holds none of these units, so it is not affected.
+    The compact model does not contain these units, so it is not affected.
     """
     tensors = named_tensors(model)
     with rescale_gains(model, (tensors[c.tensor] for c in plan.cuts)):
@@ -161,7 +161,7 @@ def compare_weights(model: nn.Module, small: nn.Module, plan: Plan) -> WeightCom
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Tell whether all values agree; denormal numbers may have become zero."""
+    """Tell whether all values are equal; denormal numbers may have become zero."""
     if a.dtype == b.dtype and torch.equal(a, b):
         return True
     if a.dtype != b.dtype or not a.is_floating_point():

@@ -29,10 +29,10 @@ MOMENTUM = ("momentum_buffer", "exp_avg")
 def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     """Zero every slice of the removed units, so that the model computes what the compact one does.
 
-    A norm's scale is left alone: with its shift and running mean at zero, a zeroed filter stays
-    zero, and zeroing the scale too would cut the filter off from its gradient for good. With
-    `readers=False` only the filters and shifts are zeroed, as the paper does between epochs;
-    the two are the same when the activation maps zero to zero.
+    A norm's scale is not zeroed: with shift and running mean at zero, a zeroed filter stays zero,
+    and with a scale of zero the filter would never receive a gradient again. With `readers=False`
+    only the filters and shifts are zeroed, as the paper does between epochs; the two are the same
+    when the activation maps zero to zero.
     """
     model = unwrap_model(model)
     check_fits(model, plan)
@@ -71,9 +71,9 @@ class SliceMasker:
     def hold(self, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
         """Keep the units at zero while an optimizer trains, until the handles are removed.
 
-        Gradients are zeroed as they arrive, before gradient clipping; those that were assigned
-        directly, before the step; and the weights after it. Running means stay zero by
-        themselves where a norm reads nothing but zeros, and elsewhere they are not read.
+        Gradients are zeroed as they arrive, before gradient clipping; gradients that were assigned
+        directly are zeroed before the step, and the weights after it. Running means stay zero where
+        a norm reads only zeros, and are not used elsewhere.
         """
         arrived: set[int] = set()
 
@@ -115,7 +115,7 @@ def _zero_gradient(slices: Sequence[RemovedSlices], arrived: set[int]) -> Callab
         grad = parameter.grad
         if grad is None:
             return
-        if grad.requires_grad:  # backward(create_graph=True): zeroing is no part of the graph
+        if grad.requires_grad:  # backward(create_graph=True): zeroing is not part of the graph
             grad = grad.detach()
         for removed in slices:
             removed.zero_(grad)

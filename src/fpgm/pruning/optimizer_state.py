@@ -1,6 +1,6 @@
-"""Move an optimizer to the compact model: its state is cut along with the weights.
+"""Move an optimizer to the compact model: its state is sliced like the weights.
 
-The optimizer itself stays the same object, so schedulers that hold on to it keep working.
+The optimizer object stays the same, so schedulers that refer to it keep working.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def move_optimizer_(
 ) -> None:
     """Move an optimizer of the model to the compact model, with its state.
 
-    Nothing changes unless everything fits.
+    If anything does not fit, nothing is changed.
     """
     check_optimizer(optimizer, model)
     optimizer = inner_optimizer(optimizer)
@@ -44,7 +44,7 @@ def move_optimizer_(
 
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that really steps, inside a wrapper such as Accelerate's."""
+    """Return the actual optimizer inside a wrapper such as Accelerate's."""
     inner = getattr(optimizer, "optimizer", None)
     return inner_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
@@ -75,7 +75,7 @@ def _cut_state(
     if value.shape != parameter.shape:
         raise RequestError(
             f"The optimizer's '{key}' for '{name}' has shape {list(value.shape)}, the parameter "
-            f"{list(parameter.shape)}: state in another layout cannot be cut; make a new optimizer."
+            f"{list(parameter.shape)}: such state cannot be sliced; create a new optimizer."
         )
-    # In the new parameter's own layout: fused optimizers pair the two by their place in memory.
+    # In the new parameter's memory layout: fused optimizers pair the two by memory position.
     return torch.empty_like(successor, dtype=value.dtype).copy_(cut(value, cuts[name]))

@@ -1,8 +1,8 @@
-"""Measure how far two outputs of the same form differ, every channel on its own scale.
+"""Measure how much two outputs of the same form differ, each channel relative to its own scale.
 
-An element's error is taken relative to itself or to the typical size of the values beside it,
-whichever is larger. A class score next to box coordinates is thus judged as a score. Where that
-typical size is far below the rest of the tensor, rounding of the rest decides what can be asked.
+An element's error is relative to itself or to the typical size of neighboring values, whichever is
+larger. So a class score next to box coordinates is compared on the scale of scores. If that typical
+size is far below the rest of the tensor, rounding of the rest limits the precision.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ def form_problem(want: list[Leaf], have: list[Leaf]) -> str:
     if paths != others:
         lost = [path for path in paths if path not in others]
         new = [path for path in others if path not in paths]
-        which = f"{lost[0]} is missing" if lost else f"{new[0]} is new" if new else "in other order"
+        which = (
+            f"{lost[0]} is missing"
+            if lost
+            else f"{new[0]} is new"
+            if new
+            else "in a different order"
+        )
         return f"The compact model returns {len(have)} values instead of {len(want)}: {which}."
     for a, c in zip(want, have, strict=True):
         one, other = _form(a.value), _form(c.value)
@@ -123,7 +129,7 @@ def _discrete(a: Tensor, c: Tensor, path: str) -> Difference:
 
 
 def _relative(a: Tensor, c: Tensor, tolerance: float, cast: float, across: float) -> Tensor:
-    """Compute every element's error relative to itself or to typical values beside it."""
+    """Compute every element's error relative to itself or to typical neighboring values."""
     if a.is_complex():
         a, c = torch.view_as_real(a.resolve_conj()), torch.view_as_real(c.resolve_conj())
     a, c = a.double(), c.double()
@@ -139,7 +145,7 @@ def _relative(a: Tensor, c: Tensor, tolerance: float, cast: float, across: float
 
 
 def _scales(size: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the typical size beside each element: the smallest along any axis, and the largest."""
+    """Return the typical size around each element: the smallest along any axis, and the largest."""
     counts = (size < _MASK) & ~(same & (size > _EQUAL_MASK))
     values, counted = size * counts, counts.double()
     means = [values.sum() / counted.sum().clamp(min=1)]

@@ -1,7 +1,7 @@
-"""The plan: an immutable value that says which tensor keeps which indices, and why the rest stays.
+"""The plan: an immutable value that says which indices every tensor keeps, and what is frozen.
 
-A plan is made once, by looking at the model, and applies without looking again. It prints as a
-table, goes to JSON and back unchanged, and knows nothing of torch.
+A plan is built once from the model, and can be applied later without tracing again. It prints as a
+table, converts to JSON and back without loss, and does not depend on torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ FORMAT = 1
 class Cut:
     """What one parameter or buffer keeps along one dim, in the order the compact model wants it.
 
-    `role` tells masking what the slice means: a `filter` writes a unit, a `shift` adds to it
-    (bias, beta, running mean), a `scale` multiplies it, and `reads` is a later layer's view of it.
-    Under weight norm the filter is a `direction` times a `gain`; a tied weight may do `both`, write
-    and read.
-    With `blocks` > 1 the tensor is a grouped weight: dim 0 falls into that many equal blocks, and
-    block b keeps its own share, the b-th equal part of `keep`.
+    `role` tells masking what the slice means: a `filter` writes a unit, a `shift` adds to it (bias,
+    beta, running mean), a `scale` multiplies it, and `reads` is a later layer's view of it. Under
+    weight norm the filter is a `direction` times a `gain`; a tied weight may do `both`, write and
+    read. With `blocks` > 1 the tensor is a grouped weight: dim 0 consists of that many equal
+    blocks, and block b keeps the b-th equal part of `keep`.
     """
 
     tensor: str
@@ -66,7 +65,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Filters:
-    """How many filters a layer has, and which of them stay: by number, or by block of equals."""
+    """How many filters a layer has, and which of them are kept: by index, or by block."""
 
     total: int
     keep: tuple[int, ...]
@@ -129,8 +128,8 @@ class StaleSize:
 class Cached:
     """A plain attribute in which a forward pass leaves activations that lose channels.
 
-    What an earlier pass has left there is cut along `dim`; what does not fit that, or anything if
-    `keep` is empty, is dropped.
+    A cached value is cut along `dim`; values that do not fit, or all if `keep` is empty, are
+    dropped.
     """
 
     module: str
@@ -140,7 +139,7 @@ class Cached:
     keep: tuple[int, ...]
 
     def problem(self) -> str | None:
-        """Say what is wrong with it, or return None."""
+        """Describe what is invalid, or return None."""
         if not 0 <= self.dim < MAX_DIMS:
             return f"no activation has a dim {self.dim}"
         return position_problem(self.keep, self.size) if self.keep else None
@@ -303,7 +302,7 @@ class Plan:
         if not isinstance(raw, dict) or "format" not in raw:
             raise PlanError("This is not a plan: no 'format' field.")
         if raw.pop("format") != FORMAT:
-            raise PlanError(f"The plan is in another format than {FORMAT}: update fpgm.")
+            raise PlanError(f"The plan is not in format {FORMAT}: update fpgm.")
         plan = PlanDecoder().record(cls, raw)
         if (problem := _problem(plan)) is not None:
             raise PlanError(f"This is not a plan: {problem}.")
@@ -322,7 +321,7 @@ class Plan:
 def _problem(plan: Plan) -> str | None:
     """Describe what is invalid in a plan as a whole, or return None."""
     if min(plan.macs_before, plan.macs_after, plan.params_before, plan.params_after) < 0:
-        return "it counts fewer than 0 operations or parameters"
+        return "it has a negative number of operations or parameters"
     if plan.latency is not None and plan.latency.threads < 1:
         return f"its time was measured with {plan.latency.threads} threads"
     if others := [c.tensor for c in plan.outputs if not re.fullmatch("[0-9]{1,6}", c.tensor)]:

@@ -1,8 +1,8 @@
-"""Check what a plan may do to a model, whoever wrote it, within bounds that the model sets.
+"""Check that a plan, whoever wrote it, stays within the bounds that the model sets.
 
-A digest says that a file is as it was saved, not who saved it. So a plan is believed only as far as
-a planner could have written it for this model: tensors are cut within their shapes, only sizes are
-changed and they agree with the weights, and adapters are no wider than the model's own tensors.
+A digest shows that a file is unchanged, not who saved it. So a plan is accepted only if a planner
+could have written it for this model: tensors are cut within their shapes, only sizes are changed
+and they agree with the weights, and adapters are no wider than the model's own tensors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ WIDER = 2
 def holds_size(module: nn.Module, name: str) -> bool:
     """Tell whether an attribute may be a number of channels: only those are ever changed.
 
-    In torch's own layers a few names are known; in other modules any whole number or list of them
-    that the module itself holds, unless torch gives that name another meaning.
+    In torch's own layers these are a few known names. In other modules it is any integer, or list
+    of integers, that the module stores, unless torch uses that name for something else.
 
     >>> conv = nn.Conv2d(3, 8, 3)
     >>> [holds_size(conv, name) for name in ("out_channels", "stride", "training", "weight")]
@@ -48,7 +48,7 @@ def holds_size(module: nn.Module, name: str) -> bool:
 
 
 def check_places(model: nn.Module, plan: Plan, earlier: Iterable[Plan]) -> None:
-    """Raise if a plan does to the model what no planner would.
+    """Raise if a plan changes the model in a way that no planner would.
 
     Plans that were applied `earlier` may have widened activations beyond the model's tensors.
     """
@@ -103,7 +103,7 @@ def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.
 def _check_layers(
     plan: Plan, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Check that the sizes torch's layers store agree with what is left of their weight."""
+    """Check that the sizes stored in torch's layers match their sliced weights."""
     cuts, names = by_tensor(plan.cuts), {id(tensor): name for name, tensor in tensors.items()}
     groups = {a.module: a.after for a in plan.attributes if a.name == "groups"}
     for a in plan.attributes:

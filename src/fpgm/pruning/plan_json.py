@@ -1,4 +1,4 @@
-"""Read a plan's JSON: every fault is a `PlanError` in one line."""
+"""Read a plan's JSON; every problem raises a one-line `PlanError`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 5
 
 
 class PlanDecoder(Decoder):
-    """Accepts numbers of a valid size, and checks each part by its own `problem`.
+    """Decodes a plan: checks the size of numbers, and each part with its own `problem`.
 
     >>> decoder = PlanDecoder()
     >>> decoder.value(tuple[int, ...], [1, 2], "keep"), decoder.value(float, 1, "share")
@@ -28,7 +28,7 @@ class PlanDecoder(Decoder):
     >>> decoder.value(int, 2**63, "size")
     Traceback (most recent call last):
         ...
-    fpgm.errors.PlanError: This is not a plan: 'size' is of no use.
+    fpgm.errors.PlanError: This is not a plan: 'size' is invalid.
     """
 
     error = PlanError
@@ -39,7 +39,7 @@ class PlanDecoder(Decoder):
         if problem is not None:
             about = getattr(part, fields(kind)[0].name)  # type: ignore[arg-type]
             shown = escape_text(about if isinstance(about, str) else shorten(about), 200)
-            raise PlanError(f"This is not a plan: it says of '{shown}' that {problem}.")
+            raise PlanError(f"This is not a plan: '{shown}': {problem}.")
         return part
 
     def value(self, hint: Any, value: Any, name: str) -> Any:
@@ -54,7 +54,7 @@ class PlanDecoder(Decoder):
         return super().value(hint, value, name)
 
     def _number(self, hint: type, value: Any, name: str) -> Any:
-        """Return a number as it is written, so that the plan is written again as it was."""
+        """Return a number unchanged, so that the plan is written back unchanged."""
         if (type(value) is int and abs(value) < LARGEST_INT) or (
             hint is float and type(value) is float and math.isfinite(value)
         ):
@@ -71,7 +71,7 @@ class PlanDecoder(Decoder):
     def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
         no_list = get_origin(hint) is tuple and not isinstance(value, list)
         return PlanError(
-            f"This is not a plan: '{name}' is {'not a list' if no_list else 'of no use'}."
+            f"This is not a plan: '{name}' is {'not a list' if no_list else 'invalid'}."
         )
 
 

@@ -79,7 +79,7 @@ def _change(removed: float) -> str:
 
 
 def safe_text(text: str) -> str:
-    """Return text from a file as a terminal may have it."""
+    """Escape text from a file for a terminal."""
     return escape_text(text, 300)
 
 
@@ -88,7 +88,7 @@ def _latency_text(latency: Latency) -> str:
     after = format_number(1000 * latency.seconds_after)
     return (
         f"time   {before} ms → {after} ms  (−{latency.measured:.1%}; "
-        f"asked {latency.asked:.1%}, predicted {latency.predicted:.1%}; "
+        f"requested {latency.asked:.1%}, predicted {latency.predicted:.1%}; "
         f"{safe_text(latency.backend)}, threads: {latency.threads})"
     )
 

@@ -1,8 +1,8 @@
 """Pruned models on disk: weights and plans in one safetensors file, never a pickle.
 
-A file holds tensors and text only, so it needs the user's own factory to become a model again: the
-factory builds the original, the plans in the file give it its smaller shape, and the weights are
-loaded strictly. Reading other people's checkpoints is left to `models.weights`.
+A file contains only tensors and text, so loading needs the user's own factory: the factory builds
+the original, the plans in the file give it its smaller shape, and the weights are loaded strictly.
+`models.checkpoint` reads other checkpoints.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Plans = dict[str, tuple[Plan, ...]]
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a model's weights and the plans that made it; the file is written atomically.
 
-    Weights shared between modules are written once. Plans of submodules that were pruned alone are
-    kept too. The class, hooks and optimizer are not: `load` takes the class from a factory.
+    Weights shared between modules are written once. Plans of submodules that were pruned separately
+    are saved too. The class, hooks and optimizer are not: `load` gets the class from a factory.
     """
     model = unwrap_model(model)
     tensors, shared = _storable(model)
@@ -81,7 +81,7 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 
 def plans_json(model: nn.Module) -> str:
-    """Return the plans of a model and of submodules pruned alone, as JSON."""
+    """Return the plans of a model and of separately pruned submodules, as JSON."""
     plans = {name: _plans_of(module) for name, module in modules_by_path(model).items()}
     return json.dumps(
         {
@@ -95,8 +95,9 @@ def plans_json(model: nn.Module) -> str:
 def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     """Rebuild a saved model from a function that returns the original architecture.
 
-    Device, train or eval mode and `requires_grad` are the factory's; dtypes are the file's: when
-    all its floating tensors agree, the whole model is converted, else each tensor on its own.
+    Device, train or eval mode and `requires_grad` come from the factory, dtypes from the file: if
+    all its floating-point tensors have the same dtype, the whole model is converted, else each
+    tensor separately.
     """
     if isinstance(factory, nn.Module) or not callable(factory):
         raise RequestError(
@@ -182,7 +183,7 @@ def _read(path: str | Path) -> _StoredModel:
     tensors, metadata = read_tensors(file)
     has_digest = _format_of(file, metadata) > 1 or DIGEST in metadata  # the first format had none
     if has_digest and metadata.get(DIGEST) != content_sha256(tensors, metadata):
-        raise FileError(f"{file} is damaged: what it holds is not what was saved (sha256 differs).")
+        raise FileError(f"{file} is damaged: its contents are not what was saved (sha256 differs).")
     try:
         raw = json.loads(metadata["fpgm_plans"])
         plans = {
@@ -192,12 +193,12 @@ def _read(path: str | Path) -> _StoredModel:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} holds plans that cannot be read: {reason(error)}.") from error
     if (count := sum(map(len, plans.values()))) > MAX_PLANS:
-        raise FileError(f"{path} holds {count:,} plans: no model is pruned so often.")
+        raise FileError(f"{path} holds {count:,} plans: at most {MAX_PLANS:,} are allowed.")
     return _StoredModel(add_shared_tensors(file, tensors, metadata), plans)
 
 
 def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Hash all that a file holds, except the digest itself."""
+    """Hash the content of a file, except the digest itself."""
     hashed = {key: value for key, value in metadata.items() if key != DIGEST}
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode())
     update_digest(digest, tensors)
@@ -223,8 +224,8 @@ def _format_of(file: Path, metadata: Mapping[str, str]) -> int:
 def _apply_plans(model: nn.Module, plans: Plans) -> nn.Module:
     """Apply every plan in the order it was made.
 
-    Between a module and one inside it the order is not written down, but the plans know: one that
-    came second does not fit before the first. So the outermost that fits goes first.
+    The order between a module and one inside it is not stored, but it can be found: a later plan
+    does not fit before an earlier one. So the outermost plan that fits is applied first.
     """
     pending = {
         name: list(module_plans) for name, module_plans in sorted(plans.items()) if module_plans
@@ -292,7 +293,7 @@ def _difference(
 
 
 def _other_kind(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """Describe the first tensor whose dtype is of another kind than the model's."""
+    """Describe the first tensor whose kind of dtype differs from the model's."""
     for name, tensor in model.state_dict().items():
         dtype = tensors[name].dtype
         floats = tensor.dtype in FLOATS and dtype in FLOATS

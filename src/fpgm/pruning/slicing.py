@@ -1,4 +1,4 @@
-"""Cut tensors as a plan says."""
+"""Slice tensors according to a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fpgm.pruning.plan import Cut
 
 
 def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
-    """Keep what the cuts say; a tensor of size 1 along a dim has nothing to lose there."""
+    """Apply cuts to a tensor; dims of size 1 are left unchanged."""
     for c in sorted(cuts, key=lambda c: -c.blocks):
         if tensor.shape[c.dim] == 1 and c.size > 1:
             continue

@@ -33,7 +33,7 @@ def _explain_failure(model: nn.Module, small: nn.Module, example: Example, error
         batch = batch_size(example)
         if batch is None or batch > 1:
             return ""
-        example = resize_batch(example, 2)  # batch norm needs more than one value a channel
+        example = resize_batch(example, 2)  # batch norm needs more than one value per channel
         if not _runs(model, example):
             return ""
         try:

@@ -1,8 +1,8 @@
 """Verify numerically that the compact model matches the masked original.
 
-Both run in float64, on the examples with the weights as they are, and on inputs shuffled from them
-with weights varied so that nothing is hidden. All outputs must agree to rounding, and masking must
-change them, or the check would have proved nothing.
+Both run in float64: on the examples with the weights as they are, and on shuffled examples with
+modified weights that cannot hide an error. All outputs must agree up to rounding, and masking must
+change them; otherwise nothing was verified.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _PARAMETER = "parameter "
 class Certificate:
     """The result of verification.
 
-    `max_error` is the largest difference between the compact model and the masked original, every
-    output channel on its own scale, and `worst` says where it is. `moved` is how far masking moves
-    the original's outputs, relative to their typical size.
+    `max_error` is the largest difference between the compact model and the masked original, each
+    output channel relative to its own scale, and `worst` says where it is. `moved` is how much
+    masking changes the original's outputs, relative to their typical size.
     """
 
     max_error: float
@@ -99,8 +99,8 @@ class Certificate:
     def _repr_html_(self) -> str:
         rows = [
             ("largest difference", f"{self.max_error:.1e}", escape_text(self.worst)),
-            ("tolerance", f"{self.tolerance:.0e}", "more than that is not rounding"),
-            ("masking moves outputs by", f"{self.moved:.3g}", "of their typical size"),
+            ("tolerance", f"{self.tolerance:.0e}", "larger differences are not rounding"),
+            ("masking changes outputs by", f"{self.moved:.3g}", "relative to their typical size"),
             ("inputs", str(self.inputs), self.precision),
         ]
         notes = [escape_text(note) for note in self.notes]
@@ -111,7 +111,7 @@ class Certificate:
         if self.problem:
             return f"NOT ok: {escape_text(self.problem)}"
         where = f" at {escape_text(self.worst)}" if self.worst and self.differs else ""
-        verdict = "ok" if self.ok else "NOT ok" if self.differs else "nothing proved"
+        verdict = "ok" if self.ok else "NOT ok" if self.differs else "nothing verified"
         kind = "" if self.exact else ", approximate"
         return (
             f"{verdict}: differs by {self.max_error:.1e}{where}, tolerance {self.tolerance:.0e}, "
@@ -126,21 +126,21 @@ class Certificate:
             raise VerificationError(self.problem)
         if self.worst.startswith(_PARAMETER):
             raise VerificationError(
-                f"The compact model's {self.worst} does not hold what the plan keeps of the "
-                "original's: compact the model again."
+                f"The compact model's {self.worst} does not contain the original values that "
+                "the plan keeps: compact the model again."
             )
         notes = "".join(f" {note}" for note in self.notes)
         if not self.differs:
             raise VerificationError(
-                f"Nothing was proved: masking the removed units moves the outputs by only "
-                f"{self.moved:.1e}, with these weights and with others. Verify with an example "
-                f"input that reaches those units.{notes}"
+                f"Nothing was verified: masking the removed units changes the outputs by only "
+                f"{self.moved:.1e}, with these weights and with modified ones. Verify with an "
+                f"example input that reaches those units.{notes}"
             )
         where = f" at {self.worst}" if self.worst else ""
         raise VerificationError(
             f"The compact model differs from the masked original by {self.max_error:.1e}{where} "
             f"(tolerance {self.tolerance:.0e}). Do not use it: plan again with ignore= for the "
-            f"layers in front of that output.{notes}"
+            f"layers before that output.{notes}"
         )
 
 
@@ -154,9 +154,9 @@ def verify(
 ) -> Certificate:
     """Compare the compact model with the masked original on the examples and shuffled ones.
 
-    Works in float64, or in the model's own precision if its code runs in no other. With the
-    weights as they are, and again with weights that make every unit visible. The compact model
-    must also train if the original does.
+    Works in float64, or in the model's own precision if its code runs in no other. It compares with
+    the weights as they are, and again with weights that make every unit affect the outputs. The
+    compact model must also train if the original does.
     """
     certificate = certify(model, plan, as_examples(example_inputs), compacted, inputs)
     if certificate.problem:
@@ -172,7 +172,7 @@ def certify(
     compacted: nn.Module | None = None,
     inputs: int = 2,
 ) -> Certificate:
-    """`verify` for examples that have been read already; finds problems and raises none."""
+    """Run `verify` on parsed examples; return a certificate instead of raising an error."""
     model = unwrap_model(model)
     check_fits(model, plan)
     small = compact(model, plan) if compacted is None else unwrap_model(compacted)
@@ -181,7 +181,7 @@ def certify(
         try:
             certificate = _Check(model, small, plan, wide=True).certificate(examples, inputs)
         except _OriginalError:
-            # The model's own code insists on its precision: decide there.
+            # The model's own code works only in its precision: compare there.
             certificate = _Check(model, small, plan, wide=False).certificate(examples, inputs)
         if not certificate.differs and (problem := training_problem(model, small, examples)):
             certificate = replace(certificate, problem=problem)
@@ -240,9 +240,7 @@ class _Check:
 
     def _cast_to_double(self) -> None:
         try:
-            with (
-                suppress_warnings()
-            ):  # a scripted part's parameters are no leaves once they are copied
+            with suppress_warnings():  # parameters of a scripted part are not leaves once copied
                 for copied in (self.original, self.small):
                     copied.double()
                     if any(tensor.is_complex() for tensor in named_tensors(copied).values()):
@@ -268,7 +266,7 @@ class _Check:
             if not varied.problem and varied.difference.error <= self.tolerance:
                 varied.add(self._compare_in_train_mode(examples))
             if worst.moved > TINY:
-                varied.moved = 0.0  # it moves as it is
+                varied.moved = 0.0  # masking changes it with the weights as they are
             worst.add(varied)
         if not worst.problem and worst.difference.error <= self.tolerance and self.weights.changed:
             worst.difference = Difference(1.0, f"{_PARAMETER}'{self.weights.changed}'")
@@ -301,8 +299,8 @@ class _Check:
         self._update_reference()
         try:
             calibration = self._calibrate(trials[0])
-        except _OriginalError as error:  # its code does not take other weights
-            self._note(f"Its weights could not be varied: {error}")
+        except _OriginalError as error:  # its code does not work with other weights
+            self._note(f"The check with modified weights was skipped: {error}")
             self._restore(before)
             return _WorstCase()
         calibration.repeat_(self.reference, self.original)
@@ -318,7 +316,7 @@ class _Check:
         copy_kept_weights_(self.small, self.plan, self.original)
 
     def _calibrate(self, trial: Example) -> Calibration:
-        """Set the masked model's weights and statistics; what else it keeps stays as it was."""
+        """Set the masked model's weights and statistics; its other state is restored."""
         state, self.keeps_state = ModelState(self.reference), True
         try:
             calibration = calibrate_(self.reference, lambda _: self._run_masked(trial))
@@ -336,12 +334,12 @@ class _Check:
         still = [path for path, moved in self.moved.items() if not moved > _MIN_MOVE]
         if still and len(still) < len(self.moved):
             self._note(
-                f"Nothing was proved of {_list_names(still)}: masking the removed units does not "
+                f"{_list_names(still)}: not verified, because masking the removed units does not "
                 "change it."
             )
         if unused := unused_modules(self.original, self.read):
             names = _list_names([f"'{path}'" for path in unused])
-            self._note(f"{names}: not used by the examples, so what it computes was not checked.")
+            self._note(f"{names}: not used by the examples, so its outputs were not checked.")
 
     def _update_reference(self) -> None:
         """Copy the original's weights to the masked reference."""
@@ -367,7 +365,7 @@ class _Check:
             return _WorstCase()
         worst = _WorstCase()
         for example in examples:
-            if batch_size(example) == 1:  # batch norm needs several values a channel, not all alike
+            if batch_size(example) == 1:  # batch norm needs several different values per channel
                 (example,) = shuffled_inputs([resize_batch(example, 2)], 1)
             worst.add(self._compare_in_training(example))
         return worst
@@ -397,9 +395,9 @@ class _Check:
             defined = find_nan(before) <= self.undefined
             if defined:
                 return self._compare(trial, before)
-            self._note("With varied weights its outputs are not all defined: those were not used.")
+            self._note("With modified weights its outputs contain NaN: this check was skipped.")
         except _OriginalError as error:
-            self._note(f"It could not be compared with varied weights and inputs: {error}")
+            self._note(f"The check with modified weights and inputs was skipped: {error}")
         return _WorstCase()
 
     def _compare(self, example: Example, before: list[Leaf]) -> _WorstCase:
@@ -408,12 +406,12 @@ class _Check:
             return worst
         if not self.same_noise and self._draws_random_numbers(example):
             self.same_noise = True
-            self.notes.append("The model draws random numbers; constants took their place.")
+            self.notes.append("The model draws random numbers; constants were used instead.")
             return self._compare_once(example, self._run(self.original, example))
         if self._is_nondeterministic(example):
             self.notes.append(
                 "Its outputs differ from one run to the next, even with the same seed: switch "
-                "that off for the check."
+                "that off for verification."
             )
         return worst
 
@@ -501,5 +499,5 @@ def _kept_outputs(want: list[Leaf], plan: Plan) -> list[Leaf]:
 
 
 def _shrinks(whole: Leaf, kept: Leaf) -> float:
-    """Return 1 if an output shrinks: then masking certainly changes it."""
+    """Return 1 if an output shrinks, since masking then certainly changes it."""
     return float(whole.is_tensor and kept.value.shape != whole.value.shape)

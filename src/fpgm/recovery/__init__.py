@@ -1,1 +1,1 @@
-"""Bring accuracy back without labels: least squares, batch-norm re-estimation, distillation."""
+"""Recover accuracy without labels: least squares, batch-norm re-estimation, distillation."""

@@ -1,9 +1,9 @@
-"""Recovery without data: estimate from the weights alone how units vary together.
+"""Recovery without data: estimate the covariance of units from the weights alone.
 
-The output of a batch norm has the norm's shift as mean and its scale as standard deviation, and two
-filters with the same input correlate as much as they point in the same direction. From that follows
-the covariance of the activations behind a ReLU, and so the linear combination of kept units that
-comes nearest to a removed one. Its weights are added to those of the kept units.
+The output of a batch norm has the norm's shift as mean and its scale as standard deviation, and the
+correlation of two filters with the same input is the cosine of the angle between them. This gives
+the covariance of the activations after a ReLU, and with it the linear combination of kept units
+that best approximates a removed one. Its weights are added to those of the kept units.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class UnitStatistics:
 
 @torch.no_grad()
 def compensate(model: nn.Module, plan: Plan, example: Example) -> tuple[nn.Module, list[str]]:
-    """Return a full-size copy whose kept units make up for the removed ones, and changed layers.
+    """Return a full-size copy whose kept units compensate for removed ones, and changed layers.
 
-    The removed units are still there, unchanged: compacting the copy takes them out.
+    The removed units are still there, unchanged; compacting the copy removes them.
     """
     residual = plan.asked.get("residual", "coupled")
     structure = group_channels(
@@ -75,9 +75,9 @@ def find_removed_units(structure: Structure, plan: Plan) -> Tensor:
     """Look up in a plan's cuts which units it removes."""
     removed = [torch.zeros(0, dtype=torch.int64)]
     cuts = by_tensor(plan.cuts)
-    for slot in structure.trace.parameter_infos.values():
-        for c in cuts.get(slot.name, []):
-            for f, role in zip(slot.fields, slot.roles, strict=True):
+    for info in structure.trace.parameter_infos.values():
+        for c in cuts.get(info.name, []):
+            for f, role in zip(info.fields, info.roles, strict=True):
                 labels = f.reshape(-1)
                 if role == c.role and c.blocks == 1 and len(labels) == c.size:
                     stays = torch.zeros(c.size, dtype=torch.bool)
@@ -112,7 +112,7 @@ def _estimate_statistics(
 def _output_statistics(
     model: nn.Module, writer: Producer, layer: SolvableLayer | None
 ) -> tuple[Tensor, Tensor]:
-    """Estimate mean and covariance of one layer's output, behind its batch norm if it has one."""
+    """Estimate mean and covariance of one layer's output, after its batch norm if it has one."""
     weight = named_tensors(model)[writer.info.name].detach().cpu().double()
     filters = writer.filters(weight)
     gram = filters @ filters.T
@@ -135,7 +135,7 @@ def _compensate_layer_(
     removed: Tensor,
     statistics: UnitStatistics,
 ) -> None:
-    """Add to a consumer's weights for kept units what reproduces the removed ones best.
+    """Add to a consumer's weights for kept units what best reproduces the removed ones.
 
     Args:
         copy: the model to change.
@@ -171,7 +171,7 @@ def _compensate_layer_(
 
 
 def _find_nonnegative_inputs(model: nn.Module, layers: Sequence[str], example: Example) -> set[str]:
-    """Find layers whose input has no negative value, as behind a ReLU."""
+    """Find layers whose input has no negative value, as after a ReLU."""
     nonnegative: set[str] = set()
     net = copy_sharing_weights(model).eval()
     for path in layers:

@@ -36,7 +36,7 @@ solution already."""
 
 @dataclass
 class DistillationResult:
-    """What distillation did."""
+    """The outcome of distillation."""
 
     steps: int = 0
     skipped: int = 0
@@ -45,7 +45,7 @@ class DistillationResult:
     """Why nothing could be trained, if nothing could."""
 
     def failure(self) -> str:
-        """Say which step fails, to begin a message."""
+        """Name the step that fails, for the beginning of a message."""
         return f"Distillation fails at step {self.steps + 1}"
 
 
@@ -57,10 +57,10 @@ def distil_(
     seconds: float,
     progress: Progress | None = None,
 ) -> DistillationResult:
-    """Train the compact model towards the original for so many seconds.
+    """Train the compact model towards the original for a number of seconds.
 
-    Batch norms keep their statistics: batches may be small, and the statistics are right already.
-    Weights that the user froze are trained too, as they are also solved for.
+    Batch norms keep their statistics: batches may be small, and the statistics are already right.
+    Frozen weights (`requires_grad=False`) are trained too, as recovery also solves for them.
     """
     small.eval()
     parameters = [p for p in small.parameters() if p.is_floating_point()]
@@ -90,7 +90,7 @@ def _train(
     result: DistillationResult,
     progress: Progress | None,
 ) -> None:
-    """Take steps until the time is over, and count them in `result`."""
+    """Take steps until the time is up, and count them in `result`."""
     first = next(batches)
     points = find_matching_points(model, small, plan, first)
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.0)

@@ -1,8 +1,8 @@
 """Feature matching: points inside a network where distillation compares compact and original model.
 
 A student learns faster if its features are matched as well as its outputs. Good points are where a
-residual stream branches off, because every later layer builds on what is read there, and the last
-layer. What only one layer reads may differ: the network is free to use it in another way.
+residual stream branches off, because all later layers depend on the values there, and the last
+layer. Features that only one layer reads may differ: the network can learn to use them differently.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor
 from fpgm.recovery.least_squares import Equations, NormalEquations, RowEquations, best_change
 from fpgm.recovery.solvable_layers import SolvableLayer
-from fpgm.recovery.staged_forward import LayerRecord, PairedForwards
+from fpgm.recovery.staged_forward import LayerActivations, PairedForwards
 from fpgm.recovery.unfold import LinearOrConv, OutputSample, groups_of, matrix_of, set_matrix_
 from fpgm.utils.modules import module_at
 
@@ -79,12 +79,14 @@ class LayerSolver:
         fan_in = matrix.shape[1]
         fit, held_out = self._build_equations(matrix)
         if not fit.count:
-            return self._unchanged("was not reached by any batch")
+            return self._report_unchanged("was not reached by any batch")
         if not fit.squared_residual + held_out.squared_residual:
             return SolvedLayer(path, 0.0, 0.0, None)
         both = fit if held_out is fit else fit.merge(held_out)
         if not math.isfinite(both.squared_residual):
-            return self._unchanged("has inputs or outputs that are not finite; it is unchanged")
+            return self._report_unchanged(
+                "has inputs or outputs that are not finite; it is unchanged"
+            )
         change, ridge = best_change(fit, held_out, both, RIDGES)
         variation = both.target_variation()
         set_matrix_(self.layer, (matrix + change[:, :fan_in]).to(self.layer.weight.dtype))
@@ -96,7 +98,7 @@ class LayerSolver:
         before, after = both.squared_residual / total, both.error(change) / total
         return SolvedLayer(path, before, after, ridge, self._note(ridge))
 
-    def _unchanged(self, why: str) -> SolvedLayer:
+    def _report_unchanged(self, why: str) -> SolvedLayer:
         path = self.solvable.path
         return SolvedLayer(path, math.nan, math.nan, None, f"{path} {why}.")
 
@@ -133,7 +135,7 @@ class LayerSolver:
         return (fit.merge(held_out),) * 2
 
     def _samples(
-        self, compact: LayerRecord, original: LayerRecord, max_positions: int, seed: int
+        self, compact: LayerActivations, original: LayerActivations, max_positions: int, seed: int
     ) -> Iterator[tuple[OutputSample, Tensor, Tensor]]:
         """Yield sampled output positions, the target there, and the output there."""
         for x, out, target in zip(
@@ -142,8 +144,8 @@ class LayerSolver:
             sample = OutputSample(self.layer, x, out, max_positions, seed, self.solvable.arguments)
             yield sample, sample.values(target).double(), sample.values(out).double()
 
-    def _targets(self, compact: LayerRecord, original: LayerRecord) -> list[Tensor]:
-        """Compute what the layer should output, for each of its calls."""
+    def _targets(self, compact: LayerActivations, original: LayerActivations) -> list[Tensor]:
+        """Compute the layer's target output for each of its calls."""
         outputs = [out.index_select(self.dim, self.keep) for out in original.outputs]
         addition = self.solvable.addition
         if addition is None or original.sum is None or compact.other_operand is None:

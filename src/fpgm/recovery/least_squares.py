@@ -53,8 +53,8 @@ class Equations(ABC):
 
         Args:
             rows: input of the layer, [groups, positions, fan-in].
-            targets: what it should output there, [groups, positions, outputs].
-            residuals: targets minus what it outputs now.
+            targets: its target outputs there, [groups, positions, outputs].
+            residuals: targets minus its current outputs.
         """
         self._accumulate(rows, residuals)
         self.target_sums += targets.sum(1)
@@ -67,10 +67,10 @@ class Equations(ABC):
         return (self.target_squares - self.target_sums.square() / self.count).clamp(min=0)
 
     def solve(self, ridge: float) -> tuple[Tensor, float]:
-        """Solve for the best change; return it with the ridge that was needed.
+        """Solve for the best change; return it with the ridge that was used.
 
         Args:
-            ridge: to begin with, as a multiple of the mean square of the inputs.
+            ridge: the initial ridge, as a multiple of the mean square of the inputs.
         """
         while ridge < MAX_RIDGE:
             system, size = self._build_system()
@@ -94,19 +94,19 @@ class Equations(ABC):
 
     @abstractmethod
     def error(self, change: Tensor) -> float:
-        """Compute the squared error over all rows that a change leaves."""
+        """Compute the squared error over all rows after a change."""
 
     @abstractmethod
     def output_variation(self, matrix: Tensor) -> Tensor:
-        """Sum squared deviations, as `target_variation`, of what these weights would output."""
+        """Sum squared deviations, like `target_variation`, of the outputs with these weights."""
 
     @abstractmethod
     def _accumulate(self, rows: Tensor, residuals: Tensor) -> None:
-        """Add rows and residuals to what is stored of them."""
+        """Accumulate rows and residuals."""
 
     @abstractmethod
     def _merge_rows(self, one: Self, other: Self) -> None:
-        """Set what is stored of the rows to that of both."""
+        """Merge the stored rows of both."""
 
     @abstractmethod
     def _build_system(self) -> tuple[Tensor, Tensor]:

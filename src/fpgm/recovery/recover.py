@@ -1,9 +1,9 @@
-"""`recover`: compact a model and give it weights that make up for the removed units.
+"""`recover`: compact a model and compute weights that compensate for the removed units.
 
-Layer by layer, in execution order, least squares finds the weights with which a layer's output
-comes nearest to the original's, given the inputs it gets in the compact model as recovered so far.
-No labels are needed. Distillation may follow. Every step is a candidate, and the one nearest to the
-original on held-out inputs is returned (`candidates`).
+Layer by layer, in execution order, least squares finds the weights for which a layer's output is
+closest to the original's, given its inputs in the partly recovered compact model. No labels are
+needed. Distillation may follow. Every step gives a candidate, and the one closest to the original on
+held-out inputs is returned (`candidates`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ PASS_MEMORY_FACTOR = 4
 
 @dataclass(frozen=True, repr=False)
 class Recovery:
-    """What recovery did to each layer, and to the output error."""
+    """The effect of recovery on each layer and on the output error."""
 
     method: Method | None
     """None: only distillation."""
@@ -107,7 +107,7 @@ class Recovery:
         return html_table(f"Recovery: {self._outcome()}", header, rows, self.notes)
 
     def _outcome(self) -> str:
-        """Say in one line what it did to the outputs."""
+        """Describe the effect on the outputs in one line."""
         error = "output error not compared"
         if self.before is not None and self.after is not None:
             error = f"output error {self.before:.3g} → {self.after:.3g}"
@@ -122,7 +122,7 @@ class Recovery:
 
 
 def recovery_of(model: nn.Module) -> Recovery:
-    """Return what `recover` did to a model it returned."""
+    """Return the `Recovery` of a model that `recover` returned."""
     recovery = getattr(model, RECOVERY, None)
     if not isinstance(recovery, Recovery):
         raise RequestError("This model was not returned by fpgm.recover.")
@@ -141,18 +141,17 @@ def recover(
     start: nn.Module | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Compact a model, and adjust the kept weights to make up for the removed units.
+    """Compact a model, and adjust the kept weights to compensate for the removed units.
 
-    The model itself is unchanged. The result's attribute `fpgm_recovery` says what was done.
+    The model itself is unchanged. The result has a `Recovery` as its attribute `fpgm_recovery`.
 
     Args:
         model: the original model.
         plan: what to remove.
         loader: batches of inputs, or of inputs and labels; labels are ignored.
         method: `"solve"` solves for every layer's weights by least squares; `"norms"` only
-            re-estimates batch-norm statistics; `"weights"` is data-free: it estimates from the
-            weights how units vary together, and needs one batch, of noise if you like, to run the
-            model.
+            re-estimates batch-norm statistics; `"weights"` is data-free: it estimates the
+            covariance of units from the weights, and needs one batch (noise will do) to run.
         images: how many inputs to read from the loader.
         distil: seconds of distillation towards the original's outputs afterwards. It uses all
             batches of a loader that can be read again, except up to 512 held-out inputs, which
@@ -160,8 +159,8 @@ def recover(
         progress: called with a title, the number of steps done, and their total.
 
     `start` is a compact model of the same plan to recover further, such as one that `recover`
-    returned: its weights are kept unless others come nearer to the original's outputs.
-    `method=None` leaves them to distillation alone.
+    returned: its weights are kept unless new ones bring the outputs closer to the original's.
+    `method=None` runs only distillation.
 
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -175,11 +174,11 @@ def recover(
     if not isinstance(images, int) or images < 1:
         raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
     if not isinstance(distil, int | float) or not 0 <= distil < math.inf:
-        raise RequestError(f"distil is {distil!r}: give seconds, from 0 up.")
+        raise RequestError(f"distil is {distil!r}: give a number of seconds, 0 or more.")
     if distil > 0 and torch.is_inference_mode_enabled():
         raise RequestError("distil trains: call recover outside of torch.inference_mode().")
     if method is None and not distil:
-        raise RequestError("method=None leaves everything to distillation: give distil=, seconds.")
+        raise RequestError("method=None runs only distillation: give distil=, in seconds.")
     began = time.perf_counter()
     model = unwrap_model(model)
     plain = _start(model, plan, start)
@@ -276,7 +275,7 @@ def _add_candidates(
     if method == "weights":
         full, changed = compensate(model, plan, inputs[0])
         nets[COMPENSATED] = compact(full, plan).eval()
-        result.notes += [] if changed else ["No layer could make up for the removed units."]
+        result.notes += [] if changed else ["No layer could compensate for the removed units."]
     elif method is not None:
         norms = copy_model(small).eval()
         if reestimate_batch_norms_(norms, inputs):
@@ -323,7 +322,7 @@ def _describe_failure(candidates: Sequence[Candidate]) -> str:
 
 
 def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> str:
-    """Say in a sentence what distillation did.
+    """Describe the outcome of distillation in a sentence.
 
     >>> _describe(DistillationResult(steps=1), 5, kept=False)
     '1 step of distillation in 5 s; it did not help and was discarded: give it more time.'
@@ -341,7 +340,7 @@ def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> s
 
 
 def memory_at(x: Tensor | None) -> int:
-    """Return bytes of memory where a tensor is: free on a GPU, else all this process may use."""
+    """Return bytes of memory where a tensor is: free on a GPU, else what this process may use."""
     if x is not None and x.device.type == "cuda":
         return int(torch.cuda.mem_get_info(x.device)[0])
     limits = [DEFAULT_MEMORY]
@@ -379,8 +378,8 @@ def _find_layers(
 ) -> tuple[list[SolvableLayer], int, dict[str, str]]:
     """Find layers to solve for, the bytes of the largest, and layers that cannot be solved.
 
-    If the models' additions differ in number, they cannot be matched: each layer's own output is
-    its target then.
+    If the two models have different numbers of additions, these cannot be matched. Then the target
+    of each layer is its own output.
     """
     compact_layers, original_layers = (find_solvable_layers(net, example) for net in (small, model))
     layers = compact_layers.layers

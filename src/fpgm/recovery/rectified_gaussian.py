@@ -1,8 +1,8 @@
-"""Mean and covariance of rectified Gaussians: what is known of activations without any data.
+"""Mean and covariance of rectified Gaussians, a model of activations that needs no data.
 
-The output of a batch norm is modelled as normal, with the norm's shift as mean and its scale as
-standard deviation. The angle between two filters gives their correlation. Behind a ReLU, both
-follow from a short Hermite expansion.
+The output of a batch norm is modeled as normal, with the norm's shift as mean and its scale as
+standard deviation. The angle between two filters gives their correlation. After a ReLU, both follow
+from a short Hermite expansion.
 """
 
 from __future__ import annotations

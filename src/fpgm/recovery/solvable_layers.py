@@ -1,9 +1,9 @@
 """Find the layers whose weights can be solved for, in execution order, and where their outputs go.
 
 A layer's output may pass through a batch norm, be scattered into a residual stream's channels, and
-be added to the stream. Where nothing else uses it, the sum is what has to match the original: the
-layer then also corrects errors that the stream has from earlier layers. Layers that cannot be
-solved are listed with the reason.
+be added to the stream. If nothing else uses the output, the target is the sum, so that the layer
+also corrects errors that the stream has from earlier layers. Layers that cannot be solved are listed
+with the reason.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _conv_arguments(args: tuple[Any, ...]) -> ConvArguments | None:
 
 @dataclass(frozen=True)
 class _LayerOutput:
-    """Where a tensor comes from: a layer's output, behind a batch norm, scattered to channels."""
+    """Where a tensor comes from: a layer's output, after a batch norm, scattered to channels."""
 
     path: str
     batch_norm: str | None = None

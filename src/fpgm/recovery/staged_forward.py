@@ -1,9 +1,9 @@
 """Forward passes that pause at each solvable layer, and continue with its new weights.
 
-Each layer is solved for with the inputs it gets from the layers before it, which are solved
-already. Running the model again for every layer would take time quadratic in its depth. So a pass
-runs in its own thread and waits there while the layer is solved. Where memory is short, what it
-holds is offloaded meanwhile (`activation_offload`).
+Each layer is solved with the inputs it gets from the layers before it, which are already solved.
+Running the model again for every layer would take time quadratic in its depth. So a pass runs in
+its own thread and waits there while the layer is solved. If memory is short, the activations it
+holds are offloaded in the meantime (`activation_offload`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fpgm.utils.modules import module_at, named_tensors
 
 
 @dataclass
-class LayerRecord:
+class LayerActivations:
     """Inputs and outputs of a layer's calls, and the addition its output goes into, if any."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -51,7 +51,7 @@ class LayerRecord:
 
 
 class _PassClosedError(BaseException):
-    """Ends a pass nobody waits for. Not an `Exception`, which the model's code might catch."""
+    """Ends a pass that nobody needs. Not an `Exception`, which the model's code might catch."""
 
 
 class StagedForward:
@@ -70,12 +70,12 @@ class StagedForward:
         """Prepare a pass; it starts at the first `advance_to`.
 
         Args:
-            model: left as it is: its weights are shared, its attributes are not.
+            model: not changed; its weights are shared, its attributes are not.
             layers: all solvable layers.
             example: the batch.
             store: where `offload` puts activations.
             first: number of the first layer to pause at.
-            recompute: compute a layer's output again on continuing, with its new weights.
+            recompute: compute a layer's output again with its new weights on continuing.
         """
         self._model = copy_sharing_weights(
             model
@@ -84,7 +84,7 @@ class StagedForward:
         given = tensors_in((example.args, dict(example.kwargs)))
         self._live = LiveActivations(store, [*named_tensors(self._model).values(), *given])
         self._calls: Counter[str] = Counter()
-        self._records: dict[int, LayerRecord] = {}
+        self._records: dict[int, LayerActivations] = {}
         self._paused_at: int | None = None
         self._error: BaseException | None = None
         self._done = self._closed = False
@@ -93,13 +93,13 @@ class StagedForward:
         self._by_addition: dict[int, list[int]] = {}
         self._conv_inputs = ConvInputs(self._model, layers)
         for number, layer in list(enumerate(layers))[first:]:
-            # First of all hooks: before an adapter gathers or scatters channels of the output.
+            # Before all other hooks: an adapter may gather or scatter channels of the output.
             module = module_at(self._model, layer.path)
             module.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
             if layer.addition is not None:
                 self._by_addition.setdefault(layer.addition.number, []).append(number)
 
-    def advance_to(self, number: int) -> LayerRecord | None:
+    def advance_to(self, number: int) -> LayerActivations | None:
         """Continue to a layer and return its record; None if this pass does not reach it."""
         while not self._done and (self._paused_at is None or self._paused_at < number):
             self._resume()
@@ -112,7 +112,7 @@ class StagedForward:
         self._live.offload()
 
     def close(self) -> None:
-        """End the pass where it is."""
+        """End the pass early."""
         self._closed = True
         if self._thread.ident is not None and not self._done:
             self._resume()
@@ -153,7 +153,7 @@ class StagedForward:
         layer = self._layers[number]
 
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
-            record = self._records.setdefault(number, LayerRecord())
+            record = self._records.setdefault(number, LayerActivations())
             x = input_of(args, kwargs)
             if layer.arguments is not None:
                 x = self._conv_inputs.latest.pop(layer.path)
@@ -191,7 +191,9 @@ class StagedForward:
                 self._live.restore(branch, *tensors_in(record.arguments))
                 branch.copy_(self._compute_branch(layer, record, branch))
 
-    def _compute_branch(self, layer: SolvableLayer, record: LayerRecord, before: Tensor) -> Tensor:
+    def _compute_branch(
+        self, layer: SolvableLayer, record: LayerActivations, before: Tensor
+    ) -> Tensor:
         """Compute the operand of an addition again, with the layer's new weights."""
         args, kwargs = record.arguments[0]
         module = module_at(self._model, layer.path)
@@ -268,15 +270,15 @@ class PairedForwards:
             small: the compact model.
             layers: layers to pause at.
             inputs: all batches.
-            offload: free the memory of paused passes.
-            max_bytes: so many bytes are offloaded to memory, the rest to a file.
+            offload: whether paused passes free the memory of their activations.
+            max_bytes: how much memory offloaded activations may take; the rest goes to a file.
         """
         self.layers, self.inputs = layers, inputs
         self._model, self._small, self._offload = model, small, offload
         self._store = ActivationOffload(max_bytes)
         self._passes: dict[int, tuple[StagedForward, StagedForward]] = {}
 
-    def records_at(self, number: int) -> Iterator[tuple[int, LayerRecord, LayerRecord]]:
+    def records_at(self, number: int) -> Iterator[tuple[int, LayerActivations, LayerActivations]]:
         """Yield for each batch its number and the layer's records: compact, then original."""
         for batch in range(len(self.inputs)):
             pair = self._passes.get(batch) or self._start(batch, number)
@@ -292,7 +294,7 @@ class PairedForwards:
                     staged.offload()
 
     def close(self) -> None:
-        """End all passes where they are."""
+        """End all passes early."""
         for pair in self._passes.values():
             for staged in pair:
                 staged.close()

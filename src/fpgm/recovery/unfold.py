@@ -1,9 +1,9 @@
 """Write layers as matrices and their inputs as rows, so that output = rows @ matrix.
 
 Convolutions of any dimension, stride, padding, dilation and groups, transposed convolutions, and
-linear layers all become the same least-squares problem this way, with one matrix for each group.
-Two sizes recur: the fan-in (inputs of one output value: in_channels / groups × kernel size), and
-the number of output channels of a group.
+linear layers all become the same least-squares problem this way, with one matrix per group. Two
+sizes recur: the fan-in (inputs of one output value: in_channels / groups × kernel size), and the
+number of output channels of a group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Carry labels through the adapters of an earlier plan.
 
-A scatter places channels among zeros: those channels may be removed, the width of its output stays.
-The channels a gather picks are removed with those it picks from, or, where a scatter placed those,
-with the placed channels. The tracer decides what to do with these relations.
+A scatter places channels among zeros: those channels may be removed, but the width of its output
+does not change. Channels that a gather picks are removed together with the channels it picks from,
+or, if a scatter placed those, with the placed channels. The tracer decides what to do with these
+relations.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _pick_labels(tracer: Tracer, adapter: Adapter, x: Tensor, row: Tensor | None
 def _placed_in(tracer: Tracer, adapter: Adapter, x: Tensor) -> PlacedLabels | None:
     """Return what was placed among the zeros that a gather picks from.
 
-    A convolution along the channels (ECA) keeps each where it was: what was placed before it is
-    picked after it.
+    A convolution along the channels (ECA) keeps every channel at its position, so what was placed
+    before it is picked after it.
     """
     before = tracer.placed.inputs.get(adapter.module)
     if before is None or adapter.side == "input":

@@ -1,8 +1,9 @@
-"""Find the role of every axis of a parameter from the uses of what is computed from it.
+"""Find the role of every parameter axis from the operators that use the parameter.
 
-A convolution names the axes of its own weight at once. A weight that goes through other operators
-first (a transpose, a sum of two weights, weight norm) gets its roles here, from the operators that
-use the result. An axis that one use writes along and another reads along has the role `both`.
+A convolution assigns roles to the axes of its own weight directly. A weight that passes through
+other operators first (a transpose, a sum of two weights, weight norm) gets its roles here, from the
+operators that use the result. An axis that one use writes along and another reads along has the
+role `both`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Track which public torch function the user's code is in, which operators do not show.
+"""Track which public torch function the user's code is calling; operators alone do not show it.
 
 `x.flatten(1)` and `x.view(-1, 9216)` end in the same operator, but only the second fixes a size.
-`x.numpy()` is no operator at all, yet what the code does with the values depends on every channel.
+`x.numpy()` is not an operator, but what the code does with the values depends on every channel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class CallContext(TorchFunctionMode):
-    """Tracks which public torch function the user's code is in."""
+    """Tracks which public torch function the user's code is calling."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Find the names that a model's forward code may read, without running it.
 
-An attribute whose name appears nowhere in that code cannot change what a forward pass computes.
-All functions and classes that forward code names are followed, except torch's own, and so are
-objects that modules or globals hold. Code that cannot be read (a C function of another package) or
-that computes names (`getattr(self, f"width{i}")`) means that anything may be read.
+An attribute whose name does not appear in that code cannot change what a forward pass computes. All
+functions and classes that forward code names are followed, except torch's own, and so are objects
+in modules or globals. Code that cannot be read (a C function of another package) or that computes
+names (`getattr(self, f"width{i}")`) means that anything may be read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CodeNames:
         self.names: set[str] = set()
         self.complete = True
         """Whether all code could be read."""
-        self._computes_with_sizes = False
+        self._reads_sizes = False
         self._visited: set[int] = set()
         self._waiting: list[FunctionType] = []
         """Functions that are named and not yet read."""
@@ -49,7 +49,7 @@ class CodeNames:
         for module in modules:
             self._read_module(module)
         known = -1
-        while known < len(self._visited):  # a method may name further ones
+        while known < len(self._visited):  # a method may name others
             known = len(self._visited)
             self._read_waiting()
             self._follow_methods()
@@ -64,9 +64,9 @@ class CodeNames:
     def may_compute_with_sizes(self) -> bool:
         """Tell whether code may use a width as a number: labels do not show that.
 
-        `y / y.shape[1]` does, and so does `if y.shape[1] == 64`.
+        `y / y.shape[1]` does, and so do `y.div(y.shape[1])` and `if len(y[0]) == 64`.
         """
-        return self._computes_with_sizes or not self.complete
+        return self._reads_sizes or not self.complete
 
     @property
     def may_depend_on_mode(self) -> bool:
@@ -90,7 +90,7 @@ class CodeNames:
         self._read_values(held)
         hooks = (module._forward_hooks, module._forward_pre_hooks)
         added = (function for table in hooks for function in table.values())
-        # Hooks of ours are another thread's that traces the same model just now.
+        # Our own hooks here belong to another thread that is tracing the same model.
         self._read_values(f for f in added if not _is_ours(f))
 
     def _read_module_class(self, kind: type[nn.Module]) -> None:
@@ -99,7 +99,7 @@ class CodeNames:
             self._follow(getattr(kind, name))
 
     def _read_values(self, values: Iterable[Any]) -> None:
-        """Read functions, and the classes of objects, wherever these values hold some."""
+        """Read the functions, and the classes of the objects, in these values."""
         waiting = list(values)
         while waiting:
             value = waiting.pop()
@@ -195,9 +195,7 @@ class CodeNames:
         names = set(_names_in(function.__code__))
         self.names |= names
         if not names.isdisjoint(_SIZE_NAMES):
-            codes = _codes_in(function.__code__)
-            computes = any(not _ON_NUMBERS.isdisjoint(code.co_code[::2]) for code in codes)
-            self._computes_with_sizes = self._computes_with_sizes or computes
+            self._reads_sizes = True
         if any(_names_at_run_time(code) for code in _codes_in(function.__code__)):
             self.complete = False
         cells = [cell for cell in function.__closure__ or () if cell != CellType()]
@@ -240,23 +238,18 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Paramete
 _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
 _MAX_OBJECTS = 2000
 """Most objects that are read; a model that refers to more may do anything with them."""
-_SIZE_NAMES = LAYER_SIZES | {"shape", "size", "numel", "nelement"}
-_ON_NUMBERS = frozenset(
-    code
-    for name, code in dis.opmap.items()
-    if name.startswith(("BINARY_", "INPLACE_", "COMPARE_", "CONTAINS_"))
-    and not name.startswith(("BINARY_SUB", "BINARY_SL"))
-)
-"""Arithmetic and comparisons; reading an item or a slice is neither."""
+_SIZE_NAMES = LAYER_SIZES | {
+    "shape", "size", "numel", "nelement", "len", "__len__", "stride", "nbytes",
+}  # fmt: skip
 _RUN_TIME_NAMES = frozenset(
     ("vars", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "eval", "exec",
      "globals", "locals", "import_module", "__import__")
 )  # fmt: skip
-"""Through these, code may read attributes whose names it does not hold."""
+"""With these, code may read attributes whose names do not appear in it."""
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Tell whether all that a module does in train mode is to drop at random."""
+    """Tell whether a module differs in train mode only by random dropping."""
     kind = type(module)
     return kind.__module__ in _DROP or kind.forward in _DROPOUTS
 
@@ -285,7 +278,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names_at_run_time(code: CodeType) -> bool:
-    """Tell whether code may read an attribute by a name that it computes.
+    """Tell whether code may read an attribute by a computed name.
 
     >>> _names_at_run_time((lambda m: getattr(m, "width", 1)).__code__)
     False

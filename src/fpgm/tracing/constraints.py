@@ -1,4 +1,4 @@
-"""What a trace records, as values: labels of tensors, freeze constraints, equal splits, costs."""
+"""The records of a trace as values: labels, freeze constraints, equal splits, costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Join = tuple[Place, str, int]
 
 @dataclass
 class ParameterInfo:
-    """What is known of one parameter or buffer: its fields and what each of them means."""
+    """One parameter or buffer: its label fields and the role of each."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True)
 class RoleMark:
-    """What an operator does with labels of a computed weight, and its parameters.
+    """The role an operator gives to labels of a computed weight, and the weight's parameters.
 
     The parameters of a weight that depends on activations (dynamic convolutions) are not known.
     """
@@ -67,7 +67,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class OpCost:
-    """Multiply-accumulates of one operator: a constant times what remains of its factors."""
+    """Multiply-accumulates of one operator: a constant times the remaining sizes of its factors."""
 
     times: int
     factors: tuple[Factor, ...]
@@ -100,7 +100,7 @@ class FixedSizeOp:
 
 @dataclass(frozen=True)
 class Balance:
-    """Blocks of labels, one row each, that must keep equally many; some may be removed whole."""
+    """Blocks of labels, one row each, that must keep equally many; some may be removed entirely."""
 
     blocks: Tensor
     whole: bool
@@ -147,7 +147,7 @@ class ParameterSum:
 
 @dataclass(frozen=True)
 class FreezeConstraint:
-    """Labels that must stay, and the reason."""
+    """Labels that cannot be removed, and the reason."""
 
     labels: Tensor
     reason: str

@@ -28,7 +28,7 @@ class Cost(Protocol):
         """Return costs for the kept fraction of each group: [groups] or [many, groups]."""
 
     def without(self, removed: Tensor) -> float:
-        """Return the cost without these classes, counted as exactly as possible."""
+        """Return the cost without these classes, as exactly as possible."""
 
 
 class KeptFractions:
@@ -41,7 +41,7 @@ class KeptFractions:
             self._group_of[group.units] = number
         self._structure, self._groups = structure, count
         self._known: dict[tuple[int, ...], int] = {}
-        self._rows: list[Floats] = [np.eye(count + 1)[count]]  # number 0: all of it stays
+        self._rows: list[Floats] = [np.eye(count + 1)[count]]  # number 0: everything is kept
 
     def number(self, field: Tensor) -> int:
         """Return the number of a field's kept fraction."""

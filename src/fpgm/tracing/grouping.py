@@ -1,7 +1,7 @@
 """Group the channels of a trace: units, groups of units, and what is frozen.
 
-Labels that met are one class. A class with a filter and no freeze constraint is a unit. Units that
-the same layers produce form a group, of which a fraction is removed. Nothing is selected here.
+Labels that met are in one class. A class with a filter and no freeze constraint is a unit. Units
+that the same layers produce form a group, of which a fraction is removed. Nothing is selected here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Producer:
 
     @property
     def carries(self) -> bool:
-        """Tell whether it only passes units on, one by one (a depthwise convolution)."""
+        """Tell whether it only passes units on, each by itself (a depthwise convolution)."""
         return self.info.roles == ["depthwise"]
 
     def filters(self, weight: Tensor) -> Tensor:
-        """Return the weight as [n, d]: one row a filter."""
+        """Return the weight as [n, d]: one row per filter."""
         used = lb.axes(self.field)
         if len(used) == 1:
             return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
@@ -89,7 +89,7 @@ class Structure:
         return ~removed_classes[self.classes]
 
     def macs(self, kept: Tensor | None = None) -> int:
-        """Count multiply-accumulates of the first example if these labels stay (None: all)."""
+        """Count multiply-accumulates of the first example if these labels are kept (None: all)."""
         total = 0
         for op_cost in self.trace.op_costs:
             amount = op_cost.times
@@ -99,7 +99,7 @@ class Structure:
         return total
 
     def params(self, kept: Tensor | None = None) -> int:
-        """Count parameters if only these labels stay (None: all)."""
+        """Count parameters if only these labels are kept (None: all)."""
         return sum(
             lb.kept_numel(tuple(info.fields), info.shape, kept)
             for info in self.trace.parameter_infos.values()
@@ -125,12 +125,12 @@ class Structure:
         return consumers
 
     def freeze(self, classes: Tensor, reason: str) -> None:
-        """Freeze these classes from now on."""
+        """Freeze these classes."""
         self.note(classes, reason)
         self.groups = _channel_groups(self)
 
     def note(self, classes: Tensor, reason: str) -> None:
-        """Record why these classes stay; the first reason holds."""
+        """Record why these classes are frozen; the first reason is kept."""
         for c in classes.unique().tolist():
             self.reasons.setdefault(c, reason)
 

@@ -2,9 +2,9 @@
 
 A field is an int64 tensor with as many dims as the tensor it describes, each of size 1 (the label
 does not change along that dim) or full. A tensor may carry several fields: a weight has one along
-the axis it writes and one along the axis it reads. Fields never have a single element: one
-channel alone can never be removed, so it needs no name. This file holds the pure arithmetic on
-fields; what an operator does to them is in `ops`.
+the axis it writes and one along the axis it reads. Fields never have a single element: a single
+channel can never be removed, so it needs no label. This file has the pure arithmetic on fields;
+`ops` defines what operators do to them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lift(field: Tensor, ndim: int) -> Tensor:
 
 
 def shrink(field: Tensor) -> Tensor:
-    """Reduce to size 1 every dim along which the labels turn out not to change.
+    """Reduce every dim along which the labels do not change to size 1.
 
     >>> import torch
     >>> shrink(torch.tensor([[1, 1], [2, 2]]))
@@ -75,7 +75,7 @@ def fits(field: Tensor, shape: Sequence[int]) -> bool:
 
 
 def tidy(fields: Iterable[Tensor]) -> Fields:
-    """Drop what no longer distinguishes anything."""
+    """Drop fields that no longer distinguish channels."""
     return tuple(f for f in map(shrink, fields) if f.numel() > 1)
 
 
@@ -145,7 +145,8 @@ def varying_dim(field: Tensor, dims: Sequence[int]) -> int:
 def remaining_sizes(stays: Tensor) -> list[tuple[int, ...]]:
     """List possible sizes of the varying dims after removal, by the dim that shrinks.
 
-    Along that dim all blocks keep equally many, though not the same ones; others go whole.
+    Along that dim all blocks keep equally many, though not the same ones; along others, whole rows
+    are removed.
 
     >>> import torch
     >>> remaining_sizes(torch.tensor([[True, False, True], [False, True, True]]))
@@ -170,7 +171,7 @@ def remaining_sizes(stays: Tensor) -> list[tuple[int, ...]]:
 
 
 def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int:
-    """Count the elements of a tensor that remain if `kept[label]` stays (None: all).
+    """Count the elements of a tensor that remain for `kept` labels (None: all).
 
     >>> import torch
     >>> kept_numel((torch.tensor([[1], [2]]),), (2, 5), torch.tensor([True, True, False]))

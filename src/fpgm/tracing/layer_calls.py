@@ -52,7 +52,7 @@ class LayerSpec:
         return replace(self, reads=reads, writes=writes, groups=groups)
 
     def module(self) -> nn.Module:
-        """As torch has it, with random weights; the caller's random numbers stay as they are."""
+        """Build the torch layer with random weights; the caller's random state is preserved."""
         with GLOBAL_LOCK, torch.random.fork_rng(devices=[]):
             return self._module().to(self.dtype).eval()
 

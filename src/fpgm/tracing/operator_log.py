@@ -1,8 +1,8 @@
 """Log the operators that a model runs, to compare two forward passes.
 
 Two passes compute the same if they run the same operators, with the same numbers, on the same
-tensors. A pass can be recorded by shapes alone, so that nothing is computed: that takes a fraction
-of the time of tracing labels, and far less than comparing outputs.
+tensors. A pass can be recorded by shapes alone, so that nothing is computed: this takes a fraction
+of the time of tracing labels, and is much faster than comparing outputs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fpgm.tracing.call_context import CallContext
 from fpgm.tracing.ops import registry as rules
 from fpgm.utils.channel_adapters import Adapted, adapters_of
 from fpgm.utils.example_inputs import Example, tensors_in
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import (
     MODULE_ATTRIBUTES,
@@ -75,7 +76,7 @@ _HOLDERS = (list, tuple, dict)
 
 
 class OperatorLog:
-    """The operators of one forward pass, what they took, and what the model returned."""
+    """The operators of one forward pass, their arguments, and what the model returned."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.calls: list[tuple[Any, Any, Any]] = []
@@ -84,21 +85,21 @@ class OperatorLog:
         self.complete = True
         """Whether every operator could be described."""
         self._names = names
-        """Of tensors that were there before the pass, by their ids."""
+        """Names of tensors that existed before the pass, by their ids."""
         self._numbers: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        """By its id: which result a living tensor is, counted from the first."""
+        """Numbers of live result tensors, by their ids."""
         self._count = 0
         self._fixed: set[int] = set()
-        """Calls whose sizes are not of channels, and so the same in a narrower model."""
+        """Calls whose sizes are not channel counts, so they are the same in a narrower model."""
         self.paused = False
         """Whether one of our own adapters runs, whose operators are not the model's."""
 
     def fix_sizes(self) -> None:
-        """Note that the sizes of the latest call are not of channels."""
+        """Note that the sizes of the latest call are not channel counts."""
         self._fixed.add(len(self.calls) - 1)
 
     def pass_on(self, source: Tensor, out: Tensor) -> None:
-        """Give a tensor the number of another, which one of our adapters has rearranged."""
+        """Give a tensor the number of the tensor that one of our adapters rearranged."""
         known = self._numbers.get(id(source))
         self._number(out, known[1] if known is not None else self._describe(source))
 
@@ -109,7 +110,7 @@ class OperatorLog:
         if isinstance(func, HigherOrderOperator):
             self.complete = False
             return
-        if func is _ADD_ and _counts_batches(args):
+        if func is _ADD_ and self._counts_batches(args):
             return
         values = [self._describe(value) for value in args]
         sizes: list[Any] = []
@@ -119,7 +120,7 @@ class OperatorLog:
                 if is_size:
                     sizes.append(values[position])
                 values[position] = None
-        if is_sized:  # a mode may take the same size from elsewhere, in another line
+        if is_sized:  # another mode may get the same size from elsewhere, on another line
             values.append(source_line())
         if kwargs:
             values += [(name, self._describe(kwargs[name])) for name in sorted(kwargs)]
@@ -154,8 +155,14 @@ class OperatorLog:
             for number, (a, b) in pairs
         )
 
+    def _counts_batches(self, args: Sequence[Any]) -> bool:
+        """Tell whether a batch norm counts its batches by one, which only train mode does."""
+        name = self._names.get(id(args[0]), "")
+        own = name.rpartition(".")[2] == "num_batches_tracked"
+        return own and type(args[1]) is int and args[1] == 1
+
     def _describe(self, value: Any) -> Any:
-        """Name tensors by where they come from; other values stand for themselves."""
+        """Name tensors by their origin; other values are kept as they are."""
         if isinstance(value, Tensor):
             known = self._numbers.get(id(value))
             return known[1] if known is not None else self._describe_unnumbered(value)
@@ -183,7 +190,7 @@ class OperatorLog:
 
 
 def record_operators(model: nn.Module, example: Example) -> OperatorLog | None:
-    """Run a model by shapes alone and list its operators; None where values or an error decide.
+    """Run a model by shapes alone and list its operators; None if that needs values or fails.
 
     The caller sets the mode and restores what the model's code changes.
     """
@@ -226,17 +233,13 @@ def _passing_adapters(model: nn.Module, log: OperatorLog) -> Iterator[None]:
         log.paused = False
         log.pass_on(args[0], out)
 
-    handles: list[Any] = []
-    try:
+    with temporary_hooks() as handles:
         for path, module in outer_modules_by_path(model).items():
             if isinstance(module, Adapted):
                 for part, _ in adapters_of(module, path):
                     handles.append(part.register_forward_pre_hook(start))
                     handles.append(part.register_forward_hook(stop))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Recorder(TorchDispatchMode):
@@ -260,26 +263,20 @@ class _Recorder(TorchDispatchMode):
         self.log.add(func, args, kwargs)
         if out is None:
             if func._schema.is_mutable and args and isinstance(args[0], nn.Parameter):
-                raise shape_inference.ValuesNeededError  # initialised from its first input
+                raise shape_inference.ValuesNeededError  # initialized from its first input
             out = func(*args, **kwargs)
         self.log.add_results(rules.tensors((out,)))
         return out
 
 
 def _return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the input: train mode is compared with eval mode without dropout."""
+    """Return the input: train mode is compared with eval mode, without dropout."""
     return x
 
 
 def _refuse_to_read(tensor: Tensor, method: str) -> None:
-    """Stop where the model's code takes values out of torch."""
+    """Stop if the model's code takes values out of torch."""
     raise shape_inference.ValuesNeededError
-
-
-def _counts_batches(args: Sequence[Any]) -> bool:
-    """Tell whether a batch norm counts the batches it has seen, which only train mode does."""
-    counter = args[0]
-    return counter.ndim == 0 and counter.dtype == torch.int64 and isinstance(args[1], int)
 
 
 _ADD_ = torch.ops.aten.add_.Tensor
@@ -289,7 +286,7 @@ _ADD_ = torch.ops.aten.add_.Tensor
 def _special_positions(func: Any) -> tuple[tuple[tuple[int, bool], ...], bool]:
     """List the positions of arguments that are sizes (True), or that only tell the mode (False).
 
-    Also tells whether the operator's sizes may be numbers of the user's code.
+    Also tells whether the operator's sizes may be numbers in the user's code.
 
     >>> _special_positions(torch.ops.aten.view.default)
     (((1, True),), True)

@@ -1,8 +1,8 @@
-"""Tell whether a forward pass showed nothing new compared with another.
+"""Tell whether a forward pass recorded nothing new compared with another.
 
-Most models compute the same structure in train mode as in eval mode. Where every module returned
-the same channels, every operator with sizes of its own was at the same line and froze the same, a
-dry run of one of the two passes says what the other would.
+Most models compute the same structure in train mode as in eval mode. If every module returned the
+same channels, and every operator with fixed sizes was at the same line and froze the same channels,
+a dry run of one pass is enough for both.
 """
 
 from __future__ import annotations

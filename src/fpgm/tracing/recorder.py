@@ -115,7 +115,7 @@ class TraceRecorder(Tracer):
         self.logs: dict[int, OperatorLog] = {}
         """The operators of each run."""
         self.crops_space = False
-        """Whether an operator was told a size that is not of its own channels."""
+        """Whether an operator got a size that is not that of its own channels."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         log = self.logs.get(self.runs)
@@ -133,7 +133,7 @@ class TraceRecorder(Tracer):
         if out is not None:
             return out
         if func._schema.is_mutable and self._writes_weights(args):
-            raise shape_inference.ValuesNeededError  # initialised from its first input
+            raise shape_inference.ValuesNeededError  # initialized from its first input
         return super().call(func, args, kwargs)
 
     def on_values_leave(self, tensor: Tensor, method: str) -> None:
@@ -322,7 +322,7 @@ class TraceRecorder(Tracer):
         """Look for activations in the attributes of modules, after a forward pass."""
         for path, module in modules_by_path(self.model).items():
             if type(module).__module__.startswith("torch.nn."):
-                continue  # its own code keeps none
+                continue  # torch's own modules cache none
             computed = {name for name, _ in weight_hooks(module)}
             for name, value in vars(module).items():
                 if name in MODULE_ATTRIBUTES or name in computed or type(value) in _NUMBERS:
@@ -361,7 +361,7 @@ def record_trace(
         with recorder.hooks_installed():
             failed = record_eval_passes(recorder, examples, keep_outputs)
         if failed and not recorder.values:
-            raise failed[0][1]  # values decide whether it works
+            raise failed[0][1]  # whether it works depends on values
         recorder.find_cached()
         missing = recorder.unreached_parameters()
         if (
@@ -395,9 +395,10 @@ def _train_matches_eval(recorder: TraceRecorder) -> bool:
 def _train_pass_matches(recorder: TraceRecorder, one: Pass) -> bool:
     """Tell whether an example runs the same operators in train mode; with two where one fails."""
     log = record_operators(recorder.model, one.example)
-    if log is None and batch_size(one.example) == 1:
+    resized = log is None and batch_size(one.example) == 1
+    if resized:
         log = record_operators(recorder.model, resize_batch(one.example, 2))
-    return log is not None and log.is_same(recorder.logs[one.number], sizes_may_differ=True)
+    return log is not None and log.is_same(recorder.logs[one.number], sizes_may_differ=resized)
 
 
 def record_eval_passes(
@@ -464,7 +465,7 @@ def _run_training(recorder: TraceRecorder, example: Example, keep_outputs: bool)
 
 
 def _run_without_values(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
-    """Run with shapes only, and with values where the model's code looks at them."""
+    """Run with shapes only, or with values if the model's code reads them."""
     values = recorder.values
     try:
         recorder.values = False
@@ -485,20 +486,20 @@ def _needs_batch(error: ForwardError) -> bool:
 
 
 def _freeze_unreached(recorder: TraceRecorder, missing: Sequence[str], why: str) -> None:
-    """Freeze what only training reaches: no example runs to its end there."""
+    """Freeze what is used only in training, where no example runs to completion."""
     recorder.notes.append(f"Train mode could not be traced: {why}")
     for info in recorder.parameter_infos.values():
         if info.name in missing:
             for f in info.fields:
                 recorder.freeze_constraints.append(
-                    FreezeConstraint(f.reshape(-1), "only training reaches them", False)
+                    FreezeConstraint(f.reshape(-1), "they are used only in training", False)
                 )
 
 
 def _run(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
     try:
         out = recorder.run(example)
-    except (RuleError, ModelError):  # not the forward: its outputs cannot be read
+    except (RuleError, ModelError):  # not the forward: its outputs are unsupported
         raise
     except Exception as error:
         raise ForwardError(
@@ -523,7 +524,7 @@ def _run(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
 
 
 def _dtype_hint(recorder: TraceRecorder, example: Example) -> str:
-    """Name both precisions where they differ: torch's own error rarely does."""
+    """Name both dtypes if they differ: torch's own error rarely does."""
     weights = {p.dtype for p in recorder.model.parameters() if p.is_floating_point()}
     given = {
         t.dtype for t in tensors_in((example.args, dict(example.kwargs))) if t.is_floating_point()
@@ -534,7 +535,7 @@ def _dtype_hint(recorder: TraceRecorder, example: Example) -> str:
         ", ".join(sorted(str(d).removeprefix("torch.") for d in kinds))
         for kinds in (given, weights)
     )
-    return f" The example is {have}, the weights are {want}: bring one to the other's precision."
+    return f" The example is {have}, the weights are {want}: convert one of them."
 
 
 def _or_empty(labels: Tensor | None) -> Tensor:

@@ -1,9 +1,10 @@
-"""The paper's residual policy: every convolution is pruned on its own, streams keep their width.
+"""The paper's residual policy: every convolution is pruned separately, streams keep their width.
 
 A first pass finds where branches are added into a stream and which module outputs each branch; a
 second pass cuts the labels there. In the compact model that module scatters its channels among
 zeros, and a convolution that reads such a scattered tensor directly gathers the channels back, as
-the block behind the stem does in the paper. Projection shortcuts stay whole, as in the paper.
+in the first block after the stem in the paper. Projection shortcuts are not pruned, as in the
+paper.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class _BranchFinder(TraceRecorder):
         return Junctions(frozenset(branches - projections), frozenset(projections), once)
 
     def _branch_end(self, origins: tuple[str, ...]) -> str | None:
-        """Return the last module a branch left through, if it ran only once."""
+        """Return the last module that output a branch, if it ran only once."""
         runs = len(self.passes)
         return next((p for p in reversed(origins) if p and self._times[p] == runs), None)
 
@@ -138,7 +139,7 @@ class IndependentTraceRecorder(TraceRecorder):
         result = None
         if isinstance(out, Tensor) and path in self.junctions.projections:
             with _disable_current_modes():
-                self.freeze(self.fields(out), "projection shortcuts stay whole")
+                self.freeze(self.fields(out), "projection shortcuts are not pruned")
         elif isinstance(out, Tensor) and path in self.junctions.branches:
             with _disable_current_modes():
                 result = self._cut(path, out)
@@ -157,7 +158,9 @@ class IndependentTraceRecorder(TraceRecorder):
         self.freeze([stream], "the residual stream keeps its full width")
         for point in self.insertion_points:
             if point.module == path and not torch.equal(point.labels, branch):
-                self.freeze([point.labels, branch], "a branch comes in another order in other runs")
+                self.freeze(
+                    [point.labels, branch], "the order of the branches differs between runs"
+                )
         self.insertion_points.append(InsertionPoint(path, dim, branch))
         out_alias: Tensor = torch.ops.aten.alias(out)
         self.set(out_alias, [lb.along(stream, out.ndim, dim)])
@@ -174,9 +177,9 @@ class IndependentTraceRecorder(TraceRecorder):
             self._scattered[out] = self._scattered[x]
 
     def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
-        """Return the branch's labels for a convolution behind a scatter, which gets a gather.
+        """Return the branch's labels for a convolution after a scatter, which gets a gather.
 
-        One that runs several times reads other tensors too, which a gather would spoil.
+        If it runs several times, it reads other tensors too, for which a gather would be wrong.
         """
         module = module_at(self.model, self.module)
         if type(module).forward not in PLAIN or row is None:

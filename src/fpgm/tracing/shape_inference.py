@@ -1,6 +1,6 @@
 """Infer the results of heavy operators by shape alone: labels follow shapes, not values.
 
-A model that reads values (`if x.max() > 0`, `x.nonzero()`) may take another branch with such
+A model that reads values (`if x.max() > 0`, `x.nonzero()`) may take a different branch with these
 zeros. In that case, and after any other error, the run is repeated with real values.
 """
 
@@ -16,16 +16,16 @@ from torch._ops import HigherOrderOperator
 
 
 class ValuesNeededError(BaseException):
-    """The model's own code looks at values; not an `Exception`, which that code might catch."""
+    """The model's own code reads values; not an `Exception`, which that code might catch."""
 
 
 _LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
 def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, Tensor] | None:
-    """Zeros in the shape of a heavy operator's result; None for what must really run.
+    """Return zeros in the shape of a heavy operator's result; None if it has to run.
 
-    Arguments that do not fit together are left to the operator, which says so in its own words.
+    If arguments do not fit together, the operator itself runs and raises its own error.
     Raises `ValuesNeededError` at an operator that reads a number or picks by a mask.
 
     >>> x, weight = torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)
@@ -64,7 +64,7 @@ def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
 
 @cache
 def _may_look(func: Any) -> bool:
-    """Tell whether an operator reads values, or is somebody's own, of which that is not known."""
+    """Tell whether an operator reads values, or is a custom one, for which this is unknown."""
     return func.namespace not in ("aten", "prims") or not _LOOKS.isdisjoint(func.tags)
 
 

@@ -29,6 +29,7 @@ from fpgm.tracing.ops import registry as rules
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example
+from fpgm.utils.hooks import temporary_hooks
 from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import outer_modules_by_path
 from fpgm.utils.parameter_info import Role
@@ -46,7 +47,7 @@ class RuleError(FpgmError):
 
 
 class _TensorState:
-    """What is known of a live tensor."""
+    """What is known about a live tensor."""
 
     __slots__ = ("constant", "fields", "offset", "source_parameters", "zero")
 
@@ -59,7 +60,7 @@ class _TensorState:
 
 
 class _TensorStates:
-    """What is known of live tensors, by their identity.
+    """What is known about live tensors, by identity.
 
     Torch's `WeakIdKeyDictionary` does the same, but builds a reference for every look-up, and there
     are dozens of those for every operator.
@@ -70,7 +71,7 @@ class _TensorStates:
         """By the tensor's id; read directly where a function call would be too slow."""
 
     def get(self, tensor: Tensor) -> _TensorState | None:
-        """Return what is known of a tensor, if anything is."""
+        """Return what is known about a tensor, or None."""
         entry = self.entries.get(id(tensor))
         return None if entry is None else entry[1]
 
@@ -78,7 +79,7 @@ class _TensorStates:
         return id(tensor) in self.entries
 
     def live_tensors(self) -> list[Tensor]:
-        """Return the tensors that something is known of."""
+        """Return all known tensors."""
         tensors = (reference() for reference, _ in list(self.entries.values()))
         return [tensor for tensor in tensors if tensor is not None]
 
@@ -124,7 +125,7 @@ class Tracer(TorchDispatchMode):
         self._hooked = False
         self.placed = adapter_labels.PlacedTensors()
         self.uncertain = False
-        """Whether a tensor came from nowhere: what it depends on is not known."""
+        """Whether a tensor has an unknown origin: what it depends on is not known."""
         self.given: Mapping[int, str] = {}
         """Names of the tensors that were there before the run, by their ids."""
         self._recent: deque[Any] = deque(maxlen=_RECENT)
@@ -158,7 +159,7 @@ class Tracer(TorchDispatchMode):
             ValueError,
             AssertionError,
         ) as error:
-            # A fault of ours must not pass for one of the user's code.
+            # An error in our code must not look like one in the user's code.
             raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
         return out
 
@@ -182,7 +183,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def recognize(self, tensors: Sequence[Tensor]) -> None:
-        """Label tensors that no operator made: another object with the numbers of a known one.
+        """Label tensors that no operator created: another object with a known one's values.
 
         Subclasses (`as_subclass`), `nn.Parameter(y)` and DLPack make such objects.
         """
@@ -206,7 +207,7 @@ class Tracer(TorchDispatchMode):
             self._copy_state(source, tensor)
 
     def _copy_state(self, source: Tensor, tensor: Tensor) -> None:
-        """Copy what is known of a tensor to another with the same numbers."""
+        """Copy what is known about a tensor to another with the same values."""
         old, new = self._states.get(source), self._get_or_add(tensor)
         if old is not None:
             new.fields, new.constant, new.zero = old.fields or (), old.constant, old.zero
@@ -250,12 +251,12 @@ class Tracer(TorchDispatchMode):
             known.fields = kept
 
     def unlabelled_parameter(self, tensor: Tensor) -> ParameterInfo | None:
-        """Return the info of a parameter that has no labels yet: a rule may name its axes."""
+        """Return the info of a parameter without labels, so that a rule can assign its axes."""
         info = self.parameter_infos.get(id(tensor))
         return info if info is not None and not info.has_labels else None
 
     def has_role(self, tensor: Tensor) -> bool:
-        """Tell whether a rule has named a parameter's axes, so that it shares labels."""
+        """Tell whether a rule has assigned a parameter's axes."""
         info = self.parameter_infos.get(id(tensor))
         return info is not None and info.has_labels and not info.open
 
@@ -384,7 +385,7 @@ class Tracer(TorchDispatchMode):
         self.placed.pass_on(x, out)
 
     def note_overwritten(self, x: Tensor) -> None:
-        """Note that `x` was overwritten: what was known of its zeros no longer holds."""
+        """Note that `x` was overwritten: what was known about its zeros no longer applies."""
         self.placed.forget(x)
 
     def handles_adapter(self, adapter: Adapter) -> bool:
@@ -407,11 +408,12 @@ class Tracer(TorchDispatchMode):
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
         """Require that rows of labels keep equally many; some may be removed `whole`.
 
-        Groups of a convolution are counted, pieces of a split are not: it makes as many of less.
+        Groups of a convolution are counted; pieces of a split are not, since it yields equally many
+        from fewer channels.
         """
 
     def pair_groups(self, ins: Tensor, outs: Tensor) -> None:
-        """Note which labels each group of a grouped operator reads and writes, one row a group."""
+        """Note which labels each group of a grouped operator reads and writes, one row each."""
 
     def note_role(self, field: Tensor, role: Role, weight: Tensor) -> None:
         """Note the role of a computed weight's field in the operator that uses it."""
@@ -423,7 +425,7 @@ class Tracer(TorchDispatchMode):
         """Note that these labels are padding before and after."""
 
     def note_piece_sizes(self, pieces: Sequence[Tensor]) -> None:
-        """Note the pieces whose sizes the next fixed-size operator was given."""
+        """Note the pieces whose sizes were passed to the next fixed-size operator."""
 
     def note_cost(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Count multiply-accumulates."""
@@ -446,7 +448,7 @@ class Tracer(TorchDispatchMode):
     def on_module_return(self, path: str, out: Any) -> Any:
         """Handle a module's output; a result other than None replaces it.
 
-        The mode is still on here: an override that computes must switch it off.
+        The mode is still active here: an override that computes must disable it.
         """
         return None
 
@@ -457,7 +459,8 @@ class Tracer(TorchDispatchMode):
     def current_concat(self) -> Join:
         """Identify the running concatenation, the same in every run.
 
-        By its line: what modules cache between calls is not concatenated again in each.
+        It is identified by its line, because values that modules cache are not concatenated again
+        in every call.
         """
         here, line = self.current_call(self.module), source_line()
         return here, line, self._joins[here, line]
@@ -491,15 +494,13 @@ class Tracer(TorchDispatchMode):
     @contextmanager
     def hooks_installed(self) -> Iterator[None]:
         """Install hooks once for several runs: installing takes a good part of a run."""
-        handles: list[Any] = []
-        try:
-            self._hook_all(handles)
-            self._hooked = True
-            yield
-        finally:
-            self._hooked = False
-            for handle in handles:
-                handle.remove()
+        with temporary_hooks() as handles:
+            try:
+                self._hook_all(handles)
+                self._hooked = True
+                yield
+            finally:
+                self._hooked = False
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
@@ -515,7 +516,7 @@ class Tracer(TorchDispatchMode):
         """Put hooks on every module; handles of those that are there are kept in the list."""
         for path, module in outer_modules_by_path(self.model).items():
             if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks; its operators are seen all the same
+                continue  # takes no hooks, but its operators are traced anyway
             for part, adapter in adapters_of(module, path):
                 handles.append(part.register_forward_pre_hook(self._before_adapter(adapter)))
                 done = self._after_adapter(adapter)
@@ -562,7 +563,7 @@ class Tracer(TorchDispatchMode):
 
 
 def _memory_layout(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Return where a tensor's numbers are in memory, and their layout; None if nowhere.
+    """Return a tensor's memory address and layout; None if it has none.
 
     Inside `vmap` and `grad` a tensor only wraps another and has no memory of its own.
     """

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill: written atomically, and used only if their digest matches.
 
-Each is a file of tensors and plain values, read without running any code, beside a small file with
-its SHA-256. What was not finished has no such file, or does not match it, and is passed over.
+Each is a file of tensors and plain values, read without running any code, next to a small file with
+its SHA-256. An incomplete checkpoint has no such file, or does not match it, and is skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Write the state after an epoch; older ones are removed once this one is complete."""
+        """Write the state after an epoch, then remove older checkpoints."""
         target = self.folder / f"epoch-{epoch:05}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -52,9 +52,9 @@ class Checkpoints:
             if _is_complete(file):
                 try:
                     state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-                except Exception as error:  # whatever a foreign file makes the reader stumble over
+                except Exception as error:  # a foreign file may raise anything
                     raise FileError(
-                        f"{file} is no checkpoint of this version: remove it to go on from an "
+                        f"{file} is not a checkpoint of this version: remove it to use an "
                         "older one."
                     ) from error
                 return state

@@ -17,12 +17,12 @@ from fpgm.utils.text import reason
 
 
 def make_accelerator(precision: str) -> Accelerator:
-    """Make the Accelerator of this process."""
-    # Without a GPU, Accelerate joins processes only if told that the CPU is meant.
+    """Create the Accelerator of this process."""
+    # Without a GPU, Accelerate connects processes only if told to use the CPU.
     cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if cpu:
         _join_after_restart()
-    AcceleratorState._reset_state()  # an earlier run in this process may have had other options
+    AcceleratorState._reset_state()  # an earlier run in this process may have used other options
     try:
         accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
     except ValueError as error:
@@ -30,7 +30,7 @@ def make_accelerator(precision: str) -> Accelerator:
         raise RequestError(f"{prefix}{reason(error)}.") from error
     if accelerator.num_processes > 1:
         mark_initialized()
-    # `accelerate launch` may hand in another number, by which every loss would be divided.
+    # `accelerate launch` may set another number, by which every loss would be divided.
     accelerator.gradient_accumulation_steps = 1
     return accelerator
 
@@ -43,8 +43,8 @@ def allow_unused_parameters(accelerator: Accelerator) -> None:
 def destroy_process_group() -> None:
     """Wait for the other processes, if there are any, and destroy the process group.
 
-    A group that nobody leaves may abort a process whose work is done when the interpreter ends.
-    Its threads may outlive it, though: right behind this, a process ends best with `os._exit`.
+    If it is not destroyed, a finished process may abort when the interpreter shuts down. Its
+    threads may outlive it even so: call `os._exit` right after this.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -54,8 +54,8 @@ def destroy_process_group() -> None:
 def _join_after_restart() -> None:
     """Initialize the process group of this attempt.
 
-    torchrun's store still holds the addresses of the attempt that died, and gloo would try to reach
-    those; under a prefix of its own each attempt meets itself.
+    torchrun's store still has the addresses of the failed attempt, and gloo would try to connect to
+    those. A separate prefix for each attempt avoids that.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if not attempt or dist.is_initialized():

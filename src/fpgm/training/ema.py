@@ -10,7 +10,7 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class ExponentialAverage(AveragedModel):
-    """Exponential moving average; over few steps at first, so that it forgets the start soon."""
+    """Exponential moving average; over few steps at first, so that early weights fade quickly."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model, multi_avg_fn=self._blend, use_buffers=True)

@@ -10,7 +10,7 @@ from fpgm.training.recipe import DistillConfig
 
 
 class Loss:
-    """Sums over a batch, so that parts of a batch can be added up wherever they were computed."""
+    """Sums the loss over a batch, so that parts of a batch can be added up."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The learning rate as a function of how far training has come, so there is nothing to resume."""
+"""The learning rate as a function of training progress, so it has no state to resume."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from fpgm.utils.accuracy import AccuracyCounter
 
 
 class RunningMetrics:
-    """Loss and accuracy so far, kept on the device so that counting does not hold training up."""
+    """Loss and accuracy so far, kept on the device so that counting does not slow down training."""
 
     def __init__(self, device: torch.device) -> None:
         self._loss = torch.zeros((), dtype=_sum_dtype(device), device=device)
@@ -64,7 +64,7 @@ def evaluate_accuracy(net: nn.Module, batches: Batches, accelerator: Accelerator
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no doubles
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Checks that a network's outputs are logits: one row an image, one column a class."""
+"""Check that a network's outputs are logits: one row per image, one column per class."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def check_outputs(
         widths[name] = check_logits(output, f"of the {name}").shape[1]
     if widths["model"] < classes:
         raise ModelError(
-            f"The model answers with {widths['model']} classes and the data has {classes}: give a "
-            "model of as many."
+            f"The model has {widths['model']} outputs and the data has {classes} classes: give a "
+            "model with an output for every class."
         )
     if widths.get("teacher", widths["model"]) != widths["model"]:
         raise ModelError(
-            f"The teacher answers with {widths['teacher']} classes and the model with "
-            f"{widths['model']}: give a teacher of as many."
+            f"The teacher has {widths['teacher']} outputs and the model has {widths['model']}: "
+            "they must match."
         )
 
 
@@ -59,7 +59,7 @@ def all_weights_used(model: nn.Module, example: Tensor) -> bool:
 
 
 def check_logits(output: Any, where: str) -> Tensor:
-    """Return a network's output if it has one row of numbers an image."""
+    """Return a network's output if it has one row of numbers per image."""
     if isinstance(output, Tensor) and output.ndim == 2:
         return output
     kind = (
@@ -68,6 +68,6 @@ def check_logits(output: Any, where: str) -> Tensor:
         else type(output).__name__
     )
     raise ModelError(
-        f"The answer {where} is {kind}: give a model whose forward returns one tensor, images by "
-        "classes (a wrapper that picks the logits will do)."
+        f"The output {where} is {kind}: forward must return one tensor of shape [images, classes]. "
+        "Wrap the model so that it returns the logits."
     )

@@ -1,6 +1,7 @@
-"""A recipe: everything that decides what training gives, read from a TOML file. Values only.
+"""A recipe: everything that determines the result of a training, read from a TOML file.
 
-A recipe may build on another (`extends = "other.toml"`, beside it), and states only what differs.
+A recipe may extend another in the same folder (`extends = "other.toml"`) and then contains only
+what differs.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ BUDGETS = {"rate", "macs", "params"}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which network, and where its weights come from."""
+    """The network, and where its weights come from."""
 
     name: str
     """As on the command line: built in, torchvision:NAME, timm:NAME or file.py:factory."""
     weights: str | None = None
     """Trained weights to start from; none: from scratch."""
     compact: str | None = None
-    """A file that fpgm.save wrote: training goes on with the compact model."""
+    """A file that fpgm.save wrote: training continues with the compact model."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The optimizer, its schedule, and what is done to the loss and the weights."""
+    """The optimizer, its schedule, and options of the loss and the weights."""
 
     epochs: int
     lr: float
@@ -67,7 +68,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class PruneConfig:
-    """How much, which, where and when: the options of `fpgm.SoftPruner`."""
+    """What to prune and when: the options of `fpgm.SoftPruner`."""
 
     rate: float | None = None
     macs: float | None = None
@@ -91,7 +92,7 @@ class PruneConfig:
 
     @property
     def first(self) -> int:
-        """The first epoch at whose end something goes."""
+        """The first epoch after which units are pruned."""
         return self.start + self.interval - 1
 
 
@@ -107,7 +108,7 @@ class DistillConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How the machine is used: what changes speed and, at most, rounding."""
+    """How the machine is used: options that affect only speed and rounding."""
 
     precision: Literal["no", "bf16", "fp16"] = "no"
     accumulate: int = 1
@@ -118,7 +119,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, how, and what is pruned meanwhile."""
+    """The model, the data, the training and the pruning of one run."""
 
     model: ModelConfig
     data: DataSpec
@@ -150,7 +151,7 @@ def read_recipe(
 
 
 def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """Make a recipe from nested tables; unknown names and wrong types are refused."""
+    """Create a recipe from nested tables; unknown names and wrong types are rejected."""
     recipe = _RecipeDecoder(where).record(Recipe, table)
     _check(recipe, where)
     return recipe
@@ -159,7 +160,7 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
 def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     own_place = os.path.realpath(path)
     if own_place in above:
-        raise FileError(f"{path} builds on itself: its extends come round in a circle.")
+        raise FileError(f"{path} extends itself: its chain of extends is circular.")
     own = _parse(path)
     base = own.pop("extends", None)
     if base is None:
@@ -168,13 +169,13 @@ def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _resolve_base(path: Path, base: str) -> Path:
-    """Find the file a recipe builds on: next to it, or a shipped recipe by its name."""
+    """Find the file a recipe extends: next to it, or an included recipe by its name."""
     shipped = SHIPPED / f"{base}.toml"
     return shipped if shipped.is_file() else path.parent / base
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """TOML, or the JSON in a run's folder."""
+    """Parse TOML, or the JSON in a run folder."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
         text = read_text(path)
@@ -182,22 +183,22 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"The recipe {path} cannot be read: {reason(error)}.") from None
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path} is no {kind}: {error}.") from None
+        raise FileError(f"{path} is not valid {kind}: {error}.") from None
     if not isinstance(table, dict):
-        raise FileError(f"{path} is no recipe: it holds no table of options.")
+        raise FileError(f"{path} is not a recipe: it contains no table of options.")
     if kind == "JSON":
         table.pop("digest", None)
     return table
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables join, everything else is replaced."""
+    """Merge tables; everything else is replaced."""
     result = dict(base)
     for key, value in own.items():
         old = result.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             if key == "prune" and not BUDGETS.isdisjoint(value):
-                # One budget takes another's place.
+                # One budget replaces another.
                 old = {name: option for name, option in old.items() if name not in BUDGETS}
             value = _merge(old, value)
         result[key] = value
@@ -225,7 +226,7 @@ _SPECS = (("model", "name"), ("distill", "model"))
 
 
 def _refuse_code(own: Mapping[str, Any], changes: Sequence[str], where: str) -> None:
-    """Refuse a file that names code, where no change names another network instead."""
+    """Refuse a file that names code, unless a change names another network instead."""
     changed = {change.partition("=")[0].strip() for change in changes}
     for part, name in _SPECS:
         table = own.get(part)
@@ -238,11 +239,11 @@ def _refuse_code(own: Mapping[str, Any], changes: Sequence[str], where: str) -> 
 
 
 UNSET = "none"
-"""Stands for no value where another recipe has one: TOML has no word for it."""
+"""Unsets a value of an extended recipe, since TOML has no null."""
 
 
 class _RecipeDecoder(Decoder):
-    """Says of every fault in which recipe it is, and what to give instead."""
+    """Decodes a recipe; errors name the recipe and say what to give instead."""
 
     error = RequestError
 
@@ -283,7 +284,7 @@ def _check(recipe: Recipe, where: str) -> None:
     rules = [
         (
             recipe.model.weights == "",
-            "it starts from trained weights: give them, --set model.weights=FILE",
+            "it starts from trained weights: give --set model.weights=FILE",
         ),
         (
             recipe.prune is not None and recipe.prune.first > train.epochs,
@@ -302,7 +303,10 @@ def _check(recipe: Recipe, where: str) -> None:
         (data.batch < 1, f"data.batch is {data.batch}: give at least 1"),
         (train.epochs < 1, f"train.epochs is {train.epochs}: give at least 1"),
         (not 0 < train.lr < math.inf, f"train.lr is {train.lr}: give a number above 0"),
-        (not 0 <= train.momentum < 1, f"train.momentum is {train.momentum}: give 0 up to below 1"),
+        (
+            not 0 <= train.momentum < 1,
+            f"train.momentum is {train.momentum}: give at least 0 and below 1",
+        ),
         (
             train.nesterov and train.optimizer == "sgd" and not train.momentum,
             "train.nesterov needs train.momentum above 0",
@@ -315,7 +319,7 @@ def _check(recipe: Recipe, where: str) -> None:
         (train.warmup < 0, f"train.warmup is {train.warmup}: give 0 epochs or more"),
         (
             not 0 <= train.label_smoothing < 1,
-            f"train.label_smoothing is {train.label_smoothing}: give 0 up to below 1",
+            f"train.label_smoothing is {train.label_smoothing}: give at least 0 and below 1",
         ),
         (
             data.limit is not None and data.limit < 1,
@@ -326,12 +330,15 @@ def _check(recipe: Recipe, where: str) -> None:
         (data.workers < 0, f"data.workers is {data.workers}: give 0 or more"),
         (
             data.std is not None and not all(0 < s < math.inf for s in data.std),
-            "data.std holds a number that is not above 0",
+            "data.std contains a number that is not above 0",
         ),
-        (not -(2**63) <= recipe.seed < 2**63, f"seed is {recipe.seed}: give a smaller number"),
+        (
+            not -(2**63) <= recipe.seed < 2**63,
+            f"seed is {recipe.seed}: give a number that fits in 64 bits",
+        ),
         (
             recipe.distill is not None and not 0 <= recipe.distill.share <= 1,
-            "distill.share is a share of the loss: give 0 to 1",
+            "distill.share is a fraction of the loss: give a number from 0 to 1",
         ),
         (
             recipe.distill is not None and not 0 < recipe.distill.temperature < math.inf,
@@ -357,7 +364,7 @@ def _check(recipe: Recipe, where: str) -> None:
         ),
         (
             recipe.model.compact is not None and recipe.prune is not None,
-            "model.compact goes on training a pruned model: leave [prune] out",
+            "model.compact continues training a pruned model: leave [prune] out",
         ),
     ]
     for broken, message in rules:

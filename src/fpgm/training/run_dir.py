@@ -1,4 +1,4 @@
-"""The folder of one run: recipe, versions, metrics, checkpoints, and in the end the results."""
+"""The folder of one run: recipe, versions, metrics, checkpoints and finally the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunFolder:
     def check(self) -> None:
         """Refuse a folder that holds anything but a run of this recipe.
 
-        A run that came to no checkpoint has nothing to lose: its folder may be used again.
+        The folder of a run without checkpoints may be reused, since nothing is lost.
         """
         file = self.path / RECIPE
         try:
@@ -64,13 +64,16 @@ class RunFolder:
             raise FileError(f"{self.path} cannot be read: {reason(error)}.") from error
         if RECIPE not in names:
             if any(name != ENVIRONMENT and not is_unfinished(name) for name in names):
-                raise FileError(f"{self.path} is there and is no run: choose another folder.")
+                raise FileError(
+                    f"{self.path} exists and is not a run folder: choose another folder."
+                )
         elif _read_digest(_read_or_empty(file)) != self.digest and (
             names & {RESULTS, SMALL, WEIGHTS} or self.checkpoints.list_files()
         ):
             raise FileError(
-                f"{self.path} holds a run of another recipe ({self._describe_difference(file)}): "
-                f"choose another folder, or give the recipe it was started with ({file})."
+                f"{self.path} contains a run of a different recipe "
+                f"({self._describe_difference(file)}): choose another folder, or give the recipe "
+                f"it was started with ({file})."
             )
 
     def _describe_difference(self, file: Path) -> str:
@@ -78,13 +81,13 @@ class RunFolder:
         try:
             old = _flatten(read_json(file))
         except (OSError, ValueError, AttributeError):
-            return "its own cannot be read"
+            return "its recipe cannot be read"
         new = _flatten(json.loads(json.dumps(asdict(self.recipe))))
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key != "digest"]
-        return f"{keys[0]} was {old.get(keys[0])}, is {new.get(keys[0])}" if keys else "of old"
+        return f"{keys[0]} was {old.get(keys[0])}, now {new.get(keys[0])}" if keys else "of old"
 
     def create(self, processes: int) -> None:
-        """Make the folder, once everything else is known to work."""
+        """Create the folder, after everything else was checked."""
         file = self.path / RECIPE
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -118,12 +121,12 @@ class RunFolder:
                     if isinstance(value, int | float) and name != "epoch":
                         board.add_scalar(name, value, metrics["epoch"])
                 for name, values in norms.items():
-                    if bool(values.isfinite().all()):  # of others it can draw nothing
+                    if bool(values.isfinite().all()):  # it cannot plot other values
                         board.add_histogram(f"norms/{name}", values, metrics["epoch"])
                 board.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read the logged metrics, one entry an epoch."""
+        """Read the logged metrics, one entry per epoch."""
         try:
             text = read_bytes(self.path / METRICS).decode(errors="replace")
         except OSError:
@@ -143,7 +146,7 @@ class RunFolder:
             write_text(self.path / METRICS, "".join(kept))
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Write the results: with them the run is done."""
+        """Write the results, which marks the run as finished."""
         with explain_write_errors(self.path / RESULTS):
             write_text(self.path / RESULTS, _to_json(results))
 
@@ -163,19 +166,19 @@ class RunFolder:
         return results if all((self.path / name).is_file() for name in results["files"]) else None
 
     def _tensorboard(self, epoch: int) -> Any:
-        """TensorBoard's writer where it is installed; entries of a resumed run replace older."""
+        """Return TensorBoard's writer if installed; a resumed run replaces its older entries."""
         if self._board is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return None
-            with suppress(UnicodeEncodeError):  # it knows no path that is not text
+            with suppress(UnicodeEncodeError):  # it does not support paths that are not text
                 self._board = SummaryWriter(str(self.path / TENSORBOARD), purge_step=epoch)
         return self._board
 
 
 def _is_result(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether this is what `finish` wrote: the files of a run, and numbers about them."""
+    """Tell whether this is what `finish` wrote: the files of a run, and numbers about them."""
     if not isinstance(value, dict) or not isinstance(value.get("files"), list):
         return False
     numbers = ["epochs", "accuracy", "parameters"]

@@ -1,8 +1,8 @@
-"""Runs a recipe: trains, prunes at the ends of epochs, and writes what a run leaves behind.
+"""Run a recipe: train, prune at the end of epochs, and write the run folder.
 
 Built on Accelerate: the same code runs in one process, under `accelerate launch` and `torchrun`, on
-one machine or several. Killed at any moment, it goes on from the last finished epoch when started
-again, and ends with the same weights, bit by bit, as a run that was left alone.
+one machine or several. If it is killed at any point, it resumes from the last finished epoch when
+started again, and ends with bitwise the same weights as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from fpgm.workflow.api import check_prunes
 from fpgm.workflow.soft_pruner import SoftPruner, Step
 
 REPORT_SECONDS = 0.1
-"""How long figures of a running epoch stay on the device: fetching them holds a GPU up."""
+"""Seconds between reading metrics from the device, which makes a GPU wait."""
 
 
 class Reporter(Protocol):
-    """Who is told how it goes, in the first process."""
+    """Receives the progress, in the first process."""
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        """Training starts, or goes on, after so many epochs."""
+        """Report that training starts, or resumes after some epochs."""
 
     def on_step(self, epoch: int, step: int, metrics: dict[str, float]) -> None:
-        """Report loss, accuracy and images a second so far; called from time to time."""
+        """Report loss, accuracy and images per second so far; called from time to time."""
 
     def on_epoch_end(self, metrics: dict[str, Any]) -> None:
         """Report the metrics of an epoch."""
@@ -67,7 +67,7 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to: its figures, and its network, compact if it was pruned."""
+    """The outcome of a run: its metrics and its network, compact if it was pruned."""
 
     results: dict[str, Any]
     model: nn.Module
@@ -81,18 +81,17 @@ def train(
     factory: Callable[[], nn.Module] | None = None,
     identity: Recipe | None = None,
 ) -> Outcome:
-    """Run a recipe to its end, from wherever an earlier try left it.
+    """Run a recipe to completion, resuming an earlier run.
 
-    Every process of a distributed run calls this; the first one writes to `out`. A `factory` makes
-    the network where no name can: it stands for what `model.name` would make. A run is gone on
-    with if it was of the same recipe, or of the same `identity`: what of it counts for the caller,
-    to whom the same weights may lie elsewhere.
+    Every process of a distributed run calls this; the first one writes to `out`. A `factory` builds
+    the network in place of `model.name`. A run is resumed if it used the same recipe. `identity`
+    replaces the recipe in that comparison, for example if the same weights may have another path.
     """
     return _Run(recipe, Path(out), reporter, factory, identity).run()
 
 
 class _Run:
-    """One run: everything that is made once, and the loop over epochs."""
+    """One run: everything that is created once, and the loop over epochs."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class _Run:
         ).to(self.accelerator.device)
         self.pruner = self._make_pruner()
         if self.pruner is not None:
-            check_prunes(self.pruner.planner.build_plan().plan)  # now, not after all the training
+            check_prunes(self.pruner.planner.build_plan().plan)  # fail now, not after the training
         ema = recipe.train.ema
         self.average = None if ema is None else ExponentialAverage(self.model, ema)
         teacher = _make_teacher(recipe.distill, self.accelerator.device)
@@ -176,7 +175,7 @@ class _Run:
             step = self.pruner.step()
             metrics |= _step_metrics(step)
             metrics["pruning_seconds"] = round(time.perf_counter() - start, 2)
-            last = number + 1 == self.recipe.train.epochs  # then the average is cut, and kept
+            last = number + 1 == self.recipe.train.epochs  # then the average is compacted and saved
             if self.average is not None and step.changed and not last:
                 self.average.restart(self.model)
             if step.share is not None:
@@ -224,13 +223,13 @@ class _Run:
         return metrics.reduce(self.accelerator)
 
     def _train_batch(self, batch: Batch, metrics: RunningMetrics) -> None:
-        """Gradients of the batch's mean loss, whatever parts it is computed in."""
+        """Compute gradients of the batch's mean loss, however the batch is split."""
         parts = self.recipe.run.accumulate
         images = batch.images
         if self.recipe.run.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         pieces = list(zip(images.chunk(parts), batch.labels.chunk(parts), strict=True))
-        # Gradients are averaged over processes, so each stands for its share of the whole batch.
+        # Gradients are averaged over processes, so each is scaled by its part of the whole batch.
         weight = self.accelerator.num_processes / batch.total
         for number, (x, labels) in enumerate(pieces, 1):
             last = number == len(pieces)
@@ -247,7 +246,7 @@ class _Run:
             broadcast(buffer)
         return evaluate_accuracy(net, self.data.test, self.accelerator)
 
-    # Stopping, going on, ending.
+    # Stop, resume, finish.
 
     def _save(self) -> None:
         """Write a checkpoint of all that the next epoch depends on, for all processes."""
@@ -266,7 +265,7 @@ class _Run:
         self._run_on_first(lambda: self.folder.checkpoints.save(self.epoch, state))
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint that is whole, if there is one."""
+        """Resume from the newest complete checkpoint, if there is one."""
         state = self._run_on_first(self.folder.checkpoints.load_newest)
         if state is None:
             self._run_on_first(lambda: self.folder.forget_after(0))
@@ -329,7 +328,7 @@ class _Run:
         plan, certificate = self.pruner.plan, self.pruner.certificate
         assert plan is not None
         assert certificate is not None
-        if model is not self.model:  # the average is cut like the model it is the average of
+        if model is not self.model:  # the average is compacted like the model
             mask_(model, plan)
             small = compact(model, plan)
             certificate = verify(model, plan, self.example, compacted=small).check()
@@ -350,7 +349,7 @@ class _Run:
         return SoftPruner(self.model, self.example, optimizer=self.optimizer, **options)
 
     def _run_on_first(self, act: Callable[[], Any]) -> Any:
-        """Let the first process act, and all have the result; its errors are everybody's."""
+        """Run a function in the first process, and broadcast its result or its error to all."""
         sent: list[Any] = [None, None]
         if self.accelerator.is_main_process:
             try:

@@ -23,7 +23,7 @@ class AccuracyCounter:
         self._correct: Tensor | None = None
 
     def add(self, outputs: Any, labels: Tensor) -> bool:
-        """Count a batch; False, and nothing is counted, if there is no row of scores per label."""
+        """Count a batch; return False, without counting, if there is no row of scores per label."""
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(labels):
             return False
         correct = (outputs.argmax(1) == labels.to(outputs.device)).sum()

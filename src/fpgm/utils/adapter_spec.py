@@ -1,6 +1,6 @@
 """`Adapter`: a gather or scatter of channels at a module, as a value.
 
-The modules that do it are in `channel_adapters`; a plan and a trace only name them.
+The modules that do this are in `channel_adapters`; plans and traces only describe them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Atomic writes: a file is complete or not there.
+"""Atomic writes: a file is complete or does not exist.
 
-It is written in a temporary folder beside its place. That folder is locked as long as the process
-lives, so the next process removes what a killed one left, and leaves alone what another writes.
+It is written in a temporary folder next to its destination. That folder is locked while the process
+lives, so the next process removes what a killed one left, and does not touch what others are
+writing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def file_sha256(path: Path) -> str:
 
 
 def file_digest(path: Path, digest: hashlib._Hash) -> str:
-    """Put a file's bytes through a hash of `hashlib`."""
+    """Hash a file's bytes with a `hashlib` object."""
     regular_file_size(path)
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -45,10 +46,10 @@ def file_digest(path: Path, digest: hashlib._Hash) -> str:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary file to write; it replaces `path` once all of it is on the disk.
+    """Yield a temporary file to write; it replaces `path` once it is complete on disk.
 
-    Through a link, the file it points to is replaced, not the link. It is as readable as any other.
-    A device or a pipe is refused.
+    Through a link, the file it points to is replaced, not the link. Its permissions are the usual
+    ones. A device or a pipe is refused.
     """
     target = Path(os.path.realpath(path))
     with suppress(FileNotFoundError):
@@ -60,7 +61,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield part
         with part.open("rb+") as stream:
             os.fsync(stream.fileno())
-        part.chmod(mode)  # safetensors lets nobody else read what it writes
+        part.chmod(mode)  # safetensors makes its files unreadable for others
         part.replace(target)
 
 
@@ -73,7 +74,8 @@ def atomic_write_stream(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text atomically.
 
-    A name that was no text, as file systems allow, is written by its escapes, which JSON knows.
+    File names that are not valid text, which file systems allow, are written as escapes that JSON
+    supports.
     """
     content = text.encode(errors="backslashreplace")
     atomic_write_stream(path, lambda stream: stream.write(content))
@@ -84,7 +86,7 @@ def explain_write_errors(file: Path) -> Iterator[None]:
     """Turn an OSError into a FileError that names the file and the reason."""
     try:
         yield
-    except FileError:  # says all that already
+    except FileError:  # already has the file and the reason
         raise
     except OSError as error:
         raise FileError(f"{file} cannot be written: {reason(error)}.") from error
@@ -99,14 +101,14 @@ def create_folder(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         for path in new:
-            with suppress(OSError):  # it was not made, or others have put something there
+            with suppress(OSError):  # it was not created, or is no longer empty
                 path.rmdir()
         raise
 
 
 @contextmanager
 def temp_dir(folder: Path, name: str) -> Iterator[Path]:
-    """Make a temporary folder in `folder`, for what will be called `name`; remove it at the end."""
+    """Create a temporary folder in `folder` for the future file `name`; remove it at the end."""
     start = f".{name[:_MAX_NAME]}"
     for left in list_unfinished(folder):
         if left.name.startswith(f"{start}."):
@@ -136,7 +138,7 @@ def is_unfinished(name: str) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed left half-written."""
+    """Remove incomplete files of killed processes."""
     for left in list_unfinished(folder):
         remove_abandoned(left)
 
@@ -149,7 +151,7 @@ def exclusive_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> 
     """
     lock = ProcessLock(folder / LOCK_NAME)
     if folder.is_dir():
-        with suppress(OSError):  # in a read-only folder nobody writes
+        with suppress(OSError):  # nobody can write to a read-only folder
             if lock.acquire() is False:
                 on_wait()
                 lock.acquire(wait=True)
@@ -161,7 +163,7 @@ def exclusive_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> 
 
 @contextmanager
 def lock_abandoned(folder: Path) -> Iterator[bool]:
-    """Lock a temporary folder if its process is gone; yield whether it is."""
+    """Lock a temporary folder if its process is gone; yield whether it was locked."""
     lock = ProcessLock(folder / LOCK_NAME)
     try:
         yield _acquire_abandoned(folder, lock)
@@ -191,7 +193,7 @@ def _remove_temp_dir(part: Path, lock: ProcessLock) -> None:
     renamed = part.with_name(_make_temp_name(part.name.rsplit(".", 2)[0]))
     try:
         part.rename(renamed)
-    except OSError:  # Windows renames no folder in which a file is open
+    except OSError:  # Windows cannot rename a folder with an open file in it
         lock.release(unlink=False)
         with suppress(OSError):
             part.rename(renamed)
@@ -200,7 +202,7 @@ def _remove_temp_dir(part: Path, lock: ProcessLock) -> None:
 
 
 def _make_temp_dir(folder: Path, start: str) -> tuple[Path, ProcessLock]:
-    """Make a folder and lock it; until then another process may take it for abandoned."""
+    """Create a folder and lock it; before that, another process may consider it abandoned."""
     for _ in range(100):
         part = folder / _make_temp_name(start)
         part.mkdir()

@@ -1,7 +1,7 @@
 """Calibration inputs, read once from any iterable.
 
-They are needed again for every layer. A few stay in memory; others go to a temporary file,
-so that memory does not grow with their number. It has no name, so it ends with the process, however
+They are needed again for every layer. A few stay in memory; others go to a temporary file, so that
+memory does not grow with their number. It is unnamed, so it disappears with the process, however
 that ends.
 """
 
@@ -87,17 +87,17 @@ class Inputs:
             return
         try:
             if self._file is None:
-                # Unbuffered: what finds no room is told when it is written, not when it is closed.
+                # Unbuffered: a full disk raises an error on writing, not on closing.
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (see close)
             self._kept.append(_StoredBatch(example, self._file))
         except OSError as error:
             raise FileError(
                 f"Inputs cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Use "
-                "fewer, or let TMPDIR name a folder with more room."
+                "fewer, or set TMPDIR to a folder with more space."
             ) from error
 
     def close(self) -> None:
-        """Forget the batches, and the file of some, if there is one."""
+        """Release the batches and the temporary file."""
         self._kept.clear()
         if self._file is not None:
             self._file.close()
@@ -112,7 +112,7 @@ class _StoredBatch:
         tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
         self._devices = {name: tensor.device for name, tensor in tensors.items()}
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        # Copies: this format holds no two tensors that share their memory.
+        # Copies: this format cannot store tensors that share memory.
         contiguous = torch.contiguous_format
         content = safetensors.save(
             {k: t.clone(memory_format=contiguous) for k, t in tensors.items()}
@@ -140,7 +140,7 @@ class _StoredBatch:
 
 def move_batches(model: nn.Module, loader: Any) -> Iterator[Any]:
     """Yield a loader's batches, on the model's device."""
-    if isinstance(loader, Tensor):  # going through it gives single inputs, which are no batches
+    if isinstance(loader, Tensor):  # iterating over it gives single inputs, not batches
         raise RequestError("The loader is a tensor: give batches of inputs, such as x.split(100).")
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise RequestError(
@@ -200,7 +200,7 @@ def read_held_out(loader: Iterable[Any], images: int, others: int) -> tuple[Inpu
                 if target is held_out:
                     next(rest, None)
         if not len(inputs):
-            raise RequestError("The loader gives nothing: recovery needs some batches of inputs.")
+            raise RequestError("The loader is empty: recovery needs some batches of inputs.")
     except BaseException:
         inputs.close()
         held_out.close()

@@ -1,4 +1,4 @@
-"""Gathers and scatters of channels as ordinary modules around the layer they belong to.
+"""Gathers and scatters of channels, as regular modules that wrap a layer.
 
 Where the user's code fixes a width that pruning changed (zero-padded shortcuts, shuffles, residual
 streams of full width), a wrapper takes the layer's place: it moves channels before the layer, after
@@ -33,9 +33,9 @@ def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
-    """Place channels among zeros that lie in memory as they do (channels last, say).
+    """Place channels among zeros in the same memory format (such as channels last).
 
-    In another order both this and every layer after it would take about twice as long.
+    In a different memory format, this and every layer after it would take about twice as long.
     """
     outermost_first: list[int] = []
     for d in range(x.dim()):
@@ -51,14 +51,14 @@ def scatter(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
     zeros = x.new_zeros(shape)
     if not in_order:
         zeros = zeros.permute([outermost_first.index(d) for d in range(x.dim())])
-    return zeros.index_copy_(dim, index, x)  # out of place, the zeros were copied too
+    return zeros.index_copy_(dim, index, x)  # out of place, the zeros would be copied too
 
 
 def scatter_by_gather(x: Tensor, dim: int, origins: Tensor) -> Tensor:
     """Place channels among zeros by their `scatter_sources`.
 
-    The same as `scatter` in one pass over what comes out, which compilers and other runtimes merge
-    with what follows; its gradient would be the more expensive one.
+    The same as `scatter`, in one pass over the output, which compilers and other runtimes fuse with
+    the next operator. Its gradient would be more expensive.
     """
     shape = list(x.shape)
     shape[dim] = 1
@@ -91,7 +91,7 @@ class Gather(nn.Module):
         return gather(x, self.dim, self.index)
 
     def extra_repr(self) -> str:
-        """Say how many of how many."""
+        """Describe the sizes for `print`."""
         return f"{len(self.index)} of {self.size}, dim={self.dim}"
 
 
@@ -117,14 +117,14 @@ class Scatter(nn.Module):
         return scatter(x, self.dim, self.index, self.size)
 
     def extra_repr(self) -> str:
-        """Say how many among how many."""
+        """Describe the sizes for `print`."""
         return f"{len(self.index)} into {self.size}, dim={self.dim}"
 
 
 class Adapted(nn.Module):
     """A layer whose channels are moved before it, after it, or both.
 
-    Reading or setting an attribute that is the layer's own goes to the layer.
+    Attributes of the layer are read from and written to the layer.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Adapted(nn.Module):
         return out if self.after is None else self.after(out)
 
     def __getattr__(self, name: str) -> Any:
-        """Look on the layer for what the wrapper has not; special names are everyone's own."""
+        """Read attributes that the wrapper lacks from the layer, except special names."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -162,7 +162,7 @@ class Adapted(nn.Module):
             return getattr(layer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set on the layer what is the layer's."""
+        """Set the layer's attributes on the layer."""
         layer = self.__dict__.get("_modules", {}).get(LAYER_NAME)
         is_own = layer is None or name in self.__dict__ or hasattr(type(self), name)
         if is_own or name in ("before", LAYER_NAME, "after") or not hasattr(layer, name):
@@ -173,7 +173,7 @@ class Adapted(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Read the names of the original model, and those of the tree."""
+        """Accept the names of the original model, and those with the wrapper's level."""
         inside = f"{prefix}{LAYER_NAME}."
         twice = f"{inside}{LAYER_NAME}." if LAYER_NAME in self.base_layer._modules else inside
         names = [name for name in state_dict if name.startswith(prefix)]
@@ -193,7 +193,7 @@ def _name_as_original(
 
 
 class AdaptedLayer(Adapted):
-    """An adapted layer of one tensor, named `input` as torch's own layers name it."""
+    """An adapted layer with one argument, `input`, as in torch's own layers."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers give it)
         """Adapt, call the layer, adapt."""
@@ -203,7 +203,7 @@ class AdaptedLayer(Adapted):
 
 
 class AdaptedBlock(Adapted):
-    """An adapted block of one tensor, named `x` as most people's own modules name it."""
+    """An adapted block with one argument, `x`, as in most user modules."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Adapt, call the block, adapt."""
@@ -216,7 +216,7 @@ class AdaptedBlock(Adapted):
 
 
 class AdaptedSequential(AdaptedLayer):
-    """An adapted `nn.Sequential`, whose parts are still found by their number."""
+    """An adapted `nn.Sequential`, whose parts can still be indexed."""
 
     def __len__(self) -> int:
         """Count the parts."""
@@ -227,7 +227,7 @@ class AdaptedSequential(AdaptedLayer):
         return self.base_layer[number]  # type: ignore[index]
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """Go through the parts."""
+        """Iterate over the parts."""
         return iter(self.base_layer)  # type: ignore[call-overload, no-any-return]
 
 
@@ -235,7 +235,7 @@ _BY_ARGUMENT = {"input": AdaptedLayer, "x": AdaptedBlock}
 
 
 def wrap(layer: nn.Module) -> Adapted:
-    """Return a wrapper that is called as the layer is."""
+    """Return a wrapper with the layer's signature."""
     if type(layer).forward is nn.Sequential.forward:
         return AdaptedSequential(layer)
     parameters = list(inspect.signature(layer.forward).parameters.values())
@@ -244,12 +244,12 @@ def wrap(layer: nn.Module) -> Adapted:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the layer inside a wrapper; any other module is its own."""
+    """Return the layer inside a wrapper; other modules are returned unchanged."""
     return module.base_layer if isinstance(module, Adapted) else module
 
 
 def adapters_of(module: nn.Module, path: str) -> list[tuple[nn.Module, Adapter]]:
-    """Return the adapters of a wrapper, each with what it does as a plan says it."""
+    """Return the adapters of a wrapper, each with its description as a plan stores it."""
     adapters: list[tuple[nn.Module, Adapter]] = []
     if isinstance(module, Adapted):
         sides: tuple[tuple[Side, Any], ...] = (("input", module.before), ("output", module.after))
@@ -264,7 +264,7 @@ def adapters_of(module: nn.Module, path: str) -> list[tuple[nn.Module, Adapter]]
 def buffer_names(wrapper: Adapted) -> Mapping[str, Tensor]:
     """Return the positions under the names they had when they were buffers of the layer itself.
 
-    Fingerprints of models that were pruned more than once hold these names.
+    Fingerprints of models that were pruned more than once use these names.
     """
     named: dict[str, Tensor] = {}
     for side, adapter in (("input", wrapper.before), ("output", wrapper.after)):

@@ -1,4 +1,4 @@
-"""Copying a model: a deep copy that is fast for ordinary modules and does not fail on odd ones.
+"""Copy a model: a deep copy that is fast for regular modules and works for unusual ones.
 
 What cannot be copied (an open file, a generator, a logger's handlers) is shared with the original;
 locks are replaced by new ones. Modules, parameters and buffers are never shared, unless the caller
@@ -24,7 +24,7 @@ from fpgm.utils.modules import MODULE_ATTRIBUTES, all_modules, named_tensors
 from fpgm.utils.preserve_state import CACHED_FUNCTION
 
 Memo = dict[int, Any]
-"""The copy of every object met so far, by the id of the original, as `copy.deepcopy` keeps it."""
+"""The copy of every object so far, by the id of the original, as in `copy.deepcopy`."""
 
 
 def copy_model(model: nn.Module) -> nn.Module:
@@ -46,11 +46,11 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
 
 
 def clone(model: nn.Module, memo: Memo) -> nn.Module:
-    """Copy a model; objects in the memo are replaced by what it says.
+    """Copy a model; objects in the memo are replaced by its values.
 
     Modules are copied attribute by attribute, several times faster than deepcopy. Those that copy
     themselves in their own way (`__deepcopy__`, `__getstate__`, scripted modules) are left to
-    deepcopy, unless that fails or does not give what the memo says.
+    deepcopy, unless that fails or ignores the memo.
     """
     try:
         return _clone(model, memo)
@@ -72,7 +72,7 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
             kind = type(value)
             if kind in _ATOMIC:
                 new[name] = value
-            elif name == "_modules":  # a child that copies itself needs its own children first
+            elif name == "_modules":  # a child that copies itself needs its children first
                 new[name] = kind()
             elif name != "_compiled_call_impl":  # which calls the original; torch drops it too
                 new[name] = _copy(value, memo, name in MODULE_ATTRIBUTES)
@@ -105,7 +105,7 @@ _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threa
 
 
 def _copy(value: Any, memo: Memo, own: bool = False) -> Any:
-    """Copy any value; with `own`, a table that nothing else refers to."""
+    """Copy any value; `own`: a dict that nothing else refers to."""
     kind = type(value)
     if kind in _ATOMIC:
         return value
@@ -161,7 +161,7 @@ def _copy_items(value: Any, memo: Memo) -> Any:
 def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     """Let a function that holds a module or parameter of the model hold the copy's.
 
-    Hooks of this package are not the model's: another thread may be tracing it just now.
+    Hooks of this package are not the model's: another thread may be tracing it.
     """
     ours = (function.__module__ or "").partition(".")[0] == "fpgm"
     if ours or not _refers_to_model(function, memo):
@@ -174,7 +174,7 @@ def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     new = FunctionType(
         function.__code__, function.__globals__, function.__name__, None, cells or None
     )
-    memo[id(function)] = new  # it may hold itself
+    memo[id(function)] = new  # it may refer to itself
     for cell, cell_before in zip(cells, function.__closure__ or (), strict=True):
         if cell_before != CellType():
             cell.cell_contents = follow(cell_before.cell_contents)
@@ -235,7 +235,7 @@ def _deepcopy(value: Any, memo: Memo) -> Any:
             return new
     except Exception:  # the object's own code may raise anything
         pass
-    while len(memo) > known:  # what it had begun
+    while len(memo) > known:  # undo a partial copy
         memo.popitem()
     if isinstance(value, Tensor):
         memo[id(value)] = value.detach().clone()

@@ -1,4 +1,4 @@
-"""Numbers too small to be normal: they change nothing, and processors are slow with them."""
+"""Denormal numbers: they do not affect results, and slow down processors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fpgm.utils.modules import named_tensors
 
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
-"""In these they are below 1e-37; in float16 they are numbers like others."""
+"""Dtypes whose denormals are below 1e-37; in float16 they are regular values."""
 
 _CHUNK = 2**16
-"""Numbers that are looked at together: few enough to stay in a processor's cache."""
+"""Numbers per chunk: few enough to stay in the processor's cache."""
 
 
 @torch.no_grad()
@@ -45,7 +45,7 @@ def _wide_tensors(model: nn.Module) -> list[Tensor]:
 
 
 def _has_denormals(tensors: Sequence[Tensor]) -> bool:
-    """Whether any number is below the normal ones and not zero."""
+    """Tell whether any number is denormal."""
     return any(map(_chunk_has_denormals, _chunks(tensors)))
 
 
@@ -56,7 +56,7 @@ def _chunk_has_denormals(chunk: Tensor) -> bool:
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all numbers in pieces of a good size: large tensors cut up, small ones together."""
+    """Yield all numbers in chunks: large tensors are split, small ones joined."""
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         flat = tensor.reshape(-1)

@@ -1,8 +1,8 @@
 """Sums of distances from each row to all the others, in three metrics.
 
-Only the l2 sums need all pairs. Those of small layers are measured directly, those of large ones
-come from a Gram matrix, a tile at a time, and pairs too near for one are measured again. Rows are
-finite floats [n, d]; what a sum says about a filter is left to `criteria`.
+Only the l2 sums need all pairs. Those of small layers are computed directly. Those of large layers
+come from a Gram matrix, one tile at a time, and pairs that are too close for that are computed
+again. Rows are finite floats [n, d]; `criteria` uses the sums as scores.
 """
 
 import math
@@ -23,7 +23,7 @@ NEAR_FRACTION = 1 / 64
 DIAGONAL_TILE = 192
 LARGEST_TILE = 1024
 
-# Up to so many multiplications (n · n · d) direct differences are faster than a Gram matrix.
+# Up to this many multiplications (n · n · d), direct differences are faster than a Gram matrix.
 MAX_DIRECT_PRODUCTS = 2**21
 
 # Measured on one core: a pair costs eight times more when gathered than inside `pdist`.
@@ -60,8 +60,8 @@ def sum_l2(rows: Tensor) -> Tensor:
 def sum_l1(rows: Tensor) -> Tensor:
     """Sum l1 distances in n log n steps: each weight is sorted over the filters.
 
-    The way from one filter to another is made of the gaps between, so a gap counts once for every
-    filter on its other side. All terms are positive: nothing cancels.
+    The distance between two filters is the sum of the gaps between them, so a gap counts once for
+    every filter on its other side. All terms are positive: nothing cancels.
     """
     n = len(rows)
     below = torch.arange(1, n, dtype=rows.dtype, device=rows.device)  # filters left of each gap
@@ -107,7 +107,7 @@ def widen(rows: Tensor) -> Tensor:
 
 
 def _sum_l2_directly(rows: Tensor) -> Tensor:
-    """All pairs by their differences; equal rows get equal sums, to the last bit."""
+    """Sum distances from direct differences; equal rows get bitwise equal sums."""
     n = len(rows)
     distances = rows.new_zeros(n * n)
     distances[_upper_triangle(n)] = torch.nn.functional.pdist(rows)
@@ -125,8 +125,8 @@ def _upper_triangle(n: int) -> Tensor:
 def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
     """Sum distances from half of the Gram matrix, since the other half is its mirror image.
 
-    Pairs much closer to each other than to the origin would be all rounding error there: they are
-    counted as 0, set aside, and measured one by one afterwards.
+    For pairs much closer to each other than to the origin, the result would be mostly rounding
+    error: they are counted as 0 and computed one by one afterwards.
     """
     squares = norms.square()
     sums = torch.zeros_like(squares)
@@ -137,7 +137,7 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
             squared = squares[rows_here, None] + squares[rows_there]
             squared.addmm_(centred[rows_here], centred[rows_there].T, alpha=-2)
             if rows_here == rows_there:
-                squared.fill_diagonal_(math.inf)  # a filter is no neighbour of itself
+                squared.fill_diagonal_(math.inf)  # a filter is not its own neighbor
             if float(squared.min()) < surely_far:
                 near = squared < (squares[rows_here, None] + squares[rows_there]).mul_(
                     NEAR_FRACTION

@@ -71,11 +71,11 @@ def as_examples(inputs: Any) -> list[Example]:
 
 
 def _check_not_empty(example: Example) -> Example:
-    """Refuse an example without a single number: torch skips operators on such tensors."""
+    """Refuse an example with empty tensors: torch skips operators on them."""
     tensors = tensors_in((example.args, dict(example.kwargs)))
     if tensors and not any(tensor.numel() for tensor in tensors):
         raise RequestError(
-            f"The example input is empty ({describe_example(example)}): give one in full."
+            f"The example input is empty ({describe_example(example)}): give one that is not empty."
         )
     return example
 
@@ -101,7 +101,7 @@ def resize_batch(example: Example, batch: int) -> Example:
 
 
 def take_rows(example: Example, rows: Sequence[int]) -> Example:
-    """Select inputs of a batch by index, in every tensor that has one row an input.
+    """Select inputs of a batch by index, in every tensor that has one row per input.
 
     >>> take_rows(Example((Tensor([1, 2, 3]), Tensor([0])), {}), [2, 0]).args
     (tensor([3., 1.]), tensor([0.]))
@@ -148,14 +148,14 @@ def map_tensors(example: Example, change: Callable[[Tensor], Tensor]) -> Example
 
 
 def shuffled_inputs(examples: Sequence[Example], count: int) -> list[Example]:
-    """Make more inputs of the examples' own values, so that they stay in the model's domain."""
+    """Shuffle the examples' values to get more inputs that stay in the model's domain."""
     generator = torch.Generator().manual_seed(0)
 
     def shuffle(t: Tensor) -> Tensor:
         if not t.is_floating_point() or not t.numel():
             return t
         values = t.flatten()
-        if bool((values == values[0]).all()):  # all alike: shuffling would change nothing
+        if bool((values == values[0]).all()):  # all equal: shuffling would change nothing
             return t + torch.rand(t.shape, generator=generator).to(t)
         return values[torch.randperm(t.numel(), generator=generator).to(t.device)].reshape(t.shape)
 

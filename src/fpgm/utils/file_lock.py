@@ -1,6 +1,6 @@
-"""Locks between processes and threads, each on a file made for it.
+"""Locks between processes and threads, each with its own file.
 
-The operating system holds them, by way of `filelock`: a lock ends with its process, however that
+The operating system manages them through `filelock`: a lock ends with its process, however that
 ends, and workers forked meanwhile do not keep it.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import filelock
 
 LOCK_NAME = ".fpgm.lock"
-"""The file that locks the folder it lies in."""
+"""The file that locks its folder."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
-"""What file systems without locks answer, as some of a network are."""
+"""Errors of file systems without locks, such as some network file systems."""
 
 
 class ProcessLock:
-    """An exclusive lock on `file`, which is made for it and removed when it is released."""
+    """An exclusive lock on `file`, which is created for it and removed on release."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -28,7 +28,7 @@ class ProcessLock:
     def acquire(self, *, wait: bool = False) -> bool | None:
         """Take the lock: False if another has it, None if this file system has no locks.
 
-        OSError if the file cannot be made.
+        OSError if the file cannot be created.
 
         Args:
             wait: wait for as long as another has it.
@@ -45,10 +45,10 @@ class ProcessLock:
         return True
 
     def release(self, *, unlink: bool = True) -> None:
-        """Let others have the lock; nothing happens if it is not held.
+        """Release the lock; nothing happens if it is not held.
 
         Args:
-            unlink: remove the file. It goes while it is locked: who opened it before notices.
+            unlink: remove the file. It is removed while locked, so that others notice.
         """
         if not self._lock.is_locked:
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 MAX_ROWS = 50
-"""Rows that are shown; the rest is counted."""
+"""Maximum rows shown; the others are only counted."""
 
 
 def html_table(

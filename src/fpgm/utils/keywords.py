@@ -1,4 +1,4 @@
-"""Keyword options of public functions: a misspelt one is refused with the name that was meant."""
+"""Keyword options of public functions: a misspelled one raises an error with a suggestion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) ->
 
 
 def reject_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that it refuses a misspelt keyword with a hint."""
+    """Decorate a function so that it rejects a misspelled keyword with a hint."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -44,7 +44,7 @@ def reject_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
 def with_options_of(
     source: Callable[P, Any],
 ) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Decorate a function that hands its keywords on, so that it has the signature of another.
+    """Decorate a function that passes its keywords on, so that it has the other's signature.
 
     Type checkers, editors and `inspect.signature` see every option with its type and default.
     """

@@ -1,8 +1,9 @@
 """A lock for state that all threads share: hooks, random numbers, warnings.
 
 Tracing a model puts hooks on it, switches its mode and torch's fast paths, and reseeds random
-numbers. All of that is restored, which only one thread at a time can do correctly. A hook is also
-called in any other thread that runs the model, so it is added and removed under the lock.
+numbers. All of this is restored afterwards, which is only correct for one thread at a time. A hook
+is also called in any other thread that runs the model, so hooks are added and removed under the
+lock.
 """
 
 from __future__ import annotations

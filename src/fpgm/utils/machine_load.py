@@ -1,7 +1,7 @@
-"""Whether other processes disturbed a measurement.
+"""Detect whether other processes disturbed a measurement.
 
-Times of threads that compete with another process for a core can look steady: their spread does
-not show it, but the system's count of CPU time does.
+Times can look steady even if threads compete with another process for a core: the spread does not
+show it, but the system's CPU time does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TOLERATED_CORES = 0.25
-"""Cores that other processes may use unreported: a system is never quite idle."""
+"""Cores that other processes may use without a warning: a system is never fully idle."""
 MIN_SECONDS = 0.05
 """Seconds below which the system's count is too coarse."""
 
@@ -35,7 +35,7 @@ class MachineLoad:
         others, cores = self.used_cores(), os.cpu_count() or 1
         if others <= TOLERATED_CORES or others + threads <= cores + TOLERATED_CORES:
             return None
-        return f"other work took {others:.1f} of {cores} cores"
+        return f"other processes used {others:.1f} of {cores} cores"
 
 
 def _busy_seconds() -> tuple[float, float] | None:

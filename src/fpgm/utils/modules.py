@@ -17,10 +17,10 @@ from fpgm.utils.channel_adapters import Adapted, unwrap
 
 
 def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the user's own modules under the names the original model has for them.
+    """Return the user's own modules under their names in the original model.
 
-    As `dict(model.named_modules())`, without a generator for every level above every module, and
-    without wrappers that move channels: the module inside has its path.
+    Like `dict(model.named_modules())`, but faster, and without wrappers that move channels: the
+    module inside a wrapper gets its path.
     """
     index = _INDEXES.get().get(id(model))
     return _unwrap_all(_find_modules(model)) if index is None else dict(index.modules)
@@ -54,7 +54,7 @@ _INDEXES: ContextVar[Mapping[int, _ModuleIndex]] = ContextVar("walks", default={
 
 @contextmanager
 def cache_modules(model: nn.Module) -> Iterator[None]:
-    """Cache a model's modules and tensors; the body must not replace them for good."""
+    """Cache a model's modules and tensors; the block must leave them in place."""
     before = _INDEXES.get()
     if id(model) in before:
         yield
@@ -81,7 +81,7 @@ def with_cached_modules(
     @wraps(call)
     def wrapper(model: nn.Module, /, *args: P.args, **kwargs: P.kwargs) -> R:
         given: Any = model
-        is_model = isinstance(given, nn.Module)  # else the function says what is wrong
+        is_model = isinstance(given, nn.Module)  # otherwise the function itself raises an error
         with cache_modules(unwrap_model(model)) if is_model else nullcontext():
             return call(model, *args, **kwargs)
 
@@ -107,7 +107,7 @@ def _find_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
-    """Return all modules of a model, wrappers and what they do included."""
+    """Return all modules of a model, including wrappers and their adapters."""
     modules = []
     for module in outer_modules_by_path(model).values():
         modules.append(module)
@@ -144,12 +144,12 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace a module wherever the model holds it."""
+    """Replace a module wherever the model stores it."""
     replace_modules_(model, {old: new})
 
 
 def replace_modules_(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
-    """Replace modules wherever the model holds them.
+    """Replace modules wherever the model stores them.
 
     Also in attributes that torch does not register: lists, tuples and dicts of modules.
     """

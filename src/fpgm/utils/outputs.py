@@ -1,7 +1,8 @@
-"""Reading what a model returns: every tensor and every plain value in it, with its path.
+"""Read a model's outputs: every tensor and every plain value, with its path.
 
-Containers, their subclasses, dataclasses, slots and plain objects are walked. What cannot be read
-twice or compared (generators, sets of tensors, modules, opaque objects) is refused by name.
+Containers, their subclasses, dataclasses, slots and plain objects are traversed. Values that cannot
+be read twice or compared (generators, sets of tensors, modules, opaque objects) raise an error with
+their path.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Leaf:
 
 
 def read_outputs(value: Any) -> list[Leaf]:
-    """List everything a model returns, or refuse with the type and the path of what is not known.
+    """List everything a model returns; unsupported values raise an error with type and path.
 
     >>> [leaf.path for leaf in read_outputs({"boxes": Tensor(2), "info": (1.5, ["a"])})]
     ["out['boxes']", "out['info'][0]", "out['info'][1][0]"]
@@ -60,7 +61,7 @@ def read_outputs(value: Any) -> list[Leaf]:
 
 
 def find_tensors(value: Any) -> list[Tensor]:
-    """List the tensors in a nested value; what cannot be read is skipped."""
+    """List the tensors in a nested value; unsupported values are skipped."""
     if type(value) in (tuple, list) and all(type(item) in _NUMBERS for item in value):
         return []  # a stride, a padding: what most modules hold
     leaves = _OutputReader(strict=False).leaves(value, "")
@@ -203,7 +204,7 @@ def _unreadable_error(value: Any, path: str, why: str, link: str = "") -> ModelE
 
 
 def _is_plain_function(value: Any) -> bool:
-    """Return whether a function holds no values, so that both models return the same one."""
+    """Return whether a function has no captured values, so that both models return the same one."""
     if isinstance(value, types.BuiltinFunctionType):
         return isinstance(value.__self__, types.ModuleType | type | types.NoneType)
     if not isinstance(value, types.FunctionType) or value.__closure__:

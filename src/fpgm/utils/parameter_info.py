@@ -1,4 +1,4 @@
-"""What an axis of a parameter does, and which layer a parameter belongs to."""
+"""The roles of a parameter's axes, and the layer that owns a parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products in full precision, whatever the caller allows for training."""
+"""Matrix products in full precision, whatever settings the caller uses for training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 def full_precision() -> Iterator[None]:
     """Disable autocast, TF32 and bfloat16 products.
 
-    They would turn close filters into equal ones, and take digits from equations that have few to
-    spare; autocast's cache would also keep weights as they were.
+    They would make close filters equal, and lose digits that ill-conditioned equations need.
+    Autocast's cache would also keep outdated weights.
     """
     backends: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
     products = [(backend.matmul, backend) for backend in backends if hasattr(backend, "matmul")]
@@ -24,7 +24,7 @@ def full_precision() -> Iterator[None]:
     for product, backend in products:
         if (previous := getattr(product, name)) in ("tf32", "bf16", True):
             above = [getattr(place, name, None) for place in (backend, torch.backends)]
-            inherited = modern and previous in above  # to be left so, and not pinned
+            inherited = modern and previous in above  # leave it unset
             reduced.append((product, "none" if inherited else previous))
     try:
         for product, _ in reduced:

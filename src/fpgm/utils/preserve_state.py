@@ -1,8 +1,9 @@
-"""Restores what a forward pass changes in a model.
+"""Restore everything that a forward pass changes in a model.
 
-That is mode, buffers, random numbers, and what modules keep in plain attributes: cached tensors,
-counters, lists that grow. Values of parameters are not copied: a forward pass that writes into its
-parameters in place changes them for good. Nor are long lists and large tensors of other objects.
+That includes the mode, buffers, random state, and values that modules keep in plain attributes:
+cached tensors, counters, lists that grow. Values of parameters are not copied: a forward pass that
+writes into its parameters in place changes them for good. Nor are long lists and large tensors of
+other objects.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def preserve_rng() -> Iterator[None]:
 
 
 class ModelState:
-    """What a model's modules hold: attributes, containers in them, and values of tensors."""
+    """The state of a model's modules: attributes, containers in them, and values of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}
-        """Every container and object, with a copy of what it held."""
+        """Every container and object, with a copy of its contents."""
         self._empty: list[Any] = []
         self._values: dict[int, tuple[Tensor, Tensor]] = {}
         self._parameters: dict[int, tuple[nn.Parameter, Tensor, bool]] = {}
@@ -79,7 +80,7 @@ class ModelState:
             self._record(*self._pending.pop())
 
     def _record_layer(self, layer: nn.Module) -> None:
-        """Remember a layer of torch's own: its attributes, its tensors, that it has no hooks."""
+        """Record a layer of torch's own: its attributes, its tensors, and that it has no hooks."""
         attributes = vars(layer)
         self._held[id(layer)] = (layer, attributes.copy())
         for name in _TABLES & attributes.keys():
@@ -90,7 +91,7 @@ class ModelState:
                 self._empty.append(table)
 
     def _record(self, value: Any, outside: bool) -> None:
-        """Remember a value that can change; what it holds is looked at later."""
+        """Record a mutable value; its contents are read later."""
         if id(value) in self._held or isinstance(value, torch.jit.ScriptModule):
             return
         if isinstance(value, Tensor):
@@ -126,7 +127,7 @@ class ModelState:
         self._pending += [(value, outside) for value in values if type(value) not in _ATOMIC]
 
     def restore(self, except_for: Collection[int] = ()) -> None:
-        """Put everything back, the same objects in the same places.
+        """Restore everything, the same objects in the same places.
 
         Args:
             except_for: Ids of tensors that keep their new values.
@@ -139,7 +140,7 @@ class ModelState:
             if not _is_same(now, before):
                 _restore_items(now, before)
         for function, misses in self._caches.values():
-            if function.cache_info().misses != misses:  # it may remember what was only looked at
+            if function.cache_info().misses != misses:  # it may have cached values of the trace
                 function.cache_clear()
         for module, training in self._scripted:
             module.train(training)
@@ -164,7 +165,7 @@ CACHED_FUNCTION = type(functools.lru_cache(id))
 
 @functools.cache
 def _cached_methods(kind: type) -> tuple[Any, ...]:
-    """List the methods of a class that remember their results."""
+    """List the methods of a class that cache their results."""
     classes = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
     return tuple(
         value
@@ -176,7 +177,7 @@ def _cached_methods(kind: type) -> tuple[Any, ...]:
 
 _MAX_ITEMS = 1000
 _MAX_NUMBERS = 2**20
-"""What objects outside the model hold (a trainer's data set) is kept up to these sizes only."""
+"""Contents of objects outside the model (a trainer's data set) are saved only up to these sizes."""
 
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 """What every module holds: its parameters, buffers, children and hooks."""
@@ -186,7 +187,7 @@ _ATOMIC = frozenset((int, float, complex, bool, str, bytes, type(None), type, to
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether an object is of a class of the user's own, with attributes that can be put back."""
+    """Tell whether an object is of a user class, with attributes that can be restored."""
     home = type(value).__module__.partition(".")[0]
     return (
         home not in sys.stdlib_module_names
@@ -197,7 +198,7 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def _restore_items(now: Any, before: Any) -> None:
-    """Give a container the items it had; other threads may read a dict meanwhile."""
+    """Restore a container's items; other threads may read a dict meanwhile."""
     if isinstance(now, dict):
         for key in [key for key in now if key not in before]:
             del now[key]
@@ -223,7 +224,7 @@ def _is_same(now: Any, before: Any) -> bool:
 
 @contextmanager
 def disable_fused_attention() -> Iterator[None]:
-    """Disable the fused transformer path, which hides its operators from a trace."""
+    """Disable the fused transformer path, whose operators a trace cannot see."""
     with GLOBAL_LOCK:
         before = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -236,7 +237,7 @@ def disable_fused_attention() -> Iterator[None]:
 def disable_compilation() -> AbstractContextManager[object]:
     """Run eagerly what would be compiled (`torch.cond`): torch compiles nothing under modes.
 
-    It would also cache the failure, and then refuse the same code without a mode.
+    It would also cache the failure, and then reject the same code without a mode.
     """
     stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
     return nullcontext() if stance is None else stance("force_eager")

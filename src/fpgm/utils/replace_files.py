@@ -1,7 +1,7 @@
-"""Several files of a folder replaced together: all are new or all are old, even after a kill.
+"""Replace several files of a folder together: all are new or all are old, even after a kill.
 
-Old files are moved to a temporary folder, then new ones are moved in. That is not one operation of
-a file system, so the temporary folder records the progress, and after a kill the next process
+Old files are moved to a temporary folder, then new ones are moved in. This is not a single file
+system operation, so the temporary folder records the progress, and after a kill the next process
 restores the old files. A lock allows one process at a time.
 """
 

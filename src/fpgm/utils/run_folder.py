@@ -40,7 +40,7 @@ EXPORTED = (
 )  # fmt: skip
 """Where `fpgm export` writes unless --out names another file."""
 PRUNED = (SMALL, PLAN, RESULTS, ANALYSIS, SENSITIVITY, BENCH, REPORT, *EXPORTED)
-"""All that may lie in a folder of `fpgm prune`: replaced together with the model."""
+"""All files of a folder of `fpgm prune`, which are replaced together with the model."""
 
 RECIPE, ENVIRONMENT, METRICS, WEIGHTS = (
     "recipe.json", "environment.json", "metrics.jsonl", "weights.safetensors",
@@ -85,7 +85,7 @@ class RunResults(_Required, total=False):
     seconds: dict[str, float]
     command: str
     earlier: list[dict[str, Any]]
-    """What was asked and measured before `fpgm recover`, oldest first."""
+    """Options and measurements before `fpgm recover`, oldest first."""
     row: dict[str, Any]
     """Of `fpgm compare`: its row of the table."""
 
@@ -97,15 +97,15 @@ def read_results(folder: Path) -> RunResults:
     try:
         results = read_json(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileError(f"{folder} holds no results of fpgm prune: no {RESULTS}.") from error
+        raise FileError(f"{folder} contains no results of fpgm prune: no {RESULTS}.") from error
     except (OSError, ValueError) as error:
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
     if not isinstance(results, dict) or any(key not in results for key in _CHECKS):
         raise FileError(f"{file} was not written by fpgm prune.")
     if results.get("format") != FORMAT:
-        raise FileError(f"{file} is in another format than {FORMAT}: update fpgm.")
+        raise FileError(f"{file} is not in format {FORMAT}: update fpgm.")
     if wrong := [key for key, fits in _CHECKS.items() if not fits(results[key])]:
-        raise FileError(f"{file} was not written by fpgm prune: {wrong[0]} is of another kind.")
+        raise FileError(f"{file} was not written by fpgm prune: {wrong[0]} has the wrong type.")
     return cast(RunResults, results)
 
 
@@ -114,7 +114,7 @@ def check_out(out: Path, *, force: bool) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise FileError(f"{out} is a file: --out names a folder.")
+        raise FileError(f"{out} is a file: --out must be a folder.")
     restore_interrupted(out)
     check_replaceable(out, force=force)
 
@@ -124,7 +124,9 @@ def check_replaceable(out: Path, *, force: bool) -> None:
     inside = sorted(file.name for file in out.iterdir() if not is_unfinished(file.name))
     others = [name for name in inside if name not in PRUNED]
     if others and force:
-        raise FileError(f"{out} holds {others[0]!r} too: --force replaces only results of prune.")
+        raise FileError(
+            f"{out} also contains {others[0]!r}: --force replaces only results of prune."
+        )
     if inside and not force:
         raise FileError(f"{out} is not empty: choose another --out, or --force to replace it.")
 

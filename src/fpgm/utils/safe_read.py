@@ -45,17 +45,17 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON; ValueError if it is invalid or nests too deep.
+    """Parse JSON; ValueError if it is invalid or nested too deeply.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
         ...
-    ValueError: it nests too deep
+    ValueError: it is nested too deeply
     """
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it nests too deep") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
-"""What moves a terminal's cursor, colours it, reorders or hides text, or is no character at all."""
+"""What moves a terminal's cursor, colors it, reorders or hides text, or is not a character."""
 
 
 def format_shape(shape: Iterable[int]) -> str:
@@ -88,8 +88,19 @@ def did_you_mean(given: object, names: Iterable[str], most: int = 1) -> str:
     >>> did_you_mean("x", ["fpgm"])
     ''
     """
-    near = get_close_matches(str(given), list(names), n=most)
+    near = nearest_names(given, names, most)
     return f"did you mean {', '.join(map(repr, near))}?" if near else ""
+
+
+def nearest_names(
+    given: object, names: Iterable[str], most: int, likeness: float = 0.6
+) -> list[str]:
+    """List the names most like one that does not exist, of at least this likeness from 0 to 1.
+
+    >>> nearest_names("layer9.conv", ["layer1.conv1", "head"], most=3)
+    ['layer1.conv1']
+    """
+    return get_close_matches(str(given), list(names), most, likeness)
 
 
 def reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Times calls, interleaved, so that a busy machine affects all of them alike."""
+"""Times calls, interleaved, so that other load affects all of them equally."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIN_SECONDS = 1e-3
 _WARM_UP = 3
 """Calls before the first sample: caches fill, runtimes choose their kernels."""
 _MIN_ROUNDS = 5
-"""Rounds even of calls that take longer than all the time there is."""
+"""Minimum number of rounds, even if calls take longer than the available time."""
 
 
 @dataclass(frozen=True)

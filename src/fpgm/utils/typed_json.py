@@ -1,6 +1,6 @@
-"""Dataclasses from JSON or TOML that anyone may have written, by the annotations of their fields.
+"""Build dataclasses from untrusted JSON or TOML, by the annotations of their fields.
 
-Names, kinds and sizes are checked here; what values mean is left to the dataclass.
+Names, types and sizes are checked here; the dataclass checks the values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FieldTypeError(ValueError):
 
 
 class Decoder:
-    """Makes dataclasses of nested tables; subclasses word its errors and accept more or less.
+    """Builds dataclasses from nested tables; subclasses adapt the errors and the accepted values.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -32,14 +32,14 @@ class Decoder:
     >>> Decoder().record(Point, {"at": ["1"]})
     Traceback (most recent call last):
         ...
-    fpgm.utils.typed_json.FieldTypeError: at is of another kind
+    fpgm.utils.typed_json.FieldTypeError: at has the wrong type
     """
 
     error: type[Exception] = FieldTypeError
     """What `wrong_type`, `unknown` and `missing` give."""
 
     def record(self, kind: type[T], item: Any, name: str = "") -> T:
-        """Make a dataclass of a table, which is called `name` in errors."""
+        """Build a dataclass from a table, called `name` in errors."""
         if not isinstance(item, Mapping):
             raise self.wrong_type(kind, item, name)
         hints, needed = _fields(kind)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ class Decoder:
         )
 
     def value(self, hint: Any, value: Any, name: str) -> Any:
-        """Bring a value to its annotated kind if that loses nothing."""
+        """Convert a value to its annotated type if this is lossless."""
         origin, inside = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
             return self._union_value(inside, value, name)
@@ -88,12 +88,12 @@ class Decoder:
         """Ignore a key that the dataclass has no field for, or raise an error."""
 
     def missing(self, keys: list[str], name: str) -> Exception:
-        """Make the error for fields that a table lacks."""
+        """Create the error for missing fields."""
         return self.error(f"{_join(name, keys[0])} is missing")
 
     def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
-        """Make the error for a value of another kind."""
-        return self.error(f"{name or 'it'} is of another kind")
+        """Create the error for a value of the wrong type."""
+        return self.error(f"{name or 'it'} has the wrong type")
 
 
 @cache

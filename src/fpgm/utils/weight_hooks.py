@@ -1,7 +1,7 @@
 """Weights that torch's own hooks compute before each forward and keep in a plain attribute.
 
-`torch.nn.utils.weight_norm` and `torch.nn.utils.prune` work so. Such an attribute is no activation
-that a module caches, and after pruning it is computed again from the parameters that are left.
+`torch.nn.utils.weight_norm` and `torch.nn.utils.prune` do this. Such an attribute is not a cached
+activation, and after pruning it is computed again from the sliced parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def weight_hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def compute_weights_(model: nn.Module) -> None:
-    """Compute every such weight from the parameters it is made of, as the next forward would."""
+    """Compute every such weight from its parameters, as the next forward would."""
     for module in modules_by_path(model).values():
         for _, hook in weight_hooks(module):
             with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Weight norm, W = g · v / ‖v‖, kept equal where it is left when slices of v are cut or zeroed.
+"""Weight norm, W = g · v / ‖v‖: preserve the remaining W when slices of v are cut or zeroed.
 
 Without a part of v the norm is smaller and the rest of W would grow. Multiplying each gain by the
-ratio of the norms after and before keeps W as it was. Both of torch's weight norms are understood:
+ratio of the norms after and before keeps W as it was. Both of torch's weight norms are supported:
 `torch.nn.utils.weight_norm` and `torch.nn.utils.parametrizations.weight_norm`.
 """
 
@@ -25,7 +25,7 @@ ALL_DIMS = -1
 
 @dataclass(frozen=True)
 class WeightNorm:
-    """The gain and the direction of one weight, and the dim of which each slice has its norm."""
+    """The gain and the direction of one weight, and the dim whose slices are normalized."""
 
     gain: Tensor
     direction: Tensor

@@ -1,1 +1,1 @@
-"""The whole way from a model to a certified smaller one."""
+"""High-level workflow: plan, prune, recover, evaluate and save."""

@@ -1,4 +1,4 @@
-"""`plan` and `prune`: the whole way from a model to a decision, and on to a certified result."""
+"""`plan` and `prune`: from a model to a plan, and to a verified compact model."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def plan(
             the first example, in `backend`.
         rates: Rates of single layers, by pattern: `{"layer3.*": 0.2}`.
         criterion: How filters are scored: a name in `fpgm.criteria`, or a function [n, d] → n
-            scores. The lowest scores go first.
+            scores. The lowest scores are removed first.
         distance: Distance between filters: "l2", "l1" or "cosine"; for the criteria fpgm and mix.
         residual: "coupled" prunes layers that add into one residual stream together;
-            "independent" prunes each on its own, as the paper does.
+            "independent" prunes each separately, as in the paper.
         ignore: Patterns of layers that keep their widths.
         align: Multiple that widths are rounded to, smaller in narrow layers; 1 turns rounding off,
             "auto" measures which multiple is fastest in `backend`.
@@ -91,7 +91,7 @@ def plan(
         backend: Runtime in which time is measured: eager, channels-last, compile, onnxruntime,
             openvino, cuda or cuda-compile.
         threads: Number of threads of that runtime; by default PyTorch's.
-        progress: Called with the layer in work, how many are done, and how many there are.
+        progress: Called with the current layer, the number done, and the total.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -131,16 +131,14 @@ def make_plan(
     if request.align == "auto":
         measured = measure_alignment(model, example_inputs, request.where)
         request = replace(request, align=measured or ALIGN)
-        how = "as measured" if measured else "for no layer is wide enough to measure which is best"
-        notes.append(
-            f"Widths are multiples of {request.align} where layers are wide enough, {how}."
-        )
+        how = "as measured" if measured else "the default: no layer is wide enough to measure"
+        notes.append(f"Widths of wide layers are rounded to multiples of {request.align}, {how}.")
     planner = Planner(model, example_inputs, budget=request.budget, options=request)
     _allocate(planner, request)
     result = _choose_plan(planner, request)
     if count := count_denormals(model):
         notes.append(
-            f"{count} weights are too small to be normal numbers; compact sets them to zero."
+            f"{count} weights are denormal (too small for full precision); compact zeroes them."
         )
     return (replace(result, notes=(*result.notes, *notes)) if notes else result), planner
 
@@ -176,7 +174,7 @@ def measure_alignment(model: nn.Module, example_inputs: Any, where: BackendConfi
 
 @dataclass(frozen=True)
 class PruneResult:
-    """A compact model, the plan that made it and the certificate that it is right."""
+    """A compact model, its plan and its certificate."""
 
     model: nn.Module
     plan: Plan
@@ -184,7 +182,7 @@ class PruneResult:
 
 
 def compact_certified(planner: Planner, plan: Plan, request: PlanRequest) -> PruneResult:
-    """Compact and verify; where outputs differ, freeze the groups to blame and plan again."""
+    """Compact and verify; if outputs differ, freeze the responsible groups and plan again."""
     first = _compact_and_certify(planner, plan)
     if not first.certificate.differs:
         return _check_certificate(first)
@@ -216,4 +214,4 @@ def _choose_plan(planner: Planner, request: PlanRequest) -> Plan:
 def check_prunes(plan: Plan) -> None:
     """Refuse a plan that removes nothing."""
     if not plan.cuts:
-        raise RequestError("No unit would go: ask for more, or for finer steps (align of 1).")
+        raise RequestError("This would remove no unit: request more, or use align=1.")

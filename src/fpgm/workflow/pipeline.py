@@ -1,9 +1,9 @@
-"""Prune, recover, evaluate, save: what `fpgm prune` and `fpgm recover` do, as functions.
+"""Prune, recover, evaluate and save: the functions behind `fpgm prune` and `fpgm recover`.
 
     run = run_pruning(model, example, PlanRequest(macs=0.5), recovery=RecoveryOptions(), data=data)
     save_pruning(run, Path("runs/small"), Origin("resnet20", weights, (1, 3, 32, 32)))
 
-`run_recovery` and `save_recovery` go on from the folder that is written.
+`run_recovery` and `save_recovery` continue from the written folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ from fpgm.report.analysis.api import analyze_planner
 from fpgm.report.analysis.result import Analysis
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import ANALYSIS, BENCH, FORMAT, RESULTS, SENSITIVITY, RunResults
+from fpgm.utils.run_folder import (
+    ANALYSIS,
+    BENCH,
+    EXPORTED,
+    FORMAT,
+    REPORT,
+    RESULTS,
+    SENSITIVITY,
+    RunResults,
+)
 from fpgm.utils.safe_read import read_json, read_text
 from fpgm.workflow.api import check_prunes, compact_certified, make_plan
 from fpgm.workflow.original import example_input
@@ -48,10 +57,10 @@ TEST_IMAGES = 2000
 
 
 class LabelledData(Protocol):
-    """Batches to look at, and labelled ones to count accuracy on."""
+    """Calibration batches, and labeled batches to measure accuracy."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and classes, the same at every reading."""
+        """Yield inputs and classes, the same in every iteration."""
 
     def count_correct(self, model: nn.Module, count: int) -> tuple[int, int]:
         """Count correct predictions and inputs among the first `count`; 0 if no classes."""
@@ -62,13 +71,13 @@ class RecoveryOptions:
     """How accuracy is recovered; the options of `fpgm.recover`."""
 
     method: Method | None = "solve"
-    """None: keep the weights, and only distil."""
+    """None: keep the weights and only distill."""
     images: int = 1024
     distil: float = 0.0
 
     @property
     def needs_data(self) -> bool:
-        """Whether noise does not suffice."""
+        """Return whether real inputs are needed; otherwise noise is enough."""
         return self.method != "weights" or self.distil > 0
 
 
@@ -99,7 +108,7 @@ class AccuracyResult:
 
 @dataclass(frozen=True)
 class PruningRun:
-    """What came of pruning a model."""
+    """The result of pruning a model."""
 
     original: nn.Module
     model: nn.Module
@@ -125,7 +134,7 @@ def run_pruning(
     test: int = TEST_IMAGES,
     steps: Steps | None = None,
 ) -> PruningRun:
-    """Plan, compact, verify, look at the filters, recover and count accuracy.
+    """Plan, compact, verify, analyze the filters, recover and measure accuracy.
 
     Args:
         model: The network to prune; it stays as it is.
@@ -138,7 +147,7 @@ def run_pruning(
     """
     steps = steps or StepTimer()
     request = replace(request, progress=request.progress or steps.report_layer)
-    with steps.step("watch and plan"):
+    with steps.step("trace and plan"):
         measured = _sensitivity(model, example, request, data)
         if measured is not None:
             request = replace(request, allocate=measured)
@@ -146,7 +155,7 @@ def run_pruning(
     check_prunes(plan)
     with steps.step("compact and verify"):
         pruned = compact_certified(planner, plan, request)
-    with steps.step("look at filters"):
+    with steps.step("analyze filters"):
         analysis = analyze_planner(planner, quick=True)
     small, recovered = pruned.model, None
     if recovery is not None:
@@ -175,13 +184,13 @@ def save_pruning(
     command: str = "",
     force: bool = False,
 ) -> RunResults:
-    """Write a run to a folder, all of it or nothing, and return what results.json holds.
+    """Write a run to a folder, completely or not at all, and return the contents of results.json.
 
     Args:
         run: What `run_pruning` returned.
         out: The folder.
         origin: Where the model comes from.
-        asked: Further settings to write down, beside those of the plan.
+        asked: Further settings to store, besides those of the plan.
         command: With which it can be done again.
         force: Replace an earlier run.
     """
@@ -206,7 +215,7 @@ def save_pruning(
 
 @dataclass(frozen=True)
 class RecoveryRun:
-    """What came of recovering a pruned folder."""
+    """The result of recovering a pruned folder."""
 
     folder: PrunedFolder
     model: nn.Module
@@ -216,7 +225,7 @@ class RecoveryRun:
 
     @property
     def changed(self) -> bool:
-        """Whether the weights are other than those in the folder."""
+        """Tell whether the weights differ from those in the folder."""
         return tensors_sha256(self.model) != tensors_sha256(self.folder.small)
 
 
@@ -228,9 +237,9 @@ def run_recovery(
     test: int = TEST_IMAGES,
     steps: Steps | None = None,
 ) -> RecoveryRun:
-    """Recover the compact model of a folder, going on from the weights that it has.
+    """Recover the compact model of a folder, starting from its weights.
 
-    Weights that do not bring the outputs nearer to the original's are not taken.
+    New weights are discarded unless they bring the outputs closer to the original's.
 
     Args:
         folder: What `open_pruned` read.
@@ -258,9 +267,9 @@ def run_recovery(
 def save_recovery(
     run: RecoveryRun, out: Path | None, results: RunResults, *, force: bool = False
 ) -> None:
-    """Write a recovered model to its folder or to another, all of it or nothing.
+    """Write a recovered model to its folder or another, completely or not at all.
 
-    Exports and the report of a folder that is written back are of older weights: they are removed.
+    Exports and the report in the run's own folder belong to the old weights, so they are removed.
 
     Args:
         run: What `run_recovery` returned.
@@ -277,10 +286,15 @@ def save_recovery(
         write_pruned(out, small, plan, results, beside, force=force)
 
 
+def outdated_files(folder: Path) -> list[str]:
+    """List the files in a folder that are of older weights once its model is recovered."""
+    return [name for name in (REPORT, *EXPORTED) if (folder / name).exists()]
+
+
 def recovery_results(
     run: RecoveryRun, *, asked: Mapping[str, Any] | None = None, command: str = ""
 ) -> RunResults:
-    """Return what results.json holds after a recovery, with what it held before as `earlier`.
+    """Return results.json after a recovery, with its previous values as `earlier`.
 
     Args:
         run: What `run_recovery` returned.
@@ -302,7 +316,7 @@ def recovery_results(
 def count_accuracy(
     models: Mapping[str, nn.Module], data: LabelledData, count: int
 ) -> AccuracyResult:
-    """Count how many test inputs models classify correctly; nothing for what is no classifier."""
+    """Measure the accuracy of models on test inputs; skip models that are not classifiers."""
     counts = {name: data.count_correct(model, count) for name, model in models.items()}
     shares = {name: correct / total for name, (correct, total) in counts.items() if total}
     return AccuracyResult(shares, max((total for _, total in counts.values()), default=0))
@@ -311,7 +325,7 @@ def count_accuracy(
 def _sensitivity(
     model: nn.Module, example: Tensor, request: PlanRequest, data: LabelledData | None
 ) -> Sensitivity | None:
-    """Measure the sensitivity that rates are chosen by, or take the one that is given."""
+    """Measure the sensitivity for choosing rates, or return the given one."""
     if isinstance(request.allocate, Sensitivity):
         return request.allocate
     if request.allocate != "sensitivity" or data is None:
@@ -334,7 +348,7 @@ def _recover(
     start: nn.Module | None = None,
 ) -> nn.Module:
     if data is None and options.needs_data:
-        raise RequestError("This recovery looks at inputs: give data.")
+        raise RequestError("This recovery method needs inputs: give data.")
     return recover(
         model, plan, [example] if data is None else data,
         method=options.method, images=options.images, distil=options.distil, start=start,
@@ -368,7 +382,7 @@ def _add_run(results: RunResults, seconds: Mapping[str, float], command: str) ->
 
 
 def _drop_unset(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what was not asked for."""
+    """Leave out options that were not set."""
     return {name: value for name, value in asked.items() if value not in (None, {}, [])}
 
 
@@ -380,7 +394,7 @@ def _without_recovery(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_texts(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Read the files of these names that are there."""
+    """Read the files with these names that exist."""
     texts = {}
     for name in names:
         with suppress(FileNotFoundError):

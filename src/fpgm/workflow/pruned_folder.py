@@ -1,6 +1,6 @@
 """The folder of a pruned model: what `fpgm prune` writes, and reading it back with all checks.
 
-Names and safe replacement of its files are in `utils.run_folder`; models are built here.
+File names and safe replacement are in `utils.run_folder`; models are built here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fpgm.workflow.steps import Steps, StepTimer
 
 @dataclass(frozen=True)
 class PrunedFolder:
-    """What a folder holds, after every check that it is what was written."""
+    """The contents of a folder, after all checks."""
 
     path: Path
     results: RunResults
@@ -56,12 +56,12 @@ class PrunedFolder:
 
     @property
     def own_weights(self) -> bool:
-        """Whether the weights are not simply the original's: recovered, or left by compare."""
+        """Tell whether recovery or `fpgm compare` changed the weights."""
         return has_own_weights(self.results)
 
 
 def has_own_weights(results: RunResults) -> bool:
-    """Whether a compact model has other weights than its original."""
+    """Tell whether a compact model has different weights from its original."""
     return results.get("recovery") is not None or "row" in results
 
 
@@ -71,7 +71,7 @@ def open_pruned(
     weights: Path | None,
     steps: Steps | None = None,
 ) -> PrunedFolder:
-    """Build the original again and read the compact model; refuse what is not what was written.
+    """Rebuild the original and load the compact model; raise an error if anything has changed.
 
     Args:
         folder: What `fpgm prune`, `recover` or `compare` wrote.
@@ -119,7 +119,7 @@ def load_small(folder: Path, results: RunResults) -> nn.Module:
 
 
 def untrusted_code(folder: Path, results: RunResults, allowed: Sequence[str]) -> str | None:
-    """Say which code would be run that the user has not allowed, or None."""
+    """Describe the code that would run without the user's permission, or return None."""
     model = results["model"]
     if not names_code(model) or model in allowed:
         return None
@@ -156,7 +156,7 @@ def write_pruned(
 
 
 def costs_dict(plan: Plan) -> dict[str, Any]:
-    """Return a plan's costs before and after, for results.json."""
+    """Return a plan's costs before and after pruning, for results.json."""
     return {
         "macs_before": plan.macs_before,
         "macs_after": plan.macs_after,
@@ -236,7 +236,7 @@ def _check_tensors(folder: Path, small: nn.Module, plain: nn.Module) -> None:
 
 
 def _check_digest(folder: Path, small: nn.Module, plain: nn.Module, digest: str) -> None:
-    """Refuse a model with weights of its own that are not those that were written."""
+    """Refuse a recovered model whose weights are not those that were written."""
     shapes = [{n: t.shape for n, t in net.state_dict().items()} for net in (small, plain)]
     if shapes[0] != shapes[1] or tensors_sha256(small) != digest:
         raise VerificationError(

@@ -1,4 +1,4 @@
-"""Everything that `fpgm.plan` can be asked, as one value."""
+"""All options of `fpgm.plan` as one value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Allocate = Literal["uniform", "sensitivity"] | Sensitivity
 
 @dataclass(frozen=True)
 class PlanRequest(PlanOptions):
-    """The options of `fpgm.plan`, which explains each: `PlanOptions`, how much goes, on what."""
+    """The options of `fpgm.plan`, which explains each."""
 
     rate: float | None = None
     macs: float | None = None
@@ -32,13 +32,13 @@ class PlanRequest(PlanOptions):
 
     @property
     def budget(self) -> Budget:
-        """How much is to go."""
+        """Return the amount to remove."""
         rates = dict(self.rates or {})
         return Budget(self.rate, self.macs, self.params, rates, self.latency)
 
     @property
     def where(self) -> BackendConfig:
-        """The runtime in which time is measured."""
+        """Return the runtime in which time is measured."""
         return BackendConfig.of(self.backend, self.threads)
 
     def requested(self) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from fpgm.errors import RequestError
 class PruneSchedule:
     """Every `interval` epochs from `start` to `end`, rising over the first `ramp` of them.
 
-    What is zero at the end of epoch `hold` stays zero.
-
-    Epochs count from 1, and pruning happens at their ends.
+    Units that are zero at the end of epoch `hold` stay zero. Epochs are counted from 1, and pruning
+    happens at the end of an epoch.
 
     >>> [PruneSchedule(interval=2, ramp=4).fraction(epoch) for epoch in range(1, 7)]
     [None, 0.5, None, 1.0, None, 1.0]
@@ -47,11 +46,11 @@ class PruneSchedule:
         return min(1.0, passed / self.ramp) if self.ramp else 1.0
 
     def holds(self, epoch: int) -> bool:
-        """Whether what is zero at the end of this epoch stays zero."""
+        """Tell whether units that are zero at the end of this epoch stay zero."""
         return self.hold is not None and epoch >= self.hold
 
     def rises_while_holding(self) -> bool:
-        """Whether the amount still grows when nothing may return any more."""
+        """Tell whether the amount still grows while zeroed units are held."""
         rising = range(self.start, self.start + self.ramp)
         shares = [self.fraction(epoch) for epoch in rising if self.holds(epoch)]
         return any(share is not None and share < 1 for share in shares)

@@ -1,7 +1,7 @@
 """Algorithm 1: train, and at the end of every epoch zero the most replaceable filters.
 
-`SoftPruner` does the second half in anybody's training loop. In `soft` mode, the paper's, zeroed
-units are left to training and may come back; in `hard` mode they are held at zero.
+`SoftPruner` does the second part in any training loop. In `soft` mode, as in the paper, zeroed
+units are trained further and may regrow; in `hard` mode they are held at zero.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ Mode = Literal["soft", "hard"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one epoch's end did."""
+    """The outcome of one pruning step."""
 
     epoch: int
     share: float | None
-    """Share of the full amount that was asked for; None where the schedule leaves the epoch out."""
+    """Fraction of the full amount requested; None if the schedule skips the epoch."""
     units: int = 0
     zeroed: int = 0
     regrown: int = 0
     """Of the units zeroed last time, those whose filters are no longer zero."""
     returned: int = 0
-    """Of the units zeroed last time, those that now stay."""
+    """Of the units zeroed last time, those that are no longer zeroed."""
     changed: int = 0
-    """Units that changed sides, either way."""
+    """Units added to or removed from the zeroed ones."""
 
     def __str__(self) -> str:
         if self.share is None:
             return f"epoch {self.epoch}: not pruned"
         return (
-            f"epoch {self.epoch}: {self.zeroed} of {self.units} units zeroed, {self.changed} "
-            f"changed sides, {self.regrown} had regrown, {self.returned} returned"
+            f"epoch {self.epoch}: {self.zeroed} of {self.units} units zeroed ({self.changed} "
+            f"added or removed), {self.regrown} had regrown, {self.returned} released"
         )
 
 
@@ -76,11 +76,12 @@ class SoftPruner:
             pruner.step()
         small = pruner.compact()
 
-    How much, which and where are the options of `fpgm.plan`. When: every `interval` epochs from
-    `start` to `end` (counted from 1), the amount rising over the first `ramp` epochs; what is
-    zeroed from epoch `hold` on stays zero, so that the last epochs train what will remain.
-    Give the `optimizer`: in soft mode the momentum of zeroed units is zeroed with them, or it would
-    bring them all back at once; `mode="hard"` and `hold` need it, and correct its steps.
+    The amount and the selection are set by the options of `fpgm.plan`. It prunes every `interval`
+    epochs from `start` to `end` (counted from 1), and the amount rises over the first `ramp`
+    epochs. Units zeroed from epoch `hold` on stay zero, so that the last epochs train the network
+    that remains. Pass the `optimizer`: in soft mode the momentum of zeroed units is zeroed too, or
+    it would bring them all back at once; `mode="hard"` and `hold` require it, and undo its steps on
+    zeroed units.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class SoftPruner:
             raise RequestError(f"{holding} corrects the optimizer's steps: give optimizer=.")
         if (macs is not None or params is not None) and self.schedule.rises_while_holding():
             raise RequestError(
-                f"{holding} with a ramp needs rate=: on the way to a share of MACs or parameters "
-                "units would have to return."
+                f"{holding} with a ramp needs rate=: on the way to a target in MACs or "
+                "parameters, units held at zero would have to be released."
             )
         budget = Budget(rate, macs, params, dict(rates or {}))
         self.model = unwrap_model(model)
@@ -124,7 +125,7 @@ class SoftPruner:
         self.plan: Plan | None = None
         """The plan whose units were zeroed last."""
         self.certificate: Certificate | None = None
-        """What verification found of the compact model."""
+        """The result of verifying the compact model."""
         self._removed = torch.zeros(0, dtype=torch.int64)
         self._holding = False
         """Whether the zeroed units are held at zero."""
@@ -142,7 +143,7 @@ class SoftPruner:
         return html_table(f"SoftPruner: {self._describe_outcome()}", header, rows)
 
     def _describe_outcome(self) -> str:
-        """Say in one line how far the pruning is."""
+        """Describe the state of pruning in one line."""
         start = f"{self.mode}, epoch {self.epoch}"
         if self.plan is None:
             return f"{start}: nothing zeroed yet"
@@ -159,7 +160,7 @@ class SoftPruner:
         return () if self.plan is None else self.plan.groups
 
     def step(self) -> Step:
-        """Choose channels by the current weights and zero them; call it at the end of an epoch."""
+        """Select channels by the current weights and zero them; call it after every epoch."""
         epoch = self.epoch + 1
         share = self.schedule.fraction(epoch)
         step = Step(epoch, None) if share is None else self._prune(share, epoch)
@@ -170,10 +171,10 @@ class SoftPruner:
         return step
 
     def compact(self, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
-        """Choose for the last time, at the full amount, and return the verified compact model.
+        """Select a last time, at the full amount, and return the verified compact model.
 
-        The model itself is left masked: it computes exactly what the compact one does. Given the
-        `optimizer`, it is handed over to the compact model with its state.
+        The model itself is left masked: it computes exactly what the compact one does. If
+        `optimizer` is given, it is moved to the compact model with its state.
         """
         if optimizer is not None:
             check_optimizer(optimizer, self.model)
@@ -190,7 +191,7 @@ class SoftPruner:
         return small
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pruning stands, as plain values."""
+        """Return the state of pruning as plain values."""
         plan = None if self.plan is None else self.plan.to_json()
         return {
             "epoch": self.epoch,
@@ -202,7 +203,7 @@ class SoftPruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; nothing changes unless all of it fits."""
+        """Continue from a saved state; if it does not fit, nothing is changed."""
         if state["mode"] != self.mode:
             raise RequestError(
                 f"The saved state is of mode {state['mode']!r}, this pruner of {self.mode!r}."
@@ -210,12 +211,12 @@ class SoftPruner:
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         if plan is not None:
             check_fits(self.model, plan)
-        epoch, gone = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
+        epoch, removed = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
         holding = bool(state["holding"])
         if holding and self.optimizer is None:
             raise RequestError("The saved state holds units at zero: give optimizer=.")
         self.planner.add_constraints(state["frozen"])
-        self.epoch, self.plan, self._removed, self._holding = epoch, plan, gone, holding
+        self.epoch, self.plan, self._removed, self._holding = epoch, plan, removed, holding
         self._hold(plan)
 
     def _prune(self, share: float, epoch: int) -> Step:
@@ -241,7 +242,7 @@ class SoftPruner:
             try:
                 choice = self.planner.build_plan(share, first, certified=self.plan is None)
                 sent = [None, choice.plan.to_json(), choice.removed.tolist()]
-            except FpgmError as error:  # the others wait: they must hear of it
+            except FpgmError as error:  # the other processes are waiting for the result
                 sent[0] = str(error)
         dist.broadcast_object_list(sent)
         problem, text, removed = sent
@@ -250,7 +251,7 @@ class SoftPruner:
         return BuiltPlan(Plan.from_json(text), torch.tensor(removed, dtype=torch.int64))
 
     def _count_regrown(self) -> int:
-        """Units zeroed last time whose filters are no longer zero."""
+        """Count the units zeroed last time whose filters are no longer zero."""
         if not len(self._removed):
             return 0
         structure, grown = self.planner.structure, torch.zeros(0, dtype=torch.int64)
@@ -262,7 +263,7 @@ class SoftPruner:
         return int(torch.isin(self._removed, grown).sum())
 
     def _zero(self, plan: Plan) -> None:
-        """Zero the plan's units, with what would move them on, and hold them if that is asked."""
+        """Zero the plan's units and their momentum, and hold them at zero if required."""
         masker = SliceMasker(self.model, plan, MASKED_ROLES if self._holding else PRODUCER_ROLES)
         masker.weights_()
         if self.optimizer is not None:
@@ -270,13 +271,13 @@ class SoftPruner:
         self._hold(plan)
 
     def _hold(self, plan: Plan | None) -> None:
-        """Let go of what was held, and hold the plan's units at zero if it is time for that."""
+        """Release the units held so far, and hold the plan's units at zero if required."""
         _remove_hooks(self._hooks)
         if self._holding and plan is not None and self.optimizer is not None:
             self._hooks += SliceMasker(self.model, plan, MASKED_ROLES).hold(self.optimizer)
 
     def _check_trains(self, optimizer: torch.optim.Optimizer, holding: str) -> None:
-        """Refuse an optimizer whose steps have nothing to do with the model."""
+        """Refuse an optimizer that does not train the model."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held and p.requires_grad for p in self.model.parameters()):
             raise RequestError(
@@ -286,10 +287,10 @@ class SoftPruner:
 
 
 _OPTIONS = (*signature(SoftPruner).parameters, *PlanKeywords.__annotations__)
-"""Everything a pruner can be given by name."""
+"""All keyword options of a pruner."""
 
 
 def _remove_hooks(hooks: list[RemovableHandle]) -> None:
-    """Take hooks off, now or when a pruner is no more."""
+    """Remove hooks, now or when the pruner is deleted."""
     while hooks:
         hooks.pop().remove()

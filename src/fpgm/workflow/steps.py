@@ -1,4 +1,4 @@
-"""The steps of a longer job: how long each took, and where it is now."""
+"""The steps of a longer job, with their durations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Protocol
 
 
 class Steps(Protocol):
-    """Follows a job; the command line shows a progress bar."""
+    """The interface for following a job; the command line shows a progress bar."""
 
     seconds: dict[str, float]
-    """Duration of every step that is done."""
+    """Duration of every finished step."""
 
     def step(self, name: str) -> AbstractContextManager[None]:
-        """Begin a step, and end it with the context."""
+        """Run a step in a context."""
 
     def report_layer(self, layer: str, done: int, total: int) -> None:
-        """Report the layer that the running step is at."""
+        """Report the layer that the current step works on."""
 
 
 class StepTimer:
@@ -29,7 +29,7 @@ class StepTimer:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time the block."""
         start = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - start, 3)

@@ -1,4 +1,4 @@
-"""What ships so that a real network can be pruned on real pictures offline; README.md says whence.
+"""A trained network and real images for use offline; README.md says where they are from.
 
 Written by `scripts/assets.py`.
 """

@@ -1,4 +1,4 @@
-"""Where the shipped files are."""
+"""Paths of the files that come with the package."""
 
 from __future__ import annotations
 

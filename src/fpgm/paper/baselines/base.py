@@ -166,10 +166,10 @@ def prune_and_verify(planner: Planner) -> MethodResult:
 def scale_consumers_(model: nn.Module, planner: Planner, factors: Tensor) -> None:
     """Multiply the weights that consume a unit by the factor of its class."""
     tensors = named_tensors(model)
-    for slot in planner.structure.trace.parameter_infos.values():
-        for labels, role in zip(slot.fields, slot.roles, strict=True):
+    for info in planner.structure.trace.parameter_infos.values():
+        for labels, role in zip(info.fields, info.roles, strict=True):
             if role == "reads":
-                weight = tensors[slot.name]
+                weight = tensors[info.name]
                 weight.mul_(factors[planner.structure.classes_of(labels)].to(weight))
 
 

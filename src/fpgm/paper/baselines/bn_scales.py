@@ -26,16 +26,16 @@ def batch_norm_scales(planner: Planner) -> list[BatchNormScale]:
     """List all batch norms that have a trainable scale."""
     modules = modules_by_path(planner.model)
     scales = []
-    for slot in planner.structure.trace.parameter_infos.values():
-        owner = modules.get(slot.name.rpartition(".")[0])
+    for info in planner.structure.trace.parameter_infos.values():
+        owner = modules.get(info.name.rpartition(".")[0])
         if (
             isinstance(owner, nn.modules.batchnorm._BatchNorm)
-            and slot.trainable
-            and slot.roles == ["scale"]
+            and info.trainable
+            and info.roles == ["scale"]
         ):
             scales.append(
                 BatchNormScale(
-                    owner.weight, owner.bias, planner.structure.classes_of(slot.fields[0])
+                    owner.weight, owner.bias, planner.structure.classes_of(info.fields[0])
                 )
             )
     return scales

@@ -49,10 +49,10 @@ class _UnitParameters:
         self.planner = planner
         tensors = named_tensors(planner.model)
         self.members: list[tuple[nn.Parameter, Tensor]] = []
-        for slot in planner.structure.trace.parameter_infos.values():
-            tensor = tensors[slot.name]
+        for info in planner.structure.trace.parameter_infos.values():
+            tensor = tensors[info.name]
             if isinstance(tensor, nn.Parameter):
-                fields = (planner.structure.classes_of(labels) for labels in slot.fields)
+                fields = (planner.structure.classes_of(labels) for labels in info.fields)
                 self.members += [(tensor, classes) for classes in fields]
 
     def squared_sums(self) -> Tensor:

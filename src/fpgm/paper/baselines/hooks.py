@@ -1,4 +1,4 @@
-"""Run a task's inputs through a model and record what single layers receive and return."""
+"""Run a task's inputs through a model, and record inputs and outputs of single layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MIL (More is Less): a cheap layer beside each convolution predicts where its output is zero.
+"""MIL (More is Less): a cheap layer next to each convolution predicts where its output is zero.
 
 Dong et al. put a 1×1 convolution with batch norm and ReLU (a low-cost collaborative layer) beside a
 3×3 convolution and multiply the two outputs elementwise. Where the cheap output is zero, the
@@ -55,7 +55,7 @@ def mil(task: Task, *, shared: bool = False) -> MethodResult:
     """Add cheap layers, train, and measure how many MACs their zeros would save.
 
     Args:
-        task: the model, its budget and data. MIL cannot be steered to the budget.
+        task: the model, its budget and data. MIL ignores the budget.
         shared: one filter per cheap layer instead of one per output channel.
     """
     model = task.trainable_copy()
@@ -85,7 +85,7 @@ def mil(task: Task, *, shared: bool = False) -> MethodResult:
         measure_saving=lambda net: macs_saving(net, example, measure_zeros(net)),
         notes=(
             describe_zeros(zeros),
-            f"requested {task.macs:.1%} of the MACs, saved {saved:.1%}: MIL cannot be steered",
+            f"requested {task.macs:.1%} of the MACs, saved {saved:.1%}: MIL's saving cannot be set",
             "skipping needs a sparse kernel: the model is not faster in PyTorch",
         ),
     )

@@ -150,9 +150,9 @@ def _channel_classes(planner: Planner) -> dict[str, tuple[Tensor, Tensor]]:
     """Map each layer to the unit classes of its input channels and of its output channels."""
     classes: dict[str, dict[str, Tensor]] = {}
     structure = planner.structure
-    for slot in structure.trace.parameter_infos.values():
-        layer, _, kind = slot.name.rpartition(".")
-        for labels, role in zip(slot.fields, slot.roles, strict=True):
+    for info in structure.trace.parameter_infos.values():
+        layer, _, kind = info.name.rpartition(".")
+        for labels, role in zip(info.fields, info.roles, strict=True):
             if kind == "weight" and (role == "reads" or role in PRODUCER_ROLES):
                 side = "reads" if role == "reads" else "writes"
                 classes.setdefault(layer, {})[side] = structure.classes_of(rows_of(labels))

@@ -128,11 +128,11 @@ def memory_penalties(planner: Planner, norms: list[BatchNormScale]) -> list[Tens
     map for one input.
     """
     cost = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
-    for slot in planner.structure.trace.parameter_infos.values():
-        if len(slot.shape) > 1 and slot.trainable:
-            for labels in slot.fields:
+    for info in planner.structure.trace.parameter_infos.values():
+        if len(info.shape) > 1 and info.trainable:
+            for labels in info.fields:
                 classes = planner.structure.classes_of(rows_of(labels))
-                each = torch.Size(slot.shape).numel() / len(classes)
+                each = torch.Size(info.shape).numel() / len(classes)
                 cost.index_add_(0, classes, torch.full((len(classes),), each).double())
     maps = torch.zeros_like(cost)
     calls = {c.path: c for c in called_layers(planner.model, planner.examples[0])}

@@ -98,7 +98,7 @@ def train_and_prune_(
     title: str = "training",
     **options: Any,
 ) -> SoftPruner | None:
-    """Train a model while a `SoftPruner` prunes it in regular intervals.
+    """Train a model while a `SoftPruner` prunes it at regular intervals.
 
     Returns the pruner, or None if the schedule has no steps.
 

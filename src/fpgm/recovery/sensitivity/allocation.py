@@ -1,4 +1,4 @@
-"""Let a planner choose rates by measured sensitivity; the knapsack is in `planning.allocation`."""
+"""Let a planner choose rates by measured sensitivity; the solver is in `planning.allocation`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fpgm.tracing.grouping import ChannelGroup
 
 
 def allocate_by(planner: Planner, sensitivity: Sensitivity) -> None:
-    """Make a planner choose rates by a sensitivity, if it was measured for the same model."""
+    """Let a planner choose rates by a sensitivity that was measured for the same model."""
     if not sensitivity.complete:
         raise RequestError(
             "The sensitivity is incomplete: call fpgm.sensitivity again with the same cache file."

@@ -52,14 +52,14 @@ def sensitivity(
     Args:
         model: unchanged.
         example_inputs: as for `plan`.
-        loader: batches of inputs; with integer labels beside them, accuracy is measured as well.
+        loader: batches of inputs; with integer labels, accuracy is measured as well.
         images: how many inputs to read from the loader.
         rates: fractions of a group to remove when accuracy is measured.
         cache: file to which results are written; an interrupted measurement continues from it.
         trials: correct the estimates by pruning each group at two rates. `False` uses the probe
-            estimate alone: for models that are trained afterwards, it leaves more to learn with.
+            estimate alone: better for models that are trained afterwards.
         progress: called with a title, the number of steps done, and their total.
-        **options: those of `plan` that say which units go and where.
+        **options: those of `plan` that select which units to remove.
 
     >>> import fpgm, torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()

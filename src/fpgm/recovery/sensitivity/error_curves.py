@@ -1,9 +1,9 @@
 """Estimate the output error of removing 1, 2, … units of a group, after its consumers are solved.
 
-If units are removed in a fixed order, one factorisation gives the least error of a consumer for
-every number of them. Let A = L Lᵀ be the Gram matrix of the consumer's inputs, with the inputs that
-are removed first in the last places. Removing the last inputs S with weights Wₛ leaves the error
-Wₛᵀ Lₛ Lₛᵀ Wₛ, and the rows S of LᵀW are the rows of LₛᵀWₛ: the error is a cumulative sum.
+If units are removed in a fixed order, one factorization gives the smallest error of a consumer for
+every number of removed units. Let A = L Lᵀ be the Gram matrix of the consumer's inputs, with the
+inputs that are removed first in the last places. Removing the last inputs S with weights Wₛ leaves
+the error Wₛᵀ Lₛ Lₛᵀ Wₛ, and the rows S of LᵀW are the rows of LₛᵀWₛ: the error is a cumulative sum.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def error_curve(structure: Structure, order: Tensor, statistics: ModelStatistics
         if layer in statistics.consumers:
             total += _consumer_error(statistics.consumers[layer], places, len(order))
             measured = True
-    for site in structure.trace.insertion_points:
-        branch = statistics.branches.get(site.module)
-        places = structure.places(order, site.labels)
+    for point in structure.trace.insertion_points:
+        branch = statistics.branches.get(point.module)
+        places = structure.places(order, point.labels)
         if branch is not None and bool((places >= 0).any()):
             total += _accumulate(branch.variance * branch.gain, places, len(order))
             measured = True

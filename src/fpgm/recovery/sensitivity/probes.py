@@ -1,7 +1,8 @@
 """Collect statistics of all layers in one run over the data: input covariance, and error gains.
 
-The gain says how much a small error in a layer's output moves the model's outputs. It is estimated
-with random probes: on average, it is the squared gradient of a random weighted sum of the outputs.
+The gain says how much a small error in a layer's output changes the model's outputs. It is
+estimated with random probes: on average, it is the squared gradient of a random weighted sum of the
+outputs.
 """
 
 from __future__ import annotations

@@ -100,5 +100,5 @@ class Sensitivity:
         if not result.groups:
             raise FileError("The sensitivity has no groups: measure it again.")
         if any(len(group.harm) != group.units + 1 for group in result.groups):
-            raise FileError("The sensitivity lacks some errors: measure it again.")
+            raise FileError("The sensitivity has missing errors: measure it again.")
         return result

@@ -112,12 +112,12 @@ class SensitivityRun:
     """Whether estimated errors are corrected by measured ones."""
 
     def run(self, inputs: Inputs) -> Sensitivity:
-        """Measure everything that the cache file does not have yet."""
+        """Measure everything that is not in the cache file yet."""
         rates = self.rates if inputs.has_labels else ()
         result = self._read_cache(inputs)
         if result is not None and result.complete and all(g.has(rates) for g in result.groups):
             return result
-        branches = [(site.module, site.dim) for site in self.structure.trace.insertion_points]
+        branches = [(point.module, point.dim) for point in self.structure.trace.insertion_points]
         statistics = collect_statistics(self.model, branches, inputs, self.progress)
         trials = Trials(self.model, self.structure, statistics, inputs)
         if result is None:
@@ -125,7 +125,7 @@ class SensitivityRun:
         return self._add_accuracies(self._add_errors(result, statistics, trials), trials, rates)
 
     def _read_cache(self, inputs: Inputs) -> Sensitivity | None:
-        """Read what an earlier run wrote; refuse to overwrite a file about anything else."""
+        """Read the cache of an earlier run; refuse to overwrite any other file."""
         if self.cache is None:
             return None
         if not self.cache.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Measure output error and accuracy with part of one group removed, and its consumers solved."""
+"""Measure output error and accuracy with part of a group removed and its consumers solved."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _cut(example: Example, count: int) -> Example:
 
 
 def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> None:
-    """Solve for a consumer's weights, to make up for removed input channels."""
+    """Solve for a consumer's weights, to compensate for removed input channels."""
     if not consumer.has_full_gram:
         return
     fan_in = consumer.matrix.shape[1]
@@ -138,7 +138,7 @@ def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> No
 
 @torch.no_grad()
 def _accuracy(net: nn.Module, inputs: Inputs) -> float | None:
-    """Measure accuracy on labelled inputs; None if the outputs are not one score for each class."""
+    """Measure accuracy on labeled inputs; None if the outputs are not one score for each class."""
     counter = AccuracyCounter()
     for number in range(len(inputs)):
         labels = inputs.labels(number)

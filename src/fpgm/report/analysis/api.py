@@ -121,11 +121,11 @@ def _consumed_groups(structure: Structure) -> dict[str, tuple[int, ...]]:
     for number, pool in enumerate(structure.groups):
         group_of[pool.units] = number
     consumed: dict[str, tuple[int, ...]] = {}
-    for slot in structure.trace.parameter_infos.values():
-        for field, role in zip(slot.fields, slot.roles, strict=True):
+    for info in structure.trace.parameter_infos.values():
+        for field, role in zip(info.fields, info.roles, strict=True):
             if role == "reads":
                 groups = group_of[structure.classes_of(field)].unique().tolist()
-                consumed[layer_of(slot.name)] = tuple(n for n in groups if n >= 0)
+                consumed[layer_of(info.name)] = tuple(n for n in groups if n >= 0)
     return consumed
 
 

@@ -98,7 +98,7 @@ def verdict(deviation: float, least: float) -> str:
     >>> verdict(0.1, 0.01)
     'small deviation: a norm threshold cannot separate these filters'
     >>> verdict(0.5, 0.4)
-    'large minimum norm: even the smallest filter has a part in the output'
+    'large minimum norm: even the smallest filter affects the output'
     >>> verdict(0.5, 0.01)
     'norms differ and the smallest is near zero: both requirements hold'
     """
@@ -106,7 +106,7 @@ def verdict(deviation: float, least: float) -> str:
     if deviation < SMALL_DEVIATION:
         problems.append("small deviation: a norm threshold cannot separate these filters")
     if least > LARGE_MINIMUM:
-        problems.append("large minimum norm: even the smallest filter has a part in the output")
+        problems.append("large minimum norm: even the smallest filter affects the output")
     return (
         "; ".join(problems) or "norms differ and the smallest is near zero: both requirements hold"
     )

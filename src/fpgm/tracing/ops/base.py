@@ -30,10 +30,10 @@ class LabelTracer(Protocol):
         """Label a tensor."""
 
     def unlabelled_parameter(self, tensor: Tensor) -> ParameterInfo | None:
-        """Return the info of a parameter that has no labels yet: a rule may name its axes."""
+        """Return the info of a parameter without labels, so that a rule can assign its axes."""
 
     def has_role(self, tensor: Tensor) -> bool:
-        """Tell whether a rule has named a parameter's axes, so that it shares labels."""
+        """Tell whether a rule has assigned a parameter's axes."""
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is computed from parameters and buffers only."""
@@ -109,13 +109,13 @@ class LabelTracer(Protocol):
         """Note that an operator that keeps channels and zeros produced `out` from `x`."""
 
     def note_overwritten(self, x: Tensor) -> None:
-        """Note that `x` was overwritten: what was known of its zeros no longer holds."""
+        """Note that `x` was overwritten: what was known about its zeros no longer applies."""
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
-        """Require that rows of labels keep equally many; some may be removed `whole`."""
+        """Require that rows of labels keep equally many; some may be removed entirely (`whole`)."""
 
     def pair_groups(self, ins: Tensor, outs: Tensor) -> None:
-        """Note which labels each group of a grouped operator reads and writes, one row a group."""
+        """Note which labels each group of a grouped operator reads and writes, one row each."""
 
     def note_role(self, field: Tensor, role: Role, weight: Tensor) -> None:
         """Note the role of a computed weight's field in the operator that uses it."""
@@ -127,7 +127,7 @@ class LabelTracer(Protocol):
         """Note that these labels are padding before and after."""
 
     def note_piece_sizes(self, pieces: Sequence[Tensor]) -> None:
-        """Note the pieces whose sizes the next fixed-size operator was given."""
+        """Note the pieces whose sizes were passed to the next fixed-size operator."""
 
     def note_cost(self, times: int, factors: Sequence[tuple[Fields, Sequence[int]]]) -> None:
         """Count multiply-accumulates."""

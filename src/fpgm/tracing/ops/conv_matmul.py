@@ -1,4 +1,4 @@
-"""Convolutions and matrix products: what a weight writes, and what it reads."""
+"""Convolutions and matrix products: which channels a weight writes and reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _convolution(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out
     for f in tracer.fields(x):
         if f.shape[1] == 1 and lb.varies(f, space):
             tracer.freeze([f], "a convolution runs along the channels")
-    reads = channel_row(tracer, x, 1)  # a vector laid out as maps: each map's numbers go together
+    reads = channel_row(tracer, x, 1)  # a vector reshaped to maps: each map is one channel
     reads = tracer.labels_read(x, weight, reads)
     if tracer.unlabelled_parameter(weight) is not None:
         writes = _label_weight(tracer, weight, reads, groups, transposed)
@@ -53,7 +53,7 @@ def _slides_along_channels(
         return False
     field, dim = rows[0]
     if not tracer.is_zero(x):
-        return False  # masking could not zero what its neighbours see of a removed unit
+        return False  # masking could not zero what neighbors see of a removed unit
     if out.shape[dim] != x.shape[dim] or not tracer.slide_along_channels(dim, field.reshape(-1)):
         return False
     tracer.set(out, [field])
@@ -65,7 +65,7 @@ def _slides_along_channels(
 def _label_weight(
     tracer: LabelTracer, weight: Tensor, reads: Tensor | None, groups: int, transposed: bool
 ) -> Tensor | None:
-    """Name the axes of a weight in its first use; return the labels it writes."""
+    """Assign the axes of a weight at its first use; return the labels it writes."""
     info = tracer.unlabelled_parameter(weight)
     assert info is not None
     outs = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -91,7 +91,7 @@ def _weight_fields(
     if groups == 1:
         columns = lb.along(per_block, weight.ndim, 1)
     elif len(per_block) == groups:
-        columns = rows[:1]  # one column a group: the row's label says it all
+        columns = rows[:1]  # one column per group: the row's label is enough
     else:
         columns = per_block.reshape(groups, -1).repeat_interleave(len(per_row) // groups, 0)
         columns = columns.reshape(*columns.shape, *[1] * (weight.ndim - 2))
@@ -99,7 +99,7 @@ def _weight_fields(
 
 
 def _couple_groups(tracer: LabelTracer, reads: Tensor, writes: Tensor, groups: int) -> None:
-    """Tie whole groups, or let every group keep equally many: whichever is finer."""
+    """Tie whole groups, or require that every group keeps equally many, whichever is finer."""
     ins, outs = reads.reshape(groups, -1), writes.reshape(groups, -1)
     whole = groups > min(ins.shape[1], outs.shape[1])
     if whole:
@@ -182,7 +182,8 @@ def _relate_grouped(
 ) -> Tensor | None:
     """Relate a grouped weight in a later use: a shared module, another example, a dry run.
 
-    Where one column a group is left, both fields lie along the rows; their order tells them apart.
+    If one column per group is left, both fields are along the rows, and their order tells them
+    apart.
     """
     blocks, rows = tracer.fields(weight) if transposed else reversed(tracer.fields(weight))
     per_row = rows.reshape(-1)
@@ -199,7 +200,7 @@ def _relate_grouped(
 def _relate_one_column(
     tracer: LabelTracer, row: Tensor, reads: Tensor | None, groups: int
 ) -> Tensor:
-    """Relate a transposed weight with one output a group in a later use."""
+    """Relate a transposed weight with one output per group in a later use."""
     if reads is None:
         tracer.freeze([row], _READS_FIXED)
     else:
@@ -239,7 +240,7 @@ def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     alone = _meet_along_batches(tracer, fa, b, fb, read)
     alone |= _meet_along_batches(tracer, fb, a, fa, read)
     rows, columns = ([f for f in fields if id(f) not in alone] for fields in (rows, columns))
-    if tracer.is_constant(a) != tracer.is_constant(b):  # of two weights, the product's use tells
+    if tracer.is_constant(a) != tracer.is_constant(b):  # of two weights, uses decide
         weight, written = (a, rows) if tracer.is_constant(a) else (b, columns)
         for f in written:
             tracer.note_role(f, "filter", weight)
@@ -257,7 +258,7 @@ def _one_axis(
 
     Where they also lie on the axis that passes through, a sum over branches makes the k-th channels
     of the branches one unit (a graph convolution). Where they lie along a batch of matrices, a
-    weight that is one matrix a group reads the same channels of every group.
+    weight with one matrix per group reads the same channels of every group.
     """
     passed_fields = []
     for f in fields:
@@ -276,14 +277,14 @@ def _meet_along_batches(
 ) -> set[int]:
     """Relate channels along the batch axis to partners there that pass through too.
 
-    Returns the ids of the fields that have none, and tell no channels apart behind the product.
+    Returns the ids of the fields that have none, and do not distinguish channels after the product.
     """
     alone = set()
     for f in fields:
         batches = [d for d in lb.axes(f) if d < other.ndim - 2]
         partners = [g for g in its if lb.varies(g, batches)]
         if not partners and any(other.shape[d] > 1 for d in batches):
-            tracer.freeze([f], "they meet a tensor of fixed size")
+            tracer.freeze([f], "they are combined with a tensor of fixed size")
             if lb.axes(f) == batches:
                 alone.add(id(f))
         if id(f) in read or any(id(g) in read for g in partners):

@@ -1,4 +1,4 @@
-"""Element-wise operators: positions that meet belong to the same units."""
+"""Element-wise operators: positions that are combined belong to the same units."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def combine(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any
 
 
 def _freeze_own_norm(tracer: LabelTracer, weight: Tensor, norm: Tensor) -> None:
-    """Freeze a weight over its own norm: masking a filter would divide zero by zero."""
+    """Freeze a weight divided by its own norm: masking a filter would give 0 / 0."""
     shared = tracer.source_parameters(weight) & tracer.source_parameters(norm)
     if shared and tracer.is_constant(weight) and not tracer.has_offset(norm):
         tracer.freeze(
@@ -102,7 +102,7 @@ def meet(tracer: LabelTracer, operands: Sequence[Tensor], shape: tuple[int, ...]
             # An operand that shares one of the axes has tied the units along the others.
             shared = any(lb.varies(other, lb.axes(field)) for other in fields)
             if not shared and any(sizes[dim] > 1 for dim in lb.axes(field)):
-                tracer.freeze([field], "they meet a tensor of fixed size")
+                tracer.freeze([field], "they are combined with a tensor of fixed size")
     return tuple(merged)
 
 

@@ -1,4 +1,4 @@
-"""Embeddings: every row of the table is a word, every column a channel it writes."""
+"""Embeddings: every row of the table is a token, every column a channel that it writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _look_up(
     tracer: LabelTracer, name: str, table: Tensor, others: Sequence[Tensor], out: Tensor
 ) -> None:
     for tensor in others:
-        tracer.freeze(tracer.fields(tensor), f"'{name}' takes them for positions")
+        tracer.freeze(tracer.fields(tensor), f"'{name}' uses them as positions")
     info = tracer.unlabelled_parameter(table)
     if info is not None:
         info.name_axes([(lb.along(tracer.new_labels(table.shape[1]), 2, 1), "filter")])

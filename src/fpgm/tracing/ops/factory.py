@@ -1,4 +1,4 @@
-"""Tensors made of no other: constants, which may turn out to be channels, and what is no data."""
+"""Operators without tensor inputs: constants, whose axes may be channels, and non-data results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _factory(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Te
 
 
 def _to_number(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Freeze the inputs of a plain number or truth value, which labels cannot follow."""
+    """Freeze the inputs of a plain number or boolean, which labels cannot follow."""
     for tensor in args:
         if isinstance(tensor, Tensor):
             tracer.on_values_leave(tensor, name)

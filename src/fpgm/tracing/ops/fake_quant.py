@@ -1,7 +1,8 @@
-"""Fake quantisation, as `torch.ao.quantization.prepare_qat` puts it behind weights and activations.
+"""Fake quantization, as `torch.ao.quantization.prepare_qat` inserts it.
 
-With its scale fixed it is element-wise. An observer that is on takes the range over all channels
-on every call, so removing some would move the others' scale: those channels stay.
+With a fixed scale it is element-wise. An active observer takes the range over all
+channels on every call, so removing some would change the scale of the others: those channels are
+frozen.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _per_channel(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out
 
 
 def _fused_observer(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Handle observer and fake quantisation in one; `args[1]` turns the observer on."""
+    """Handle observer and fake quantization in one; `args[1]` turns the observer on."""
     x, observes, axis = args[0], bool(args[1].any()), args[10]
     per_row = len(args) > 11 and bool(args[11])
     if per_row:
@@ -46,7 +47,7 @@ def _fused_observer(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, 
 
 
 def _range(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Handle the smallest and largest value, for an observer or for user code."""
+    """Handle minimum and maximum, for an observer or for user code."""
     if isinstance(tracer.model.get_submodule(tracer.module), ObserverBase):
         tracer.freeze(tracer.fields(args[0]), _OBSERVED)
     reduce.RULES[name](tracer, name, args, kwargs, out)

@@ -1,4 +1,4 @@
-"""Fourier transforms over space and complex numbers: channels beside the transformed dims pass."""
+"""Fourier transforms and complex numbers: channels along other dims pass through."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _as_complex(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
     fields = []
     for f in tracer.fields(args[0]):
         if lb.axes(f) == [f.ndim - 1]:
-            tracer.freeze([f], "real and imaginary part are one number")
+            tracer.freeze([f], "real and imaginary parts form one number")
         else:
             tracer.tie(f, [f.ndim - 1])
             fields.append(f.select(-1, 0))

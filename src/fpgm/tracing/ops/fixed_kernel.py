@@ -1,8 +1,8 @@
-"""One number, kernel or row of positions, laid out for every channel (`expand`, `repeat`).
+"""One number, kernel or row of positions, copied for every channel (`expand`, `repeat`).
 
-Copies of one number may turn out to be channels, as in a factory's constant: a blur gives each
-channel the same kernel. The number of copies may be fixed in the user's code, so the results are
-`FIXED_SIZE_OPS` like any expansion.
+Copies of one number may be channels, like a constant: a blur applies the same kernel to each
+channel. The number of copies may be fixed in the user's code, so the results are `FIXED_SIZE_OPS`
+like any expansion.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _copies(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Ten
     move.RULES[name](tracer, name, args, kwargs, out)
     x = args[0]
     if x.ndim and x.is_floating_point() and not tracer.is_constant(x):
-        return  # a gate laid over its image: no channels come of that
+        return  # a gate expanded over its image: this creates no channels
     sizes = (1,) * (out.ndim - x.ndim) + tuple(x.shape)
     fresh = [
         lb.along(tracer.new_labels(size), out.ndim, d)

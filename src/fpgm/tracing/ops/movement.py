@@ -1,7 +1,7 @@
 """Data movement: the same operator, applied to the label field, is the rule.
 
-Fields are size 1 where labels do not change, so every rule first asks whether the moved dims carry
-labels at all. A view that splits an axis keeps equally many channels in each part. It is one of the
+Fields have size 1 where labels do not change, so every rule first checks whether the moved dims
+have labels. A view that splits an axis keeps equally many channels in each part. It is one of the
 `FIXED_SIZE_OPS`: its sizes may be constants in the user's code.
 """
 
@@ -42,7 +42,7 @@ def _tie_interleaved(
 ) -> None:
     """Tie the k-th channels of stacked branches that alternate once their dims are merged.
 
-    Branches that lie end to end need only keep equally many, which stacking them has asked for.
+    Branches that are concatenated only need to keep equally many, which stacking already requires.
     """
     if len(lb.axes(field)) < 2 or not tracer.may_assume_sizes:
         return
@@ -91,7 +91,7 @@ def _lay_out(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Te
     x, fields = args[0], tracer.fields(args[0])
     steps = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (x, out)]
     if x.shape != out.shape or steps[0] != steps[1] or x.storage_offset() != out.storage_offset():
-        tracer.freeze(fields, f"'{name}' lays a tensor out by fixed numbers")
+        tracer.freeze(fields, f"'{name}' uses fixed sizes or strides")
         fields = ()
     tracer.set(out, fields)
 
@@ -159,7 +159,7 @@ def _index_select(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, ou
 
 def _index_copy(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     base, dim, index, source = args[0], args[1] % args[0].ndim, args[2], args[3]
-    tracer.freeze(tracer.fields(base), "some of its channels are written over")
+    tracer.freeze(tracer.fields(base), "some of its channels are overwritten")
     fields = []
     for f in tracer.fields(source):
         if f.shape[dim] > 1 and tracer.trusts_positions:

@@ -1,8 +1,8 @@
-"""Normalisation: per channel is harmless, over channels is not.
+"""Normalization: exact per channel, not over channels.
 
-BatchNorm treats every channel on its own. LayerNorm and GroupNorm take statistics over channels,
-so removing some changes the rest: whole norm-groups can go exactly, anything else would be an
-approximation and is frozen softly (it may be asked for).
+BatchNorm treats every channel on its own. LayerNorm and GroupNorm take statistics over channels, so
+removing some changes the rest. Removing whole norm groups is exact; anything else is frozen unless
+`approximate=True`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def adopt(tracer: LabelTracer, tensor: Tensor | None, row: Tensor | None, role: 
     elif info is not None:
         info.name_axes([(row.reshape(-1), role)])
     elif not tracer.fields(tensor):
-        tracer.freeze([row], "they meet a tensor of fixed size")
+        tracer.freeze([row], "they are combined with a tensor of fixed size")
     else:
         for field in tracer.fields(tensor):
             tracer.relate(field, row.reshape(-1))
@@ -62,7 +62,7 @@ def _batch_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
         for f in tracer.fields(x):
             others = [d for d in lb.axes(f) if d != 1]
             if others and f.shape[1] == 1:
-                # A standardised weight: statistics over its inputs, which may be fewer if asked.
+                # A standardized weight: statistics over its inputs, which `approximate` may reduce.
                 tracer.freeze([f], _OVER, soft=tracer.is_constant(x) and others == [2])
     row = channel_row(tracer, x, 1)
     for scale in (weight, var):

@@ -1,4 +1,4 @@
-"""LSTMs in one operator: their input may lose channels, their own units stay."""
+"""LSTMs in one operator: their input may lose channels, their own units are frozen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.norm import channel_row
 
-_STAYS = "the units of an LSTM stay"
+_STAYS = "the units of an LSTM are not pruned"
 
 
 def _lstm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:

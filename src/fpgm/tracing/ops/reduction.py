@@ -1,8 +1,8 @@
-"""Reductions and other operators that look along an axis.
+"""Reductions and other operators that combine values along an axis.
 
-Along space the channels pass through. Along a labelled axis everything on it becomes one: if the
-labels also change elsewhere (a sum over branches) the branches' units go together; if not (a mean
-over channels) the units are mixed and stay.
+Along space, channels pass through. Along a labeled axis, all positions are combined: if the labels
+also change along another axis (a sum over branches), the branches' units are removed together; if
+not (a mean over channels), the units are mixed and therefore frozen.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def reduce(position: int, default: int | None = None) -> Any:
         given = args[position] if len(args) > position else kwargs.get("dim", default)
         dims = _dims(given if not isinstance(given, bool) else None, x.ndim)
         fields = [mix(tracer, f, dims, name) for f in tracer.fields(x)]
-        if tracer.is_constant(x):  # weights that were stacked, and are now one
+        if tracer.is_constant(x):  # weights that were stacked, and are now combined
             for mixed, f in zip(fields, tracer.fields(x), strict=True):
                 tracer.note_sum_term(mixed, f, [x])
-        fields = [f for f in fields if f.numel() > 1]  # a mean of all channels is none of them
+        fields = [f for f in fields if f.numel() > 1]  # a mean of all channels is not a channel
         for result in out if isinstance(out, tuple | list) else (out,):
             if result.ndim != x.ndim:
                 kept = [d for d in range(x.ndim) if d not in dims]
@@ -69,7 +69,7 @@ def reduce(position: int, default: int | None = None) -> Any:
 def along(position: int) -> Any:
     """Return a rule for operators that mix all values along an axis (softmax, sort, topk).
 
-    The axis may come out shorter, the others never.
+    The axis may become shorter, the others never.
     """
 
     def rule(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:

@@ -1,8 +1,8 @@
-"""One table from ATen operator to what it does to labels.
+"""The table from ATen operators to their effect on labels.
 
 A rule receives the tracer, the call and its result. It reads the labels of the arguments, reports
 relations to the tracer (`relate`, `tie`, `balance`, `freeze`, `note_cost`) and labels the result.
-There is no guessing: labels that reach an operator in no table are frozen, with its name as the
+Nothing is guessed: labels that reach an operator without a rule are frozen, with its name in the
 reason. `TABLE` shows what is supported.
 """
 

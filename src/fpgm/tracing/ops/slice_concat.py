@@ -1,7 +1,7 @@
-"""An axis taken to pieces, or put together of them: slices, splits, concatenations, padding.
+"""Slices, splits, concatenations and padding of an axis.
 
-Sizes may be constants of the user's code, so pieces of one axis are assumed to keep equal shares,
-and most are `FIXED_SIZE_OPS`: a dry run of the compact model checks them.
+Sizes may be constants of the user's code, so pieces of one axis are assumed to keep equal
+fractions, and most are `FIXED_SIZE_OPS`: a dry run of the compact model checks them.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def _pad(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
             if f.shape[dim] == 1 or (before == 0 and after == 0):
                 continue
             if before < 0 or after < 0:
-                tracer.freeze([f], "channels are cropped by a negative pad")
+                tracer.freeze([f], "channels are cropped by negative padding")
                 continue
             f = _pad_field(tracer, f, dim, before, after)
             if value:
-                # Padding must be all alike, or the dry run could confuse its channels.
+                # All padding gets the same label, or the dry run could confuse its channels.
                 tracer.freeze([f], "channels are padded with something other than zero")
         fields.append(f)
     tracer.set(out, [f for f in fields if _fits(f, out)])
@@ -132,7 +132,7 @@ def _glu(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor
 
 
 def strided_index(dim: int, step: int) -> tuple[slice, ...]:
-    """Return an index that takes every `step`-th position along a dim."""
+    """Return an index of every `step`-th position along a dim."""
     return (*[slice(None)] * dim, slice(None, None, step))
 
 
@@ -147,7 +147,7 @@ def _tie_steps(tracer: LabelTracer, field: Tensor, dim: int, step: int) -> None:
     if not tracer.may_assume_sizes:
         return
     if size % step:
-        tracer.freeze([field], f"every {step}nd channel is taken of a number it does not divide")
+        tracer.freeze([field], f"a slice with step {step} does not divide the channels evenly")
         return
     rows = field.movedim(dim, 0).reshape(size // step, step, -1)
     tracer.tie(rows, [1])
@@ -175,7 +175,7 @@ def _join(tracer: LabelTracer, parts: Any, part_fields: Any, dim: int, out: Tens
     for fields in part_fields:
         lying = [f for f in fields if f.shape[dim] > 1]
         if len(lying) > 1:
-            tracer.freeze(lying, "a weight is concatenated along two labelled axes")
+            tracer.freeze(lying, "a weight is concatenated along two labeled axes")
         pieces.append(lying[0] if lying else None)
     for fields in part_fields:
         for f in fields:

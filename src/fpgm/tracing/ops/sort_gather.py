@@ -1,6 +1,6 @@
-"""Operators that order, pick or collect along one axis: channels beside that axis pass through.
+"""Operators that sort, pick or collect along one axis: channels along other axes pass through.
 
-Positions along the axis are values of their own, so channels that lie along it stay.
+Positions along the axis depend on values, so channels along it are frozen.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def _scatter(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Te
 
 
 def _index_add(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    tracer.freeze(tracer.fields(args[2]), f"'{name}' takes them for positions")
+    tracer.freeze(tracer.fields(args[2]), f"'{name}' uses them as positions")
     _meet_beside(tracer, name, args[1], [args[0], args[3]], out)
 
 
 def _index_fill(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    tracer.freeze(tracer.fields(args[2]), f"'{name}' takes them for positions")
+    tracer.freeze(tracer.fields(args[2]), f"'{name}' uses them as positions")
     _meet_beside(tracer, name, args[1], [args[0]], out)
 
 
@@ -71,12 +71,12 @@ def _meet_beside(
         for tensor, fields in zip(tensors, kept_fields, strict=True):
             fixed = any(tensor.shape[d] > 1 for d in lb.axes(f))
             if fixed and not any(lb.varies(g, lb.axes(f)) for g in fields):
-                tracer.freeze([f], "they meet a tensor of fixed size")
+                tracer.freeze([f], "they are combined with a tensor of fixed size")
     tracer.set(out, merged)
 
 
 def _search(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Look every value up in one row of bounds: channel by channel where the row is one."""
+    """Look values up in one row of bounds, each channel separately."""
     x, bounds = (args[0], args[1]) if name == "bucketize" else (args[1], args[0])
     tracer.freeze(tracer.fields(bounds), f"'{name}' reads them")
     if not isinstance(x, Tensor):

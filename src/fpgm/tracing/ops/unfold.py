@@ -1,4 +1,4 @@
-"""Windows of an image as channels or as an axis of their own, and back (`unfold`, `fold`)."""
+"""Windows of an image as channels or as a separate axis, and back (`unfold`, `fold`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _im2col(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Ten
 
 
 def _col2im(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """Label […, C · window, positions] → […, C, H, W]: tie what lies in one window."""
+    """Label […, C · window, positions] → […, C, H, W]: tie the values in one window."""
     x, window = args[0], math.prod(args[2])
     channel = x.ndim - 2
     fields = []

@@ -1,4 +1,4 @@
-"""Track where a masked unit is exactly zero: after its filter, as long as zero stays zero."""
+"""Track where a masked unit is exactly zero: after its filter, while operators keep it zero."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def zero_after(tracer: LabelTracer, name: str, inputs: Sequence[Tensor], out: Te
     """Tell whether the operator's result is zero for a masked unit."""
     plain = name.removesuffix("_")
     data = [x for x in inputs if not tracer.is_constant(x)]
-    # Channels along another axis than is read are handed on, with a bias or neighbours added.
+    # Channels along an axis that is not read are passed on, with a bias or neighbors added.
     if plain == "convolution":
         return all(_reads_all(tracer, x, 1) for x in data)
     if plain in _PRODUCTS:

@@ -1,1 +1,1 @@
-"""Algorithm 1 in other people's training loops; each module needs the library it is named after."""
+"""Callbacks that run Algorithm 1 in other training frameworks, one module per framework."""

@@ -19,11 +19,11 @@ except ImportError as error:
     raise FpgmError('Transformers is not installed: pip install "fpgm[hf]"') from error
 
 STATE = "fpgm.json"
-"""Where the pruning stands, beside the Trainer's own files in each of its checkpoints."""
+"""Name of the pruner's state file in each of the Trainer's checkpoints."""
 
 
 class PruneCallback(TrainerCallback):
-    """Prunes at the end of every training epoch; afterwards `compact` is the smaller network.
+    """Prunes after every training epoch; after training, `compact` is the smaller network.
 
     Options are those of `SoftPruner`. Resuming works from a checkpoint in the output directory.
     """
@@ -44,7 +44,7 @@ class PruneCallback(TrainerCallback):
         optimizer: Any = None,
         **others: Any,
     ) -> None:
-        """Watch the network once the optimizer exists."""
+        """Create the pruner once the optimizer exists."""
         inputs = to_model_device(model, self.example_inputs)
         self.pruner = SoftPruner(model, inputs, optimizer=optimizer, **self.options)
         if state.global_step > 0:
@@ -59,7 +59,7 @@ class PruneCallback(TrainerCallback):
         self.steps.append(self.pruner.step())
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Add where the pruning stands to the checkpoint."""
+        """Add the pruner's state to the checkpoint."""
         if state.is_world_process_zero and self.pruner is not None:
             write_text(_path(args, state), json.dumps(self.pruner.state_dict()))
 

@@ -17,7 +17,7 @@ except ImportError as error:
 
 
 class PruneCallback(pl.Callback):
-    """Prunes at the end of every training epoch; afterwards `compact` is the smaller network.
+    """Prunes after every training epoch; after training, `compact` is the smaller network.
 
     Options are those of `SoftPruner`. `attribute` names the network inside the Lightning module
     (`"model"` for `self.model`); without it the Lightning module itself is pruned.
@@ -33,7 +33,7 @@ class PruneCallback(pl.Callback):
         self._saved: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Watch the network once the optimizers exist."""
+        """Create the pruner once the optimizers exist."""
         if len(trainer.optimizers) != 1:
             raise RequestError(
                 f"The callback follows one optimizer; this module has {len(trainer.optimizers)}."
@@ -45,7 +45,7 @@ class PruneCallback(pl.Callback):
             self.pruner.load_state_dict(self._saved)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prune, and log how many units are zeroed and how many changed sides."""
+        """Prune, and log how many units are zeroed and how many have changed."""
         assert self.pruner is not None
         step = self.pruner.step()
         self.steps.append(step)
@@ -59,9 +59,9 @@ class PruneCallback(pl.Callback):
         self.compact = self.pruner.compact()
 
     def state_dict(self) -> dict[str, Any]:
-        """Goes into Lightning's checkpoints."""
+        """Return the pruner's state for Lightning's checkpoints."""
         return {} if self.pruner is None else self.pruner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Comes out of them, before the network has been watched."""
+        """Load the state from a checkpoint, before the pruner exists."""
         self._saved = state_dict or None

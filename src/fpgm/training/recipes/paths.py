@@ -1,4 +1,4 @@
-"""Where the shipped recipes are."""
+"""The folder of the included recipes."""
 
 from __future__ import annotations
 
