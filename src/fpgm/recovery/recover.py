@@ -2,7 +2,7 @@
 
 Layer by layer, in execution order, least squares finds the weights for which a layer's output is
 closest to the original's, given its inputs in the partly recovered compact model. No labels are
-needed. Distillation may follow. Every step gives a candidate, and the one closest to the original on
+needed. Distillation may follow. Every step gives a candidate; the one closest to the original on
 held-out inputs is returned (`candidates`).
 """
 

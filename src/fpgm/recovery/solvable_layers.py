@@ -2,8 +2,8 @@
 
 A layer's output may pass through a batch norm, be scattered into a residual stream's channels, and
 be added to the stream. If nothing else uses the output, the target is the sum, so that the layer
-also corrects errors that the stream has from earlier layers. Layers that cannot be solved are listed
-with the reason.
+also corrects errors that the stream has from earlier layers. Layers that cannot be solved are
+listed with the reason.
 """
 
 from __future__ import annotations
