@@ -36,11 +36,12 @@ class LayerActivations:
     """Inputs and outputs of a layer's calls, and the addition its output goes into, if any."""
 
     inputs: list[Tensor] = field(default_factory=list)
-    """What each call multiplies by the weights."""
+    """What each call multiplies by the weights; may be left out for the original model."""
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    """Arguments of each call."""
+    """Arguments of each call, if they are needed to compute it again."""
     outputs: list[Tensor] = field(default_factory=list)
     sum: Tensor | None = None
+    """The sum that the layer's output goes into, of the original model."""
     other_operand: Tensor | None = None
     """What the layer's output is added to."""
 
@@ -160,12 +161,12 @@ class StagedForward:
             self._calls[layer.path] += 1
             if layer.addition is not None or self._calls[layer.path] < layer.calls:
                 # The model continues, and may overwrite these tensors in place.
-                copies = {id(t): t.clone() for t in (x, *tensors_in((args, kwargs)))}
-                record.arguments.append(
-                    tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
-                )
-                record.inputs.append(copies[id(x)])
                 record.outputs.append(out.clone())
+                if self._recompute:
+                    copies = {id(t): t.clone() for t in (x, *tensors_in((args, kwargs)))}
+                    copied = tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
+                    record.arguments.append(copied)
+                    record.inputs.append(copies[id(x)])
                 return None
             record.inputs.append(x)
             record.outputs.append(out)
@@ -185,7 +186,8 @@ class StagedForward:
             self._live.restore(*operands)  # offloaded while another layer's pass was paused here
             branch = operands[layer.addition.operand]
             record.other_operand = operands[1 - layer.addition.operand]
-            record.sum = branch + record.other_operand
+            if not self._recompute:
+                record.sum = branch + record.other_operand
             self._pause(number)
             if self._recompute:
                 self._live.restore(branch, *tensors_in(record.arguments))

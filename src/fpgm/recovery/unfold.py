@@ -104,14 +104,15 @@ class OutputSample:
 
     def rows(self) -> Tensor:
         """Return the layer's input at these positions: [groups, positions, fan-in]."""
-        return self._split_groups(_take_positions(self.windows, self.index).flatten(1))
+        return self.by_group(_take_positions(self.windows, self.index).flatten(1))
 
-    def values(self, out: Tensor) -> Tensor:
-        """Return an output at these positions: [groups, positions, output channels]."""
+    def take(self, out: Tensor) -> Tensor:
+        """Return an output at these positions: [positions, channels]."""
         last = isinstance(self.layer, nn.Linear)
-        return self._split_groups(_take_positions(out.movedim(-1, 1) if last else out, self.index))
+        return _take_positions(out.movedim(-1, 1) if last else out, self.index)
 
-    def _split_groups(self, values: Tensor) -> Tensor:
+    def by_group(self, values: Tensor) -> Tensor:
+        """Split the channels of values at these positions: [groups, positions, channels]."""
         by_group: Tensor = values.unflatten(1, (groups_of(self.layer), -1))
         return by_group.transpose(0, 1)
 
