@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fpgm.pruning.plan import Latency
 from fpgm.pruning.verification import Certificate
-from fpgm.recovery.recover import Recovery
+from fpgm.recovery.recover import PRUNED, Recovery
 from fpgm.utils.text import escape_text, format_number
 from fpgm.workflow.pipeline import AccuracyResult
 
@@ -37,7 +37,15 @@ def recovery_lines(recovery: Recovery | None) -> list[str]:
     """Format the outcome of a recovery."""
     if recovery is None:
         return []
-    lines = [f"Recovered in {recovery.seconds:.0f} s; calibration inputs: {recovery.inputs}."]
+    kept = f"; kept: {recovery.kept}" if len(recovery.candidates) > 1 else ""
+    lines = [f"Recovered in {recovery.seconds:.0f} s; calibration inputs: {recovery.inputs}{kept}."]
+    agreements = {c.name: c.agreement for c in recovery.candidates}
+    first, last = agreements.get(PRUNED), agreements.get(recovery.kept)
+    if first is not None and last is not None:
+        lines.append(
+            f"The largest class score is the original's for {last:.1%} of inputs, "
+            f"{first:.1%} before recovery."
+        )
     before, after = recovery.before, recovery.after
     if before is not None and after is not None and after < before:
         lines.append(

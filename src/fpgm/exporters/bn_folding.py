@@ -14,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from fpgm.exporters.output_error import TOLERANCE, relative_difference
 from fpgm.exporters.scatter_folding import fold_scatter_
 from fpgm.pruning.adapter_placement import adapter_at
-from fpgm.recovery.solvable_layers import find_solvable_layers
+from fpgm.recovery.solvable_layers import find_solvable_layers, has_plain_forward, is_plain
 from fpgm.utils.channel_adapters import unwrap
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example, tensors_in
@@ -54,7 +54,11 @@ def fold_batch_norms(model: nn.Module, example: Example) -> nn.Module:
             fold_scatter_(copied, solvable.path, solvable.path)
             continue
         layer, norm = module_at(copied, solvable.path), module_at(copied, solvable.batch_norm)
-        if _can_fold(norm) and _nothing_between(copied, solvable.path, solvable.batch_norm):
+        if (
+            is_plain(layer)
+            and _can_fold(norm)
+            and _nothing_between(copied, solvable.path, solvable.batch_norm)
+        ):
             replace_module_(copied, layer, _fuse(layer, norm))
             replace_module_(copied, norm, _identity_with_hooks(norm))
             fold_scatter_(copied, solvable.path, solvable.batch_norm)
@@ -62,8 +66,10 @@ def fold_batch_norms(model: nn.Module, example: Example) -> nn.Module:
 
 
 def _can_fold(norm: nn.Module) -> bool:
-    """Tell whether the norm is a fixed scale and shift."""
-    return isinstance(norm, _BatchNorm) and norm.running_mean is not None
+    """Tell whether the norm is a fixed scale and shift, and nothing else."""
+    return (
+        isinstance(norm, _BatchNorm) and norm.running_mean is not None and has_plain_forward(norm)
+    )
 
 
 def _nothing_between(model: nn.Module, layer: str, norm: str) -> bool:

@@ -19,6 +19,8 @@ def reestimate_batch_norms_(model: nn.Module, inputs: Inputs) -> list[str]:
         for path, module in modules_by_path(model).items()
         if isinstance(module, _BatchNorm) and module.running_mean is not None
     }
+    if not batch_norms:
+        return []
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in batch_norms.values()}
     model.eval()

@@ -68,7 +68,6 @@ class LayerSolver:
         if solvable.batch_norm is not None:
             self.norm = batch_norm_at(small, solvable.batch_norm)
         self.keep = kept_channels(plan, solvable.path, layer_at(model, solvable.path))
-        self.dim = -1 if isinstance(self.layer, nn.Linear) else 1
         self.has_constant = can_shift_output(small, solvable)
 
     @torch.no_grad()
@@ -123,7 +122,7 @@ class LayerSolver:
         first = 0
         for batch, compact, original in self.passes.records_at(self.number):
             for sample, targets, out in self._samples(compact, original, max_positions, batch):
-                rows = sample.rows().double()
+                rows = sample.rows()
                 is_held_out = (first + sample.images) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
                 for part, chosen in ((fit, ~is_held_out), (held_out, is_held_out)):
                     if bool(chosen.any()):
@@ -135,41 +134,46 @@ class LayerSolver:
         return (fit.merge(held_out),) * 2
 
     def _samples(
-        self, compact: LayerActivations, original: LayerActivations, max_positions: int, seed: int
+        self,
+        compact: LayerActivations,
+        original: LayerActivations,
+        max_positions: int,
+        seed: int,
     ) -> Iterator[tuple[OutputSample, Tensor, Tensor]]:
         """Yield sampled output positions, the target there, and the output there."""
-        for x, out, target in zip(
-            compact.inputs, compact.outputs, self._targets(compact, original), strict=True
-        ):
-            sample = OutputSample(self.layer, x, out, max_positions, seed)
-            yield sample, sample.values(target).double(), sample.values(out).double()
+        for x, out, whole in zip(compact.inputs, compact.outputs, original.outputs, strict=True):
+            arguments = self.solvable.arguments
+            sample = OutputSample(self.layer, x, out, max_positions, seed, arguments)
+            target = self._target(sample, compact, original, sample.take(whole))
+            own = sample.take(out)
+            yield sample, sample.by_group(target).double(), sample.by_group(own).double()
 
-    def _targets(self, compact: LayerActivations, original: LayerActivations) -> list[Tensor]:
-        """Compute the layer's target output for each of its calls."""
-        outputs = [out.index_select(self.dim, self.keep) for out in original.outputs]
+    def _target(
+        self,
+        sample: OutputSample,
+        compact: LayerActivations,
+        original: LayerActivations,
+        whole: Tensor,
+    ) -> Tensor:
+        """Compute what the layer should output at the sampled positions: [positions, channels].
+
+        Args:
+            sample: the positions.
+            compact: what the compact model's layer was given.
+            original: what the original's layer was given.
+            whole: the original layer's output there, of all its channels.
+        """
+        output = whole.index_select(1, self.keep)
         addition = self.solvable.addition
         if addition is None or original.sum is None or compact.other_operand is None:
-            return outputs
+            return output
         if self.solvable.batch_norm is not None and self.norm is None:
-            return outputs  # a batch norm without running statistics cannot be inverted
-        other = compact.other_operand
+            return output  # a batch norm without running statistics cannot be inverted
+        other = sample.take(compact.other_operand)
         if addition.channels is not None:
-            channels = torch.tensor(addition.channels, device=other.device)
-            other = other.index_select(self.dim, channels)
-        target = original.sum.index_select(self.dim, self.keep) - other
-        return [target if self.norm is None else self._invert(self.norm, target, outputs[0])]
-
-    def _invert(self, norm: _BatchNorm, out: Tensor, default: Tensor) -> Tensor:
-        """Compute the input with which a batch norm returns `out`; `default` where its scale is 0.
-
-        A scale below `MIN_GAIN` counts as 0.
-        """
-        shape = [1] * out.ndim
-        shape[self.dim] = -1
-        gain, shift, mean, var = (t.reshape(shape) for t in _norm_tensors(norm))
-        invertible = gain.abs() > MIN_GAIN
-        scale = (var + norm.eps).sqrt() / torch.where(invertible, gain, 1.0)
-        return torch.where(invertible, (out - shift) * scale + mean, default)
+            other = other.index_select(1, torch.tensor(addition.channels, device=other.device))
+        target = sample.take(original.sum).index_select(1, self.keep) - other
+        return target if self.norm is None else _invert(self.norm, target, output)
 
     def _rescale_running_variance_(self, norm: _BatchNorm, equations: Equations) -> None:
         """Rescale the following batch norm's running variance: regression shrinks variance."""
@@ -178,6 +182,17 @@ class LayerSolver:
         ratio = equations.output_variation(matrix) / equations.target_variation().clamp(smallest)
         if norm.running_var is not None:
             norm.running_var.mul_(ratio.clamp(MIN_VARIANCE_RATIO, 1.0).reshape(-1))
+
+
+def _invert(norm: _BatchNorm, out: Tensor, default: Tensor) -> Tensor:
+    """Compute the input with which a batch norm returns `out`; `default` where its scale is 0.
+
+    Channels are the last dim. A scale below `MIN_GAIN` counts as 0.
+    """
+    gain, shift, mean, var = _norm_tensors(norm)
+    invertible = gain.abs() > MIN_GAIN
+    scale = (var + norm.eps).sqrt() / torch.where(invertible, gain, 1.0)
+    return torch.where(invertible, (out - shift) * scale + mean, default)
 
 
 def can_shift_output(model: nn.Module, solvable: SolvableLayer) -> bool:

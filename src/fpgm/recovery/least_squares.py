@@ -20,6 +20,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+FLOAT32_FAN_IN, FLOAT32_ROWS = 384, 2048
+"""Layers with at least this fan-in are multiplied in float32, so many rows at a time: the sums over
+these blocks are in float64, and rounding within a block is far below the smallest useful ridge."""
 RIDGE_GROWTH, MAX_RIDGE = 10.0, 1e6
 """Factor by which a ridge grows while the system is singular, and where that ends."""
 
@@ -133,9 +136,18 @@ class NormalEquations(Equations):
         self.row_sum = self._zeros(groups, fan_in)
 
     def _accumulate(self, rows: Tensor, residuals: Tensor) -> None:
-        self.gram[:, : self.fan_in, : self.fan_in].baddbmm_(rows.transpose(1, 2), rows)
-        self.cross[:, : self.fan_in].baddbmm_(rows.transpose(1, 2), residuals)
-        row_sum = rows.sum(1)
+        gram = self.gram[:, : self.fan_in, : self.fan_in]
+        cross = self.cross[:, : self.fan_in]
+        if self.fan_in < FLOAT32_FAN_IN or rows.dtype != torch.float32:
+            rows = rows.double()
+            gram.baddbmm_(rows.transpose(1, 2), rows)
+            cross.baddbmm_(rows.transpose(1, 2), residuals)
+        else:
+            blocks = zip(rows.split(FLOAT32_ROWS, 1), residuals.split(FLOAT32_ROWS, 1), strict=True)
+            for block, residual in blocks:
+                gram += block.transpose(1, 2) @ block
+                cross += block.transpose(1, 2) @ residual.float()
+        row_sum = rows.sum(1, dtype=torch.float64)
         self.row_sum += row_sum
         if self.constant:
             self.gram[:, self.fan_in, : self.fan_in] += row_sum
@@ -200,7 +212,7 @@ class RowEquations(Equations):
 
     def _accumulate(self, rows: Tensor, residuals: Tensor) -> None:
         ones = rows.new_ones(*rows.shape[:2], int(self.constant))
-        self._parts.append((torch.cat([rows, ones], 2), residuals))
+        self._parts.append((torch.cat([rows, ones], 2).double(), residuals))
         self._products = None
 
     def _merge_rows(self, one: Self, other: Self) -> None:

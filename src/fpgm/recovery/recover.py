@@ -2,7 +2,8 @@
 
 Layer by layer, in execution order, least squares finds the weights for which a layer's output is
 closest to the original's, given its inputs in the partly recovered compact model. No labels are
-needed. Distillation may follow, and the best of the three models is returned.
+needed. Distillation may follow. Every step gives a candidate; the one closest to the original on
+held-out inputs is returned (`candidates`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +24,7 @@ from fpgm.errors import RequestError
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
+from fpgm.recovery.candidates import Candidate, choose_candidate, compare_candidates
 from fpgm.recovery.data_free import compensate
 from fpgm.recovery.distillation import DistillationResult, distil_, training_batches
 from fpgm.recovery.layer_solver import LayerSolver, SolvedLayer
@@ -30,26 +32,37 @@ from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
 from fpgm.recovery.staged_forward import PairedForwards
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_held_out
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, float_outputs, squared_error, tensors_in
+from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.html_table import html_table
 from fpgm.utils.modules import unwrap_model
 from fpgm.utils.precision import full_precision
 from fpgm.utils.preserve_state import disable_fused_attention, preserve_state
 from fpgm.utils.progress import Progress
+from fpgm.utils.text import shorten
 
 RECOVERY = "fpgm_recovery"
 """Attribute in which a recovered model carries its `Recovery`."""
 
 Method = Literal["solve", "norms", "weights"]
 
-MEMORY_FRACTION = 0.25
-"""Of the machine's memory that paused passes may hold; other passes run again from the start."""
+MEMORY_FRACTION = 0.125
+"""Of the machine's memory that paused passes may hold before activations are offloaded, and that
+offloaded ones may take before they go to a file."""
 DEFAULT_MEMORY = 8 * 2**30
 """Bytes of memory to assume where the system does not report them."""
-MAX_PAUSED_BATCHES = 64
-"""Batches whose passes may be paused: each takes two threads."""
-VALIDATION_INPUTS = 512
-"""Held-out inputs that validate distillation, if the loader has more than are solved with."""
+VALIDATION_INPUTS = 256
+"""Held-out inputs that candidates are compared on, if the loader has more than are solved with."""
+DISTILLATION_VALIDATION_INPUTS = 512
+"""So many if there is distillation."""
+PRUNED, NORMS, SOLVED, SOLVED_NORMS, COMPENSATED, DISTILLED = (
+    "pruned",
+    "batch norms re-estimated",
+    "least squares",
+    "least squares, batch norms re-estimated",
+    "compensated without data",
+    "distilled",
+)
+"""The candidates."""
 FEW_STEPS = 50
 """Distillation with fewer steps is not expected to help."""
 PASS_MEMORY_FACTOR = 4
@@ -74,6 +87,12 @@ class Recovery:
     """Distillation steps, if their result was kept."""
     seconds: float
     notes: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    """What was compared on the held-out inputs."""
+    kept: str = PRUNED
+    """The candidate that was returned."""
+    unsolved: tuple[tuple[str, str], ...] = ()
+    """Layers that could not be solved, with the reason."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
@@ -93,6 +112,9 @@ class Recovery:
         if self.before is not None and self.after is not None:
             error = f"output error {self.before:.3g} → {self.after:.3g}"
         steps = f", {self.steps} steps of distillation" if self.steps else ""
+        agreements = [c.agreement for c in self.candidates if c.name in (PRUNED, self.kept)]
+        if agreements and agreements[0] is not None and agreements[-1] is not None:
+            error += f", agreement {agreements[0]:.1%} → {agreements[-1]:.1%}"
         return (
             f"{self.method or 'distillation'}: {error}, {self.inputs} inputs{steps}, "
             f"{self.seconds:g} s"
@@ -162,56 +184,55 @@ def recover(
     plain = _start(model, plan, start)
     small = _start(model, plan, start)
     modes = [module.training for module in small.modules()]
-    # The solved weights already fit their own inputs: only others show what distillation adds.
-    held_out = VALIDATION_INPUTS if distil > 0 else 0
+    # Solved weights fit their own inputs already: only others show what a candidate is worth.
+    held_out = DISTILLATION_VALIDATION_INPUTS if distil > 0 else VALIDATION_INPUTS
     inputs, validation = read_held_out(move_batches(model, loader), images, held_out)
-    notes: list[str] = []
-    solved: list[SolvedLayer] = []
+    result = _Result({PRUNED: plain})
     distilled: DistillationResult | None = None
     try:
         explaining = explain_forward_errors(model, inputs, validation)
         with preserve_state(model), disable_fused_attention(), full_precision(), explaining:
             for net in (model, plain, small):
                 net.eval()
-            if method is None:
-                pass
-            elif method == "norms":
-                reestimate_batch_norms_(small, inputs)
-            elif method == "weights":
-                full, changed = compensate(model, plan, inputs[0])
-                small = compact(full, plan).eval()
-                notes = [] if changed else ["No layer could compensate for the removed units."]
-            else:
-                solved = _solve_(model, small, plan, inputs, progress)
-                notes = [s.note for s in solved if s.note is not None]
-            nets = [plain, small]
+            judging = validation if len(validation) else inputs
+            _add_candidates(result, model, small, plan, inputs, method, progress)
+            nets = result.nets
+            candidates = compare_candidates(model, nets, judging)
             if distil > 0:
-                nets.append(copy_model(small))
+                best = _choose(list(nets), candidates, judging.count)
+                nets[DISTILLED] = copy_model(nets[best])
                 batches = training_batches(model, loader, inputs, validation)
-                distilled = distil_(nets[-1], model, plan, batches, distil, progress)
-            errors = _output_errors(model, nets, validation if len(validation) else inputs)
+                distilled = distil_(nets[DISTILLED], model, plan, batches, distil, progress)
+                one = compare_candidates(model, {DISTILLED: nets[DISTILLED]}, judging)
+                candidates = candidates and one and [*candidates, *one]
     finally:
         inputs.close()
         validation.close()
-    best, outcome = _choose_best(errors)
-    if method is None and best == 0:
-        outcome = []  # the note on distillation says it already
+    notes = result.notes
+    kept = _choose(list(result.nets), candidates, judging.count)
+    if candidates is None:
+        notes.append("The two models' outputs differ in shape: they were not compared.")
+    elif kept == PRUNED and method is not None:
+        notes.append(_describe_failure(candidates))
     if distilled is not None:
-        outcome.append(_describe(distilled, distil, kept=best == 2))
-    small = nets[best]
+        notes.append(_describe(distilled, distil, kept=kept == DISTILLED))
+    small = result.nets[kept]
     for module, mode in zip(small.modules(), modes, strict=True):
         module.training = mode
-    before, after = (None, None) if errors is None else (errors[0], errors[best])
+    errors = {c.name: c.error for c in candidates or ()}
     recovery = Recovery(
         method,
-        tuple(solved),
-        before,
-        after,
+        tuple(result.solved),
+        errors.get(PRUNED),
+        errors.get(kept),
         inputs.count,
         validation.count,
-        distilled.steps if distilled is not None and best == 2 else 0,
+        distilled.steps if distilled is not None and kept == DISTILLED else 0,
         round(time.perf_counter() - began, 2),
-        (*notes, *outcome),
+        tuple(notes),
+        tuple(candidates or ()),
+        kept,
+        tuple(result.unsolved.items()),
     )
     setattr(small, RECOVERY, recovery)
     return small
@@ -229,16 +250,75 @@ def _start(model: nn.Module, plan: Plan, given: nn.Module | None) -> nn.Module:
     return copy_model(given)
 
 
-def _choose_best(errors: Sequence[float] | None) -> tuple[int, list[str]]:
-    """Choose the model with the smallest error: compact, recovered or distilled; add notes."""
-    if errors is None:
-        return 1, ["The two models' outputs differ in shape: they were not compared."]
-    # Only a smaller error is a reason to change anything.
-    best = min(range(len(errors)), key=lambda i: (math.isnan(errors[i]), errors[i]))
-    if best > 0:
-        return best, []
-    change = f"({errors[0]:.3g} before, {errors[1]:.3g} after)"
-    return best, [f"Recovery did not reduce the output error {change}: weights are unchanged."]
+@dataclass
+class _Result:
+    """What recovery tried."""
+
+    nets: dict[str, nn.Module]
+    """Candidates by name; the compact model as it was is the first."""
+    solved: list[SolvedLayer] = field(default_factory=list)
+    unsolved: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def _add_candidates(
+    result: _Result,
+    model: nn.Module,
+    small: nn.Module,
+    plan: Plan,
+    inputs: Inputs,
+    method: Method | None,
+    progress: Progress | None,
+) -> None:
+    """Add the models that a method makes; `small` may be changed."""
+    nets = result.nets
+    if method == "weights":
+        full, changed = compensate(model, plan, inputs[0])
+        nets[COMPENSATED] = compact(full, plan).eval()
+        result.notes += [] if changed else ["No layer could compensate for the removed units."]
+    elif method is not None:
+        norms = copy_model(small).eval()
+        if reestimate_batch_norms_(norms, inputs):
+            nets[NORMS] = norms
+    if method == "solve":
+        result.solved, result.unsolved = _solve_(model, small, plan, inputs, progress)
+        result.notes += [s.note for s in result.solved if s.note is not None]
+        if result.unsolved:
+            result.notes.append(_count_layers(len(result.solved), result.unsolved))
+        nets[SOLVED] = small
+        again = copy_model(small).eval()
+        if NORMS in nets and reestimate_batch_norms_(again, inputs):
+            nets[SOLVED_NORMS] = again
+
+
+def _choose(names: list[str], candidates: list[Candidate] | None, inputs: int) -> str:
+    """Choose the best candidate; what the method made, if nothing could be compared."""
+    if candidates is None:
+        return next((n for n in (SOLVED, NORMS, COMPENSATED) if n in names), PRUNED)
+    return names[choose_candidate(candidates, inputs)]
+
+
+def _count_layers(solved: int, unsolved: Mapping[str, str]) -> str:
+    """Say how many layers were solved, and why others were not.
+
+    >>> _count_layers(48, {"head": "its weights are computed from other tensors"})
+    '48 of 49 layers solved; not solved: head (its weights are computed from other tensors).'
+    """
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in unsolved.items():
+        by_reason.setdefault(reason, []).append(path or "the model itself")
+    parts = [f"{shorten(paths)} ({reason})" for reason, paths in by_reason.items()]
+    total = solved + len(unsolved)
+    return f"{solved} of {total} layers solved; not solved: {'; '.join(parts)}."
+
+
+def _describe_failure(candidates: Sequence[Candidate]) -> str:
+    """Say that nothing was better than the pruned model."""
+    before, last = candidates[0], candidates[-1]
+    change = f"squared error {before.error:.3g} before, {last.error:.3g} after"
+    if before.agreement is not None and last.agreement is not None:
+        change += f"; agreement {before.agreement:.1%} before, {last.agreement:.1%} after"
+    return f"Recovery did not bring the outputs nearer ({change}): weights are unchanged."
 
 
 def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> str:
@@ -273,12 +353,15 @@ def memory_at(x: Tensor | None) -> int:
 
 def _solve_(
     model: nn.Module, small: nn.Module, plan: Plan, inputs: Inputs, progress: Progress | None
-) -> list[SolvedLayer]:
-    """Solve for all layers in execution order, each with inputs from the layers solved before."""
-    layers, largest = _find_layers(model, small, inputs[0])
+) -> tuple[list[SolvedLayer], dict[str, str]]:
+    """Solve for all layers in execution order, each with the inputs it gets from solved ones.
+
+    Returns them, and those that cannot be solved with the reason.
+    """
+    layers, largest, unsolvable = _find_layers(model, small, inputs[0])
     available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
-    fitting = int(available / (2 * PASS_MEMORY_FACTOR * max(largest, 1)))
-    passes = PairedForwards(model, small, layers, inputs, min(MAX_PAUSED_BATCHES, fitting))
+    offload = 2 * PASS_MEMORY_FACTOR * largest * len(inputs) > available
+    passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
     solved = []
     try:
         for number, layer in enumerate(layers):
@@ -287,13 +370,13 @@ def _solve_(
             solved.append(LayerSolver(model, small, plan, passes, number).solve_())
     finally:
         passes.close()
-    return solved
+    return solved, unsolvable
 
 
 def _find_layers(
     model: nn.Module, small: nn.Module, example: Example
-) -> tuple[list[SolvableLayer], int]:
-    """Find layers to solve for, and the size of the largest in bytes.
+) -> tuple[list[SolvableLayer], int, dict[str, str]]:
+    """Find layers to solve for, the bytes of the largest, and layers that cannot be solved.
 
     If the two models have different numbers of additions, these cannot be matched. Then the target
     of each layer is its own output.
@@ -301,27 +384,5 @@ def _find_layers(
     compact_layers, original_layers = (find_solvable_layers(net, example) for net in (small, model))
     layers = compact_layers.layers
     if compact_layers.additions != original_layers.additions:
-        layers = [SolvableLayer(layer.path, layer.calls, layer.batch_norm) for layer in layers]
-    return layers, original_layers.largest_bytes
-
-
-def _output_errors(
-    model: nn.Module, nets: Sequence[nn.Module], inputs: Inputs
-) -> list[float] | None:
-    """Compute each net's squared output error relative to the original outputs' squares.
-
-    Values that are not finite are left out. None if no output has the original's shape.
-    """
-    errors, size = [0.0] * len(nets), 0.0
-    compared = False
-    for number in range(len(inputs)):
-        example = inputs[number]
-        outputs = [float_outputs(net, example) for net in nets]
-        for place, target in enumerate(float_outputs(model, example)):
-            if any(out[place].shape != target.shape for out in outputs):
-                continue
-            compared = True
-            size += squared_error(torch.zeros_like(target), target)
-            for i, out in enumerate(outputs):
-                errors[i] += squared_error(out[place], target)
-    return [error / (size or 1.0) for error in errors] if compared else None
+        layers = [replace(layer, addition=None) for layer in layers]
+    return layers, original_layers.largest_bytes, compact_layers.unsolvable

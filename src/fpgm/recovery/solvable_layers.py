@@ -2,13 +2,14 @@
 
 A layer's output may pass through a batch norm, be scattered into a residual stream's channels, and
 be added to the stream. If nothing else uses the output, the target is the sum, so that the layer
-also corrects errors that the stream has from earlier layers.
+also corrects errors that the stream has from earlier layers. Layers that cannot be solved are
+listed with the reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fpgm.tracing.ops.registry import tensors
+from fpgm.recovery.unfold import ConvArguments
+from fpgm.tracing.ops.registry import name_of, tensors
 from fpgm.tracing.residual import PLAIN as PLAIN_CONVOLUTIONS
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.hooks import temporary_hooks
@@ -53,6 +55,8 @@ class SolvableLayer:
     batch_norm: str | None = None
     """Path of the batch norm that is the only user of the layer's output."""
     addition: ResidualAddition | None = None
+    arguments: ConvArguments | None = None
+    """What its own forward passes to the convolution; None: the layer's attributes."""
 
 
 def is_addition(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
@@ -81,24 +85,50 @@ class SolvableLayers:
     """How many additions of activations there are."""
     largest_bytes: int
     """Input and output of the layer for which they are largest."""
+    unsolvable: dict[str, str]
+    """Layers with weights of their own that cannot be solved, with the reason."""
 
 
 def find_solvable_layers(model: nn.Module, example: Example) -> SolvableLayers:
     """Run the model once and follow the outputs of its layers."""
     tracer = _OutputTracer(model)
     tracer.run(example)
-    return SolvableLayers(tracer.layers(), tracer.additions, tracer.largest_bytes)
+    layers = tracer.layers()
+    solvable = {layer.path for layer in layers}
+    unsolvable = {path: why for path, why in tracer.unsolvable.items() if path not in solvable}
+    return SolvableLayers(layers, tracer.additions, tracer.largest_bytes, unsolvable)
 
 
 def is_solvable(module: nn.Module) -> bool:
     """Tell whether a layer computes with its own weights only, and they can be replaced."""
-    return (
-        isinstance(module, nn.Linear | _ConvNd)
-        and type(module).forward in PLAIN_FORWARDS
-        and "forward" not in vars(module)
-        and not is_parametrized(module)
-        and isinstance(module._parameters.get("weight"), nn.Parameter)
-    )
+    return is_plain(module) and _why_not_replaceable(module) is None
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Tell whether a layer multiplies its input by its weights and does nothing else."""
+    return type(module).forward in PLAIN_FORWARDS and "forward" not in vars(module)
+
+
+def has_plain_forward(module: nn.Module) -> bool:
+    """Tell whether a batch norm is torch's own, without an activation or the like."""
+    return type(module).forward is _BatchNorm.forward and "forward" not in vars(module)
+
+
+def _why_not_replaceable(module: nn.Module) -> str | None:
+    """Say why a layer's weights cannot be replaced, if they cannot."""
+    if is_parametrized(module) or not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return "its weights are computed from other tensors"
+    return None
+
+
+def _conv_arguments(args: tuple[Any, ...]) -> ConvArguments | None:
+    """Read the arguments of `aten::convolution`; None if it is transposed."""
+    _, weight, _, stride, padding, dilation, transposed, *_ = args
+    if transposed:
+        return None
+    dims = weight.ndim - 2
+    sizes = [tuple(s) * (dims if len(s) == 1 else 1) for s in (stride, padding, dilation)]
+    return ConvArguments(*sizes)
 
 
 @dataclass(frozen=True)
@@ -109,6 +139,29 @@ class _LayerOutput:
     batch_norm: str | None = None
     channels: tuple[int, ...] | None = None
     dim: int = 1
+
+
+class ConvInputs(TorchDispatchMode):
+    """Notes what the convolutions of layers with a forward of their own multiply."""
+
+    def __init__(self, model: nn.Module, layers: Iterable[SolvableLayer]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        own = [layer.path for layer in layers if layer.arguments is not None]
+        self._paths = {id(module_at(model, path).weight): path for path in own}
+        self.latest: dict[str, Tensor] = {}
+        """The input of the latest call, by the layer's path."""
+
+    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Note the input, if the operator is such a convolution."""
+        path = self._paths.get(id(args[1])) if len(args) > 1 else None
+        if path is not None and name_of(func) == "convolution":
+            self.latest[path] = args[0]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.note(func, args)
+        return func(*args, **(kwargs or {}))
 
 
 class _OutputTracer(TorchDispatchMode):
@@ -126,6 +179,14 @@ class _OutputTracer(TorchDispatchMode):
         self._batch_norms: dict[str, str] = {}
         self._layers_before: Counter[str] = Counter()
         self._added: dict[str, tuple[ResidualAddition, _LayerOutput]] = {}
+        self.unsolvable: dict[str, str] = {}
+        self._own_weights: dict[int, str] = {}
+        """Paths of layers with a forward of their own, by the ids of their weights."""
+        self._convolutions: dict[str, list[tuple[Tensor, ConvArguments | None]]] = {}
+        """What such a layer's forward computed with its weight since it began."""
+        self._arguments: dict[str, ConvArguments] = {}
+        self._norm_of: dict[int, str] = {}
+        """Paths of batch norms, by the ids of their running means."""
 
     def layers(self) -> list[SolvableLayer]:
         """Return the layers, each at the point where its target is known: its call or its sum."""
@@ -145,7 +206,7 @@ class _OutputTracer(TorchDispatchMode):
 
     def _describe(self, path: str) -> SolvableLayer:
         """Collect what the pass showed about a layer."""
-        layer = SolvableLayer(path, self._calls[path])
+        layer = SolvableLayer(path, self._calls[path], arguments=self._arguments.get(path))
         if layer.calls > 1 or self._uses[_LayerOutput(path)] != 1:
             return layer
         norm = self._batch_norms.get(path)
@@ -164,18 +225,30 @@ class _OutputTracer(TorchDispatchMode):
         shared = Counter(id(p) for m in self.model.modules() for p in m._parameters.values())
         with temporary_hooks() as handles:
             for path, module in modules_by_path(self.model).items():
-                if is_solvable(module) and shared[id(module.weight)] == 1:
-                    hook = self._layer_hook(path)
-                elif isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-                    hook = self._norm_hook(path)
-                else:
+                if isinstance(module, _BatchNorm) and module.running_mean is not None:
+                    self._norm_of[id(module.running_mean)] = path
+                if not isinstance(module, nn.Linear | _ConvNd):
                     continue
+                why = _why_not_replaceable(module)
+                if why is None and shared[id(module.weight)] > 1:
+                    why = "it shares its weights with another layer"
+                hook = self._layer_hook(path, why)
                 handles.append(module.register_forward_hook(hook, prepend=True))
+                if why is None and not is_plain(module):
+                    self._own_weights[id(module.weight)] = path
             with torch.no_grad(), self:
                 example.call(self.model)
 
-    def _layer_hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _layer_hook(self, path: str, why: str | None) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
+            reason = why or self._why_not_called_plainly(path, module, out)
+            if reason is not None:
+                self.unsolvable[path] = reason
+                self._calls.pop(path, None)
+                self._events = [event for event in self._events if event != path]
+                return
+            if path in self.unsolvable:
+                return
             size = sum(t.nbytes for t in tensors((*args, out)))
             self.largest_bytes = max(self.largest_bytes, size)
             if self._calls[path]:
@@ -186,16 +259,33 @@ class _OutputTracer(TorchDispatchMode):
 
         return hook
 
-    def _norm_hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            output = self._outputs.get(args[0]) if args else None
-            tokens = output is not None and args[0].ndim > 2 and self._is_linear(output.path)
-            if output is not None and output == _LayerOutput(output.path) and not tokens:
-                self._layers_before[path] += 1
-                self._batch_norms[output.path] = path
-                self._outputs[out] = replace(output, batch_norm=path)
+    def _why_not_called_plainly(self, path: str, module: nn.Module, out: Any) -> str | None:
+        """Say why a forward that is not torch's own is more than a convolution, if it is."""
+        if is_plain(module):
+            return None
+        calls = self._convolutions.pop(path, [])
+        if len(calls) != 1 or calls[0][0] is not out or calls[0][1] is None:
+            return "its forward does not end in one convolution with its weights"
+        if self._arguments.setdefault(path, calls[0][1]) != calls[0][1]:
+            return "its forward convolves with other strides or paddings in each call"
+        return None
 
-        return hook
+    def _note_convolution(self, args: tuple[Any, ...], out: Tensor) -> None:
+        path = self._own_weights.get(id(args[1]))
+        if path is not None:
+            self._convolutions.setdefault(path, []).append((out, _conv_arguments(args)))
+
+    def _note_batch_norm(self, args: tuple[Any, ...], out: Tensor) -> None:
+        """Note which layer's output a batch norm normalizes."""
+        path = next((p for a in args[2:] if (p := self._norm_of.get(id(a))) is not None), None)
+        output = self._outputs.get(args[0])
+        if path is None or output is None:
+            return
+        tokens = args[0].ndim > 2 and self._is_linear(output.path)
+        if output == _LayerOutput(output.path) and not tokens:
+            self._layers_before[path] += 1
+            self._batch_norms[output.path] = path
+            self._outputs[out] = replace(output, batch_norm=path)
 
     def _is_linear(self, path: str) -> bool:
         """Tell whether channels are the output's last dim, which is not a batch norm's."""
@@ -211,6 +301,11 @@ class _OutputTracer(TorchDispatchMode):
                 self._uses[output] += 1
         adds = is_addition(func, args, kwargs)
         out = func(*args, **(kwargs or {}))
+        name = name_of(func)
+        if name == "convolution":
+            self._note_convolution(args, out)
+        elif name in _BATCH_NORMS:
+            self._note_batch_norm(args, out[0])
         if adds:
             for operand, output in enumerate(outputs[:2]):
                 if output is not None and args[0].shape == args[1].shape:
@@ -226,3 +321,14 @@ class _OutputTracer(TorchDispatchMode):
                 channels = tuple(args[2].tolist())
                 self._outputs[out] = replace(output, channels=channels, dim=args[1])
         return out
+
+
+_BATCH_NORMS = {
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_batch_norm_no_update",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+}
+"""Operators whose first result is the normalized input."""

@@ -2,7 +2,8 @@
 
 Each layer is solved with the inputs it gets from the layers before it, which are already solved.
 Running the model again for every layer would take time quadratic in its depth. So a pass runs in
-its own thread and waits there while the layer is solved.
+its own thread and waits there while the layer is solved. If memory is short, the activations it
+holds are offloaded in the meantime (`activation_offload`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
-from fpgm.recovery.solvable_layers import SolvableLayer, is_addition
+from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations, RestoreOnAccess
+from fpgm.recovery.solvable_layers import ConvInputs, SolvableLayer, is_addition
 from fpgm.recovery.unfold import input_of
+from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
-from fpgm.utils.example_inputs import Example
-from fpgm.utils.modules import module_at
+from fpgm.utils.example_inputs import Example, tensors_in
+from fpgm.utils.modules import module_at, named_tensors
 
 
 @dataclass
@@ -30,12 +36,19 @@ class LayerActivations:
     """Inputs and outputs of a layer's calls, and the addition its output goes into, if any."""
 
     inputs: list[Tensor] = field(default_factory=list)
-    extra_arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    """Arguments of each call besides the input."""
+    """What each call multiplies by the weights; may be left out for the original model."""
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Arguments of each call, if they are needed to compute it again."""
     outputs: list[Tensor] = field(default_factory=list)
     sum: Tensor | None = None
+    """The sum that the layer's output goes into, of the original model."""
     other_operand: Tensor | None = None
     """What the layer's output is added to."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the record."""
+        others = [t for t in (self.sum, self.other_operand) if t is not None]
+        return [*self.inputs, *self.outputs, *tensors_in(self.arguments), *others]
 
 
 class _PassClosedError(BaseException):
@@ -50,6 +63,7 @@ class StagedForward:
         model: nn.Module,
         layers: Sequence[SolvableLayer],
         example: Example,
+        store: ActivationOffload,
         *,
         first: int = 0,
         recompute: bool = False,
@@ -60,6 +74,7 @@ class StagedForward:
             model: not changed; its weights are shared, its attributes are not.
             layers: all solvable layers.
             example: the batch.
+            store: where `offload` puts activations.
             first: number of the first layer to pause at.
             recompute: compute a layer's output again with its new weights on continuing.
         """
@@ -67,6 +82,8 @@ class StagedForward:
             model
         )  # the same weights, but passes do not share attributes
         self._layers, self._example, self._recompute = layers, example, recompute
+        given = tensors_in((example.args, dict(example.kwargs)))
+        self._live = LiveActivations(store, [*named_tensors(self._model).values(), *given])
         self._calls: Counter[str] = Counter()
         self._records: dict[int, LayerActivations] = {}
         self._paused_at: int | None = None
@@ -75,6 +92,7 @@ class StagedForward:
         self._go_on, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
+        self._conv_inputs = ConvInputs(self._model, layers)
         for number, layer in list(enumerate(layers))[first:]:
             # Before all other hooks: an adapter may gather or scatter channels of the output.
             module = module_at(self._model, layer.path)
@@ -89,6 +107,10 @@ class StagedForward:
         if self._error is not None:
             raise self._error
         return self._records[number] if self._paused_at == number else None
+
+    def offload(self) -> None:
+        """Free the memory of what the paused pass holds, until it continues."""
+        self._live.offload()
 
     def close(self) -> None:
         """End the pass early."""
@@ -108,7 +130,8 @@ class StagedForward:
 
     def _run(self) -> None:
         try:
-            with torch.no_grad(), _AdditionCallback(self._on_addition):
+            mode = _PassMode(self._live, self._conv_inputs, self._on_addition)
+            with torch.no_grad(), RestoreOnAccess(self._live), mode:
                 self._example.call(self._model)
         except _PassClosedError:
             pass
@@ -120,6 +143,7 @@ class StagedForward:
 
     def _pause(self, number: int) -> None:
         """Wait until `_resume` is called from the other thread."""
+        self._live.restore(*self._records[number].tensors())
         self._paused_at = number
         self._paused.release()
         self._go_on.acquire()
@@ -132,13 +156,17 @@ class StagedForward:
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
             record = self._records.setdefault(number, LayerActivations())
             x = input_of(args, kwargs)
-            extra = (args[1:], {k: v for k, v in kwargs.items() if k != "input"})
-            record.extra_arguments.append(extra)
+            if layer.arguments is not None:
+                x = self._conv_inputs.latest.pop(layer.path)
             self._calls[layer.path] += 1
             if layer.addition is not None or self._calls[layer.path] < layer.calls:
                 # The model continues, and may overwrite these tensors in place.
-                record.inputs.append(x.clone())
                 record.outputs.append(out.clone())
+                if self._recompute:
+                    copies = {id(t): t.clone() for t in (x, *tensors_in((args, kwargs)))}
+                    copied = tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
+                    record.arguments.append(copied)
+                    record.inputs.append(copies[id(x)])
                 return None
             record.inputs.append(x)
             record.outputs.append(out)
@@ -155,22 +183,25 @@ class StagedForward:
             if record is None or operands[0].shape != operands[1].shape:
                 continue  # the model takes another path for this batch
             assert layer.addition is not None
+            self._live.restore(*operands)  # offloaded while another layer's pass was paused here
             branch = operands[layer.addition.operand]
             record.other_operand = operands[1 - layer.addition.operand]
-            record.sum = branch + record.other_operand
+            if not self._recompute:
+                record.sum = branch + record.other_operand
             self._pause(number)
             if self._recompute:
+                self._live.restore(branch, *tensors_in(record.arguments))
                 branch.copy_(self._compute_branch(layer, record, branch))
 
     def _compute_branch(
         self, layer: SolvableLayer, record: LayerActivations, before: Tensor
     ) -> Tensor:
         """Compute the operand of an addition again, with the layer's new weights."""
-        args, kwargs = record.extra_arguments[0]
+        args, kwargs = record.arguments[0]
         module = module_at(self._model, layer.path)
-        out: Tensor = module.forward(record.inputs[0], *args, **kwargs)
+        out: Tensor = module.forward(*args, **kwargs)
         if layer.batch_norm is not None:
-            out = module_at(self._model, layer.batch_norm).forward(out)
+            out = _normalize(module_at(self._model, layer.batch_norm), out)
         assert layer.addition is not None
         if layer.addition.channels is None:
             return out
@@ -178,21 +209,47 @@ class StagedForward:
         return torch.zeros_like(before).index_copy(layer.addition.dim, channels, out)
 
 
-class _AdditionCallback(TorchDispatchMode):
-    """Calls a function before every addition of two activations, with its number in the pass."""
+def _normalize(norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a batch norm in eval mode, without the activation that a subclass may add."""
+    assert isinstance(norm, _BatchNorm)
+    weight, bias, eps = norm.weight, norm.bias, norm.eps
+    return F.batch_norm(x, norm.running_mean, norm.running_var, weight, bias, eps=eps)
 
-    def __init__(self, callback: Callable[[int, Sequence[Tensor]], None]) -> None:
+
+class _PassMode(TorchDispatchMode):
+    """Restores tensors before they are used, and calls a function before every addition."""
+
+    def __init__(
+        self,
+        live: LiveActivations,
+        conv_inputs: ConvInputs,
+        callback: Callable[[int, Sequence[Tensor]], None],
+    ) -> None:
+        """Prepare the mode.
+
+        Args:
+            live: the pass's activations.
+            conv_inputs: notes what convolutions multiply.
+            callback: called with an addition's number in the pass, and its operands.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._callback = callback
+        self._live, self._conv_inputs, self._callback = live, conv_inputs, callback
         self._number = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        used = list(tensors((*args, *(kwargs or {}).values())))
+        self._live.restore(*used)
         if is_addition(func, args, kwargs):
             self._callback(self._number, args)
             self._number += 1
-        return func(*args, **(kwargs or {}))
+            self._live.restore(*used)
+        self._conv_inputs.note(func, args)
+        out = func(*args, **(kwargs or {}))
+        for result in tensors((out,)):
+            self._live.add(result)
+        return out
 
 
 class PairedForwards:
@@ -204,7 +261,9 @@ class PairedForwards:
         small: nn.Module,
         layers: Sequence[SolvableLayer],
         inputs: Inputs,
-        max_paused: int,
+        *,
+        offload: bool,
+        max_bytes: int,
     ) -> None:
         """Prepare the passes.
 
@@ -213,11 +272,12 @@ class PairedForwards:
             small: the compact model.
             layers: layers to pause at.
             inputs: all batches.
-            max_paused: number of batches whose passes stay paused between layers; passes of the
-                others are rerun from the start for every layer, which takes time instead of memory.
+            offload: whether paused passes free the memory of their activations.
+            max_bytes: how much memory offloaded activations may take; the rest goes to a file.
         """
         self.layers, self.inputs = layers, inputs
-        self._model, self._small, self._max_paused = model, small, max_paused
+        self._model, self._small, self._offload = model, small, offload
+        self._store = ActivationOffload(max_bytes)
         self._passes: dict[int, tuple[StagedForward, StagedForward]] = {}
 
     def records_at(self, number: int) -> Iterator[tuple[int, LayerActivations, LayerActivations]]:
@@ -228,9 +288,12 @@ class PairedForwards:
             if compact is not None and original is not None:
                 yield batch, compact, original
             # Between two calls of a layer, activations were computed with its old weights.
-            if batch >= self._max_paused or self.layers[number].calls > 1:
+            if self.layers[number].calls > 1:
                 for staged in self._passes.pop(batch):
                     staged.close()
+            elif self._offload:
+                for staged in pair:
+                    staged.offload()
 
     def close(self) -> None:
         """End all passes early."""
@@ -238,11 +301,12 @@ class PairedForwards:
             for staged in pair:
                 staged.close()
         self._passes.clear()
+        self._store.close()
 
     def _start(self, batch: int, number: int) -> tuple[StagedForward, StagedForward]:
-        example = self.inputs[batch]
+        example, layers, store = self.inputs[batch], self.layers, self._store
         self._passes[batch] = (
-            StagedForward(self._small, self.layers, example, first=number, recompute=True),
-            StagedForward(self._model, self.layers, example, first=number),
+            StagedForward(self._small, layers, example, store, first=number, recompute=True),
+            StagedForward(self._model, layers, example, store, first=number),
         )
         return self._passes[batch]

@@ -9,6 +9,7 @@ number of output channels of a group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,15 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 LinearOrConv = nn.Linear | _ConvNd
+
+
+@dataclass(frozen=True)
+class ConvArguments:
+    """What a layer's own forward passes to the convolution, such as after padding the input."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
 
 
 def groups_of(layer: LinearOrConv) -> int:
@@ -62,11 +72,28 @@ class OutputSample:
     """A random sample of output positions of a layer, with the input rows behind them."""
 
     def __init__(
-        self, layer: LinearOrConv, x: Tensor, out: Tensor, max_positions: int, seed: int
+        self,
+        layer: LinearOrConv,
+        x: Tensor,
+        out: Tensor,
+        max_positions: int,
+        seed: int,
+        arguments: ConvArguments | None = None,
     ) -> None:
-        """Sample at most `max_positions` positions of `out`, the layer's output for `x`."""
+        """Sample output positions.
+
+        Args:
+            layer: the layer.
+            x: what it multiplies by its weights.
+            out: its output.
+            max_positions: at most so many are sampled.
+            seed: decides which.
+            arguments: of the convolution, if they are not the layer's attributes.
+        """
         self.layer = layer
-        self.windows = _windows(layer, x, out)
+        self.windows = (
+            _windows(layer, x, out) if arguments is None else _windows_of(x, layer, arguments)
+        )
         sizes = [out.shape[0], *out.shape[2:]] if isinstance(layer, _ConvNd) else out.shape[:-1]
         self.index = _sample_positions(sizes, max_positions, seed)
 
@@ -77,14 +104,15 @@ class OutputSample:
 
     def rows(self) -> Tensor:
         """Return the layer's input at these positions: [groups, positions, fan-in]."""
-        return self._split_groups(_take_positions(self.windows, self.index).flatten(1))
+        return self.by_group(_take_positions(self.windows, self.index).flatten(1))
 
-    def values(self, out: Tensor) -> Tensor:
-        """Return an output at these positions: [groups, positions, output channels]."""
+    def take(self, out: Tensor) -> Tensor:
+        """Return an output at these positions: [positions, channels]."""
         last = isinstance(self.layer, nn.Linear)
-        return self._split_groups(_take_positions(out.movedim(-1, 1) if last else out, self.index))
+        return _take_positions(out.movedim(-1, 1) if last else out, self.index)
 
-    def _split_groups(self, values: Tensor) -> Tensor:
+    def by_group(self, values: Tensor) -> Tensor:
+        """Split the channels of values at these positions: [groups, positions, channels]."""
         by_group: Tensor = values.unflatten(1, (groups_of(self.layer), -1))
         return by_group.transpose(0, 1)
 
@@ -99,8 +127,22 @@ def _windows(layer: LinearOrConv, x: Tensor, out: Tensor) -> Tensor:
     else:
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
-    for i, (kernel, dilation) in enumerate(zip(layer.kernel_size, layer.dilation, strict=True)):
-        x = x.unfold(2 + i, (kernel - 1) * dilation + 1, stride[i])[..., ::dilation]
+    return _unfold(x, layer, stride, layer.dilation)
+
+
+def _windows_of(x: Tensor, layer: LinearOrConv, arguments: ConvArguments) -> Tensor:
+    """View the input of a convolution with these arguments as windows."""
+    padding = [width for width in reversed(arguments.padding) for _ in range(2)]
+    return _unfold(F.pad(x, padding), layer, arguments.stride, arguments.dilation)
+
+
+def _unfold(
+    x: Tensor, layer: LinearOrConv, stride: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    assert isinstance(layer, _ConvNd)
+    for i, kernel in enumerate(layer.kernel_size):
+        reach = (kernel - 1) * dilation[i] + 1
+        x = x.unfold(2 + i, reach, stride[i])[..., :: dilation[i]]
     return x
 
 

@@ -7,7 +7,7 @@ outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fpgm.recovery.layer_solver import MAX_FAN_IN, WIDE_LAYER_ROWS, can_shift_output, layer_at
-from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
+from fpgm.recovery.solvable_layers import ConvInputs, SolvableLayer, find_solvable_layers
 from fpgm.recovery.unfold import OutputSample, input_of, matrix_of
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
@@ -110,9 +110,10 @@ class _StatisticsHooks:
     """Hooks on a copy of the model that shares its weights."""
 
     model: nn.Module
-    consumers: Sequence[str]
+    consumers: Mapping[str, SolvableLayer]
     branches: Sequence[tuple[str, int]]
     batches: int
+    conv_inputs: ConvInputs
     consumer_sums: dict[str, _RunningSums] = field(default_factory=dict)
     branch_sums: dict[str, _RunningSums] = field(default_factory=dict)
     seed: int = 0
@@ -126,13 +127,16 @@ class _StatisticsHooks:
 
     def _consumer_hook(self, path: str) -> Callable[..., None]:
         def hook(layer: Any, args: Any, kwargs: Any, out: Tensor) -> None:
-            x = input_of(args, kwargs)
+            arguments = self.consumers[path].arguments
+            x = self.conv_inputs.latest.pop(path) if arguments else input_of(args, kwargs)
             sums = self.consumer_sums.setdefault(path, _RunningSums())
             fan_in = matrix_of(layer).shape[1]
             wide = fan_in > MAX_FAN_IN
             rows_in_all = WIDE_LAYER_ROWS if wide else max(ROWS_PER_WEIGHT * fan_in, MIN_ROWS)
             max_positions = -(-rows_in_all // self.batches)
-            sample = OutputSample(layer, x.detach(), out.detach(), max_positions, self.seed)
+            sample = OutputSample(
+                layer, x.detach(), out.detach(), max_positions, self.seed, arguments
+            )
             rows = sample.rows()
             dim = -1 if isinstance(layer, nn.Linear) else 1
             positions = out.numel() // out.shape[dim]
@@ -186,7 +190,8 @@ def collect_statistics(
     """
     net = copy_sharing_weights(model).eval()
     layers = {layer.path: layer for layer in find_solvable_layers(net, inputs[0]).layers}
-    hooks = _StatisticsHooks(net, list(layers), list(branches), len(inputs))
+    conv_inputs = ConvInputs(net, layers.values())
+    hooks = _StatisticsHooks(net, layers, list(branches), len(inputs), conv_inputs)
     hooks.register_()
     size = 0.0
     random = torch.Generator().manual_seed(0)
@@ -194,7 +199,8 @@ def collect_statistics(
         if progress is not None:
             progress("measuring", number, len(inputs))
         hooks.seed = number
-        outputs = _run_probe(net, inputs[number], random)
+        with conv_inputs:
+            outputs = _run_probe(net, inputs[number], random)
         size += sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
     scale = inputs.count / (size or 1.0)
     statistics = ModelStatistics({}, {})

@@ -1,0 +1,146 @@
+"""Activations of paused passes leave memory, and come back before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.recoverable import Streams, batches, stir
+from torch import Tensor, nn
+
+import fpgm
+from fpgm.recovery import activation_offload, recover
+from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations
+
+
+@pytest.fixture(params=[0, 2**30], ids=["file", "memory"])
+def store(request: pytest.FixtureRequest) -> Iterator[ActivationOffload]:
+    with closing(ActivationOffload(request.param)) as store:
+        yield store
+
+
+def offloaded(store: ActivationOffload, values: Tensor) -> Tensor:
+    activation = values.clone()
+    store.offload([activation])
+    return activation
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e9, 1e30])
+def test_values_come_back_in_half_precision(store: ActivationOffload, scale: float) -> None:
+    values = torch.randn(64, 512) * scale
+    activation = offloaded(store, values)
+    assert activation.untyped_storage().nbytes() == 0
+    store.restore(activation)
+    largest = float(values.abs().max())
+    assert float((activation - values).abs().max()) <= largest * 2**-11
+    again = activation.clone()
+    store.offload([activation])
+    store.restore(activation)
+    assert torch.equal(activation, again)  # nothing more is lost the second time
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_comes_back_as_it_was(store: ActivationOffload, dtype: torch.dtype) -> None:
+    values = torch.randn(64, 1024).to(dtype)
+    activation = offloaded(store, values)
+    assert activation.untyped_storage().nbytes() == 0
+    store.restore(activation)
+    assert torch.equal(activation, values)
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+def test_what_half_precision_cannot_hold_stays(store: ActivationOffload, odd: float) -> None:
+    values = torch.randn(64, 512)
+    values[3, 3] = odd
+    activation = offloaded(store, values)
+    assert torch.equal(activation.nan_to_num(), values.nan_to_num())
+
+
+def test_views_share_what_comes_back(store: ActivationOffload) -> None:
+    values = torch.randn(64, 512)
+    activation = values.clone()
+    view = activation.t()
+    store.offload([activation])
+    store.restore(view)
+    assert torch.equal(view, activation.t())
+    assert torch.allclose(activation, values, atol=1e-2)
+
+
+def test_what_nobody_holds_takes_no_room(store: ActivationOffload) -> None:
+    one = 64 * 512 * 2
+    for _ in range(20):
+        store.offload([torch.randn(64, 512)])
+    assert store.bytes <= 2 * one
+    assert store.file_bytes <= 3 * one
+
+
+def test_weights_and_inputs_are_left_alone(store: ActivationOffload) -> None:
+    weight = torch.randn(64, 512)
+    live = LiveActivations(store, [weight])
+    view, own = weight.t(), weight * 2
+    live.add(view)
+    live.add(own)
+    live.offload()
+    assert weight.untyped_storage().nbytes()
+    assert not own.untyped_storage().nbytes()
+
+
+class ReadsBack(Streams):
+    """Reads an early activation late, without an operator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = self.stem(x)
+        alias = early.data
+        out = super().forward(x)
+        return out + float(early.numpy().mean()) + float(np.asarray(alias).max())
+
+
+@pytest.mark.parametrize("kind", [Streams, ReadsBack])
+@pytest.mark.parametrize("residual", ["coupled", "independent"])
+@pytest.mark.parametrize("memory", [0, 2**24], ids=["file", "memory"])
+def test_recovery_is_the_same_with_little_memory(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Streams], residual: Any, memory: int
+) -> None:
+    monkeypatch.setattr(activation_offload, "MIN_BYTES", 64)
+    model = stir(kind()).eval()
+    plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1, residual=residual)
+    data = batches(3, 6, 6)
+    expected = fpgm.recover(model, plan, data)
+    monkeypatch.setattr(recover, "memory_at", lambda _: memory)
+    monkeypatch.setattr(recover, "PASS_MEMORY_FACTOR", 2**30)
+    small = fpgm.recover(model, plan, data)
+    x = torch.randn(16, 3, 6, 6)
+    with torch.no_grad():
+        assert torch.allclose(small(x), expected(x), rtol=0.02, atol=0.02)
+
+
+class Counted(nn.Module):
+    """Counts its calls, also those of copies."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return x
+
+
+CALLS = 2 + 4 * (2 + 3)
+"""To find the layers of both models; for each of four batches one of each to solve, and one of the
+original and of each of two candidates to compare them."""
+
+
+@pytest.mark.parametrize("depth", [3, 12])
+def test_passes_do_not_grow_with_depth(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """However deep the network and however short memory, a batch runs through it once."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(depth)]
+    model = nn.Sequential(Counted(), nn.Conv2d(3, 8, 1), *layers, nn.Conv2d(8, 4, 1)).eval()
+    plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
+    monkeypatch.setattr(recover, "memory_at", lambda _: 0)
+    monkeypatch.setattr(Counted, "calls", 0)
+    fpgm.recover(model, plan, [torch.randn(8, 3, 6, 6) for _ in range(4)])
+    assert Counted.calls == CALLS
