@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.data.cifar10_sample import read_sample
 from fpgm.data.registry import CIFAR10
-from fpgm.training.callbacks.huggingface import PruneCallback
+from fpgm.training.callbacks.huggingface import TrainerPruneCallback
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--rate", type=float, default=0.4, help="fraction of filters to remove")
@@ -59,7 +59,7 @@ def accuracy(net: nn.Module) -> float:
 
 
 def fit(
-    net: nn.Module, epochs: int, optimizer: torch.optim.Optimizer, *callbacks: PruneCallback
+    net: nn.Module, epochs: int, optimizer: torch.optim.Optimizer, *callbacks: TrainerPruneCallback
 ) -> None:
     """Train without checkpoints."""
     arguments = transformers.TrainingArguments(
@@ -84,7 +84,7 @@ rich.print(f"untrained: {accuracy(model):.1%}")
 
 # The example is a dict of arguments of the network's forward. Pruning starts halfway, because
 # the filters of an untrained network say little.
-callback = PruneCallback(
+callback = TrainerPruneCallback(
     {"pixel_values": test_images[:1]},
     rate=options.rate,
     mode="hard",

@@ -11,7 +11,7 @@ from tests.helpers.shell import refused, run, without_numbers
 
 import fpgm
 from fpgm.models import digits
-from fpgm.utils import run_folder as results
+from fpgm.utils import run_files as results
 from fpgm.utils.atomic_io import file_sha256
 
 

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 import fpgm
 from fpgm.pruning.plan import Cut
 from fpgm.utils.modules import named_tensors
-from fpgm.utils.parameter_info import layer_of
+from fpgm.utils.parameter_roles import layer_of
 
 
 class Layers(nn.Module):

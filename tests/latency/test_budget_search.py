@@ -19,8 +19,9 @@ from fpgm.latency import backends, budget_search
 from fpgm.latency.backends import BACKENDS, LoadedModel, get_backend
 from fpgm.latency.best_alignment import best_step
 from fpgm.latency.lookup_table import LatencyTable
-from fpgm.planning.budget import ALIGN, Budget, Rounder
+from fpgm.planning.budget import Budget
 from fpgm.planning.planner import Planner
+from fpgm.planning.width_rounding import ALIGN, Rounder
 from fpgm.tracing.layer_calls import LayerCall, LayerSpec, called_layers
 from fpgm.utils.example_inputs import Example
 

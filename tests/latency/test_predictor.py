@@ -18,8 +18,9 @@ from fpgm.exporters.onnx import layer_to_onnx
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.lookup_table import LatencyTable
 from fpgm.latency.predictor import Predictor
-from fpgm.planning.budget import Budget, Rounder
+from fpgm.planning.budget import Budget
 from fpgm.planning.planner import Planner
+from fpgm.planning.width_rounding import Rounder
 from fpgm.tracing.layer_calls import LayerSpec, called_layers
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.timing import Timing, time_interleaved, time_ratio

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.models import digits, resnet, vgg16
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.planning.budget import Rounder
+from fpgm.planning.width_rounding import Rounder
 from fpgm.tracing.grouping import Structure, group_channels
 from fpgm.tracing.recorder import TraceRecorder, record_trace
 from fpgm.utils.example_inputs import as_examples

@@ -22,7 +22,7 @@ from fpgm.report.analysis.redundancy import GramMatrix
 from fpgm.report.analysis.result import LARGE_MINIMUM, SMALL_DEVIATION, LayerAnalysis, verdict
 from fpgm.report.analysis.similar_channels import layer_output, most_correlated, removed_filters
 from fpgm.workflow.api import make_plan
-from fpgm.workflow.request import PlanRequest
+from fpgm.workflow.plan_request import PlanRequest
 
 X = torch.zeros(1, 1, 1, 1)
 

@@ -29,7 +29,7 @@ from fpgm.report.page import compare, render_comparison, render_page
 from fpgm.report.records import ResultsRecord, decode
 from fpgm.report.run import Run, read_run
 from fpgm.report.serve import create_server, folder_version
-from fpgm.utils.run_folder import REPORTED
+from fpgm.utils.run_files import REPORTED
 
 EVIL = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 

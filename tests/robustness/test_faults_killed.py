@@ -18,7 +18,7 @@ from tests.helpers.shell import run
 import fpgm
 from fpgm.models import digits
 from fpgm.utils import replace_files as together
-from fpgm.utils import run_folder as res
+from fpgm.utils import run_files as res
 from fpgm.utils.atomic_io import BACKUP, is_unfinished, remove_leftovers, temp_dir, write_text
 from fpgm.workflow.pruned_folder import write_pruned
 

@@ -84,7 +84,7 @@ def test_lightning(mode: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face(mode: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from fpgm.training.callbacks.huggingface import PruneCallback
+    from fpgm.training.callbacks.huggingface import TrainerPruneCallback
 
     class Digits(nn.Module):
         def __init__(self) -> None:
@@ -111,7 +111,7 @@ def test_hugging_face(mode: str, tmp_path: Path) -> None:
     def fit(epochs: int, resume: bool) -> tuple[nn.Module, Any]:
         torch.manual_seed(0)
         model = Digits()
-        callback = PruneCallback({"x": X}, rate=0.4, mode=mode)
+        callback = TrainerPruneCallback({"x": X}, rate=0.4, mode=mode)
         arguments = transformers.TrainingArguments(num_train_epochs=epochs, **options)
         trainer = transformers.Trainer(
             model=model, args=arguments, train_dataset=data, callbacks=[callback]

@@ -15,7 +15,7 @@ from fpgm.planning.budget import Budget
 from fpgm.planning.options import PlanKeywords, PlanOptions
 from fpgm.planning.planner import Planner
 from fpgm.training.recipe import PruneConfig
-from fpgm.workflow.request import PlanRequest
+from fpgm.workflow.plan_request import PlanRequest
 
 X = torch.zeros(1, 3, 8, 8)
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.models import digits
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import PRUNED, read_results
-from fpgm.workflow.original import build_model, example_input
+from fpgm.utils.run_files import PRUNED, read_results
+from fpgm.workflow.original_model import build_model, example_input
 from fpgm.workflow.pipeline import (
     AccuracyResult,
     Origin,
@@ -26,8 +26,8 @@ from fpgm.workflow.pipeline import (
     save_pruning,
     save_recovery,
 )
+from fpgm.workflow.plan_request import PlanRequest
 from fpgm.workflow.pruned_folder import open_pruned
-from fpgm.workflow.request import PlanRequest
 
 SHAPE = (1, 1, 8, 8)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.criteria import lowest
 from fpgm.models import digits, resnet
-from fpgm.workflow.schedule import PruneSchedule
+from fpgm.workflow.prune_schedule import PruneSchedule
 
 
 def test_a_step_zeroes_the_filters_with_the_smallest_scores_of_the_weights_as_they_are() -> None:

@@ -29,7 +29,7 @@ from fpgm.models.registry import default_shape
 from fpgm.pruning.plan import Frozen
 from fpgm.utils.plain_json import to_json
 from fpgm.utils.text import escape_text, shorten
-from fpgm.workflow.original import shape_text
+from fpgm.workflow.original_model import shape_text
 
 Model = Annotated[
     str,

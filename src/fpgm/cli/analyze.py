@@ -10,7 +10,7 @@ import typer
 from fpgm.cli import _common as common
 from fpgm.report.analysis.api import analyze as look
 from fpgm.report.analysis.result import Analysis
-from fpgm.workflow.original import build_model, example_input
+from fpgm.workflow.original_model import build_model, example_input
 
 
 def analyze(

@@ -17,9 +17,9 @@ from fpgm.latency.benchmark import bench as measure
 from fpgm.latency.layer_breakdown import LayerTime
 from fpgm.utils.atomic_io import explain_write_errors, write_text
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import BENCH
+from fpgm.utils.run_files import BENCH
 from fpgm.utils.text import format_number
-from fpgm.workflow.original import build_model, example_input
+from fpgm.workflow.original_model import build_model, example_input
 from fpgm.workflow.pruned_folder import load_small, read_trusted
 
 _SHOWN = 12

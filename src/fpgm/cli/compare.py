@@ -26,12 +26,12 @@ from fpgm.tracing.residual import Residual
 from fpgm.utils.atomic_io import explain_write_errors, file_sha256, is_unfinished, write_text
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import FORMAT, RESULTS
+from fpgm.utils.run_files import FORMAT, RESULTS
 from fpgm.utils.safe_read import read_json
 from fpgm.utils.safetensors_io import read_head
 from fpgm.utils.tables import latex_table, markdown_table, mean_and_spread
 from fpgm.utils.text import escape_text, reason
-from fpgm.workflow.original import build_model, example_input
+from fpgm.workflow.original_model import build_model, example_input
 from fpgm.workflow.pruned_folder import write_pruned
 
 USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")

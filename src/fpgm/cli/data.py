@@ -14,7 +14,7 @@ from torch import Tensor
 from fpgm.cli import _common as common
 from fpgm.data import cifar10 as images
 from fpgm.data.cifar10_fetch import Source, fetch
-from fpgm.workflow.original import shape_text
+from fpgm.workflow.original_model import shape_text
 
 data = typer.Typer()
 

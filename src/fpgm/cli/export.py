@@ -15,11 +15,11 @@ from fpgm.errors import RequestError
 from fpgm.exporters.api import SUFFIXES as KNOWN
 from fpgm.exporters.api import Exported, Format, format_of
 from fpgm.exporters.api import export as write
-from fpgm.exporters.check_inputs import split_batch
+from fpgm.exporters.comparison_inputs import split_batch
 from fpgm.exporters.onnx import OnnxModule
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.text import format_number
-from fpgm.workflow.original import example_input
+from fpgm.workflow.original_model import example_input
 from fpgm.workflow.pruned_folder import load_small, read_trusted
 
 ENDINGS = {to: ending for ending, to in KNOWN.items()}

@@ -17,7 +17,7 @@ from fpgm.pruning.plan import Group
 from fpgm.tracing.residual import Residual
 from fpgm.utils.modules import modules_by_path
 from fpgm.workflow.api import plan
-from fpgm.workflow.original import build_model, example_input, shape_text
+from fpgm.workflow.original_model import build_model, example_input, shape_text
 
 
 def inspect(

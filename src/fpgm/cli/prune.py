@@ -17,10 +17,10 @@ from fpgm.cli._outcome import accuracy_lines, certificate_line, latency_line, re
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.models.registry import has_guessed_shape
-from fpgm.planning.budget import ALIGN, Rounding
+from fpgm.planning.width_rounding import ALIGN, Rounding
 from fpgm.tracing.residual import Residual
-from fpgm.utils.run_folder import ANALYSIS, PLAN, RESULTS, SENSITIVITY, SMALL, check_out
-from fpgm.workflow.original import build_model, example_input, shape_text
+from fpgm.utils.run_files import ANALYSIS, PLAN, RESULTS, SENSITIVITY, SMALL, check_out
+from fpgm.workflow.original_model import build_model, example_input, shape_text
 from fpgm.workflow.pipeline import (
     Origin,
     PruningRun,
@@ -28,7 +28,7 @@ from fpgm.workflow.pipeline import (
     run_pruning,
     save_pruning,
 )
-from fpgm.workflow.request import PlanRequest
+from fpgm.workflow.plan_request import PlanRequest
 
 
 def prune(

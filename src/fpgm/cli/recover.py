@@ -12,7 +12,7 @@ from fpgm.cli import _data_options as pic
 from fpgm.cli import _recovery_options as opt
 from fpgm.cli._outcome import accuracy_lines, recovery_lines
 from fpgm.errors import FileError, RequestError
-from fpgm.utils.run_folder import RunResults, check_out, read_results
+from fpgm.utils.run_files import RunResults, check_out, read_results
 from fpgm.workflow.pipeline import (
     RecoveryOptions,
     RecoveryRun,

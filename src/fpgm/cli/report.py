@@ -12,7 +12,7 @@ from fpgm.cli import _common as common
 from fpgm.errors import FileError, RequestError
 from fpgm.report.page import compare as write_comparison
 from fpgm.report.page import report as write_report
-from fpgm.utils.run_folder import restore_interrupted
+from fpgm.utils.run_files import restore_interrupted
 
 
 def report(

@@ -37,7 +37,7 @@ from fpgm.paper.tables.row_files import WEIGHTS
 from fpgm.paper.tables.trained_weights import SUFFIXES, find_weights, weights_digest, weights_name
 from fpgm.utils import distributed as launch
 from fpgm.utils.text import format_shape, shorten
-from fpgm.workflow.original import build_model
+from fpgm.workflow.original_model import build_model
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")

@@ -14,7 +14,7 @@ from fpgm.errors import FileError, RequestError
 from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
 from fpgm.recovery.sensitivity.result import Sensitivity
-from fpgm.workflow.original import build_model, example_input
+from fpgm.workflow.original_model import build_model, example_input
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 

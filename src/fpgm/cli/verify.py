@@ -10,9 +10,9 @@ import typer
 from fpgm.cli import _common as common
 from fpgm.cli._outcome import certificate_line
 from fpgm.pruning.verification import verify as certify
-from fpgm.utils.run_folder import read_results
+from fpgm.utils.run_files import read_results
 from fpgm.utils.text import escape_text
-from fpgm.workflow.original import example_input
+from fpgm.workflow.original_model import example_input
 from fpgm.workflow.pruned_folder import certificate_dict, check_sources, costs_dict, open_pruned
 
 

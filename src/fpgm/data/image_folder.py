@@ -17,8 +17,8 @@ from fpgm.data.base import SINGLE_PROCESS, Batch, ProcessShare, epoch_generator
 from fpgm.data.in_memory import Normalization
 from fpgm.errors import FileError, RequestError
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.safe_read import regular_file_size
+from fpgm.utils.thread_lock import suppress_warnings
 
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

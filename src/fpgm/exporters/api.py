@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fpgm._version import __version__
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
 from fpgm.exporters.bn_folding import simplify
-from fpgm.exporters.check_inputs import noise_inputs, real_inputs
 from fpgm.exporters.comparison import ModelComparison, compare_models, output_error
+from fpgm.exporters.comparison_inputs import noise_inputs, real_inputs
 from fpgm.exporters.int8 import MAX_ERROR, to_int8
 from fpgm.exporters.low_rank import LayerSplit, split_layers
 from fpgm.exporters.onnx import OnnxModule, batch_dims, install_hint, to_onnx
@@ -41,9 +41,9 @@ from fpgm.utils.example_inputs import (
     tensors_in,
     to_model_device,
 )
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import unwrap_model
 from fpgm.utils.text import reason
+from fpgm.utils.thread_lock import suppress_warnings
 
 Format = Literal["onnx", "pt2", "torchscript"]
 

@@ -15,8 +15,8 @@ from typing import Any
 from fpgm.errors import ModelError
 from fpgm.exporters.onnx import input_arrays
 from fpgm.utils.example_inputs import Example
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.text import reason
+from fpgm.utils.thread_lock import suppress_warnings
 
 MAX_ERROR = 0.5
 """Squared output error, relative to the outputs' squares, beyond which no file is written. A model

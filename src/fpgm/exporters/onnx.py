@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import ModelError
 from fpgm.utils.example_inputs import Example, batch_size
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.text import reason
+from fpgm.utils.thread_lock import suppress_warnings
 
 if TYPE_CHECKING:
     from fpgm.tracing.layer_calls import LayerSpec

@@ -18,8 +18,9 @@ from fpgm.errors import RequestError
 from fpgm.latency.backends import Backend, get_backend, runtime_errors
 from fpgm.latency.lookup_table import LatencyTable
 from fpgm.latency.predictor import Predictor, predict_ratio
-from fpgm.planning.budget import Budget, Rounder
+from fpgm.planning.budget import Budget
 from fpgm.planning.planner import Planner
+from fpgm.planning.width_rounding import Rounder
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Latency, Plan
 from fpgm.tracing.cost_model import Floats

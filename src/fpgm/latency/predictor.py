@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fpgm.latency.lookup_table import LatencyTable
-from fpgm.planning.budget import Rounder
+from fpgm.planning.width_rounding import Rounder
 from fpgm.tracing.cost_model import Costs, Floats, KeptFractions
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.layer_calls import LayerCall, LayerSpec
-from fpgm.utils.parameter_info import PRODUCER_ROLES
+from fpgm.utils.parameter_roles import PRODUCER_ROLES
 from fpgm.utils.progress import Progress
 
 WIDTH_RATIOS = (0.25, 0.5, 0.75, 1.0)

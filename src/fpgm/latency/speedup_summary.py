@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fpgm.latency.backends import ProfiledNode
 from fpgm.latency.layer_breakdown import LayerTime
-from fpgm.planning.budget import ALIGN
+from fpgm.planning.width_rounding import ALIGN
 
 MIN_ACHIEVED = 0.8
 """With less than this fraction of the theoretical saving, reasons are given."""

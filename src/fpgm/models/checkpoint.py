@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from fpgm.errors import FileError
 from fpgm.models import assets
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.safe_read import expand_user
 from fpgm.utils.safetensors_io import add_shared_tensors, is_safetensors, read_head, read_tensors
 from fpgm.utils.text import format_shape, reason, shorten
+from fpgm.utils.thread_lock import suppress_warnings
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -29,8 +29,8 @@ from torch import nn
 from fpgm.errors import RequestError
 from fpgm.models.builtin import BUILTIN, build
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.text import did_you_mean, reason
+from fpgm.utils.thread_lock import GLOBAL_LOCK
 
 IMAGENET_SHAPE = (1, 3, 224, 224)
 

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from fpgm.errors import RequestError
-from fpgm.utils.locking import GLOBAL_LOCK
+from fpgm.utils.thread_lock import GLOBAL_LOCK
 
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

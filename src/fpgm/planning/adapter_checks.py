@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.constraints import Move, Place
 from fpgm.tracing.grouping import Structure
+from fpgm.tracing.trace_values import Move, Place
 from fpgm.tracing.tracer import Tracer
 from fpgm.utils.adapter_spec import Adapter, Side
 

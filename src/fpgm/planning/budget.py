@@ -1,4 +1,4 @@
-"""The requested budget, and how widths are rounded. Values only."""
+"""The requested budget: how much to remove. Values only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Literal
 from fpgm.errors import RequestError
 from fpgm.utils.text import nearest_names
 
-Rounding = Literal["nearest", "paper"]
 Measure = Literal["macs", "params", "latency"]
 
 MEASURES: tuple[Measure, ...] = ("macs", "params", "latency")
@@ -68,55 +67,6 @@ class Budget:
             name: getattr(self, name) for name in BUDGET_KINDS if getattr(self, name) is not None
         }
         return {**chosen, **({"rates": dict(self.rates)} if self.rates else {})}
-
-
-ALIGN = 16
-"""Channels per vector operation: runtimes need as long for 40 channels as for 48."""
-
-
-@dataclass(frozen=True)
-class Rounder:
-    """Computes how many units of a group stay at a given rate."""
-
-    align: int = ALIGN
-    rounding: Rounding = "nearest"
-    min_channels: int = 1
-    steps: int = 8
-    """Smallest number of alignment steps per layer: narrow layers get smaller steps."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.align, int) or self.align < 1:
-            raise RequestError(f"align is {self.align!r}: give a whole number from 1 up.")
-        if not isinstance(self.min_channels, int) or self.min_channels < 1:
-            raise RequestError(
-                f"min_channels is {self.min_channels!r}: give a whole number from 1 up."
-            )
-        if self.rounding not in ("nearest", "paper"):
-            raise RequestError(f"rounding is {self.rounding!r}: give 'nearest' or 'paper'.")
-
-    def kept(self, units: int, rate: float, channels_per_unit: int = 1) -> int:
-        """Return how many units stay. `paper` removes int(n · rate); `nearest` aligns widths.
-
-        >>> Rounder(align=8).kept(64, 0.4), Rounder(align=8).kept(16, 0.4)
-        (40, 10)
-        >>> Rounder(rounding="paper").kept(64, 0.4)
-        39
-        """
-        lowest = min(units, math.ceil(self.min_channels / channels_per_unit))
-        if self.rounding == "paper":
-            return max(lowest, units - int(units * rate + 1e-9))
-        step = self.step(units, channels_per_unit)
-        kept = math.floor(units * (1 - rate) / step + 0.5) * step
-        return max(lowest, min(units, kept))
-
-    def step(self, units: int, channels_per_unit: int = 1) -> int:
-        """Return the alignment in units: the largest of align, align/2, …, 1 that is allowed."""
-        if self.rounding == "paper":
-            return 1
-        channels = self.align
-        while channels > 1 and channels * self.steps > units * channels_per_unit:
-            channels //= 2
-        return max(1, channels // math.gcd(channels, channels_per_unit))
 
 
 def check_fraction(name: str, value: object) -> None:

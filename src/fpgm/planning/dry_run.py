@@ -15,14 +15,14 @@ from fpgm.planning.dry_run_tracer import MismatchError, ValidatingTracer
 from fpgm.pruning.compaction import rebuild
 from fpgm.pruning.plan import Plan
 from fpgm.tracing import shape_inference
-from fpgm.tracing.constraints import Place
 from fpgm.tracing.grouping import Structure
+from fpgm.tracing.trace_values import Place
 from fpgm.tracing.tracer import RuleError
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.example_inputs import Example, tensors_in
-from fpgm.utils.locking import with_global_lock
 from fpgm.utils.modules import cache_modules, module_at
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.thread_lock import with_global_lock
 
 
 def needs_dry_run(structure: Structure, removed: Tensor) -> bool:

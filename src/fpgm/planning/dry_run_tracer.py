@@ -24,9 +24,9 @@ from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference
-from fpgm.tracing.constraints import Factor, ParameterInfo, Place
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.ops import registry as rules
+from fpgm.tracing.trace_values import Factor, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.modules import named_tensors
 from fpgm.utils.tracebacks import source_line

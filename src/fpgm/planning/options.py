@@ -13,8 +13,8 @@ from typing import Literal, TypedDict
 from torch import Tensor
 
 from fpgm.errors import RequestError
-from fpgm.planning.budget import ALIGN, Rounding
 from fpgm.planning.precomputed_scores import PrecomputedScores
+from fpgm.planning.width_rounding import ALIGN, Rounding
 from fpgm.tracing.residual import Residual
 
 Criterion = str | Callable[[Tensor], Tensor] | PrecomputedScores

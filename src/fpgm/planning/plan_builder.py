@@ -17,11 +17,13 @@ from fpgm.pruning.plan import Attribute, Cached, Cut, Frozen, Group, Plan, Stale
 from fpgm.pruning.plan_checks import holds_size
 from fpgm.pruning.slicing import by_tensor
 from fpgm.tracing import labels as lb
-from fpgm.tracing.constraints import InsertionPoint, ParameterInfo
-from fpgm.tracing.grouping import Structure, block_starts, frozen_rows, unreached_rows
+from fpgm.tracing.freeze_reasons import frozen_rows, unreached_rows
+from fpgm.tracing.grouping import Structure
+from fpgm.tracing.producers import block_starts
+from fpgm.tracing.trace_values import InsertionPoint, ParameterInfo
 from fpgm.utils.adapter_spec import Adapter, Kind, Side
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.parameter_info import Role, layer_of
+from fpgm.utils.parameter_roles import Role, layer_of
 from fpgm.utils.size_names import FIRST_DIM, SECOND_DIM
 
 
@@ -101,7 +103,7 @@ def build_plan(
         frozen=tuple(
             Frozen(*row)
             for row in [
-                *frozen_rows(structure),
+                *frozen_rows(structure.producers, structure.reasons),
                 *unreached_rows(structure.trace.unreached_parameters()),
             ]
         ),

@@ -20,28 +20,29 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fpgm import criteria
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
-from fpgm.planning.budget import Budget, Measure, Rounder, check_patterns
+from fpgm.planning.budget import Budget, Measure, check_patterns
 from fpgm.planning.dry_run import dry_run, needs_dry_run
 from fpgm.planning.dry_run_tracer import MismatchError
 from fpgm.planning.equal_split import components
+from fpgm.planning.failing_groups import find_difference, find_failing, runs_alike
 from fpgm.planning.options import DEFAULTS, Criterion, PlanOptions, criterion_name
 from fpgm.planning.plan_builder import EmptyAxisError, UnevenBlocksError
 from fpgm.planning.precomputed_scores import PrecomputedScores
-from fpgm.planning.repair import find_difference, find_failing, runs_alike
 from fpgm.planning.selection import Choice, ErrorOf, Selector
 from fpgm.planning.size_attributes import SizeAttributes
 from fpgm.planning.unit_scores import UnitScores
+from fpgm.planning.width_rounding import Rounder
 from fpgm.pruning.compaction import fingerprint, rebuild
 from fpgm.pruning.plan import Attribute, Plan
 from fpgm.pruning.verification import certify
 from fpgm.tracing.cost_model import Cost, Costs
-from fpgm.tracing.grouping import ChannelGroup, Structure, frozen_rows, group_channels
+from fpgm.tracing.freeze_reasons import frozen_rows
+from fpgm.tracing.grouping import ChannelGroup, Structure, group_channels
 from fpgm.tracing.operator_log import record_operators
 from fpgm.tracing.recorder import TraceRecorder, record_trace
 from fpgm.tracing.residual import Residual, make_recorder
 from fpgm.tracing.shape_inference import ValuesNeededError
 from fpgm.utils.example_inputs import as_examples
-from fpgm.utils.locking import pause_garbage_collection, with_global_lock
 from fpgm.utils.modules import (
     cache_modules,
     modules_by_path,
@@ -50,6 +51,7 @@ from fpgm.utils.modules import (
     unwrap_model,
 )
 from fpgm.utils.preserve_state import preserve_rng
+from fpgm.utils.thread_lock import pause_garbage_collection, with_global_lock
 
 _MAX_DRY_RUNS = 1000
 """Every dry run freezes something or tries another attribute; the limit only guards a bug."""
@@ -453,7 +455,7 @@ def _group_units(structure: Structure, classes: Tensor) -> Tensor:
 
 def _nothing_to_prune(structure: Structure) -> str:
     """Explain why nothing can be pruned, with the reason that applies to the most channels."""
-    rows = sorted(frozen_rows(structure), key=lambda row: -row[1])
+    rows = sorted(frozen_rows(structure.producers, structure.reasons), key=lambda row: -row[1])
     why = f" The most common reason: {rows[0][2]}." if rows else ""
     if structure.trace.nested_in:
         why = (

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from fpgm.pruning.plan import Attribute, StaleSize
 from fpgm.pruning.plan_checks import holds_size
-from fpgm.tracing.grouping import Structure, rows_of
+from fpgm.tracing.grouping import Structure
 from fpgm.tracing.labels import axes
+from fpgm.tracing.producers import rows_of
 from fpgm.utils.modules import modules_by_path
-from fpgm.utils.parameter_info import PRODUCER_ROLES
+from fpgm.utils.parameter_roles import PRODUCER_ROLES
 
 Side = Literal["in", "out", ""]
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fpgm.criteria import ranking
 from fpgm.errors import RequestError
-from fpgm.planning.allocation import Allocation, Item
-from fpgm.planning.budget import Budget, Measure, Rounder
+from fpgm.planning.budget import Budget, Measure
 from fpgm.planning.equal_split import Cells, Component, components
+from fpgm.planning.knapsack import Allocation, Item
 from fpgm.planning.unit_scores import UnitScores
+from fpgm.planning.width_rounding import Rounder
 from fpgm.tracing.cost_model import Cost
 from fpgm.tracing.grouping import ChannelGroup, Structure
-from fpgm.utils.locking import pause_garbage_collection
+from fpgm.utils.thread_lock import pause_garbage_collection
 
 _MAX_PARTS = 48
 """Parts whose single steps are measured after the uniform rate is found."""

@@ -20,8 +20,8 @@ from fpgm.planning.remembered_sizes import Widths, follow_sizes
 from fpgm.planning.selection import Choice
 from fpgm.pruning.plan import Attribute, Plan
 from fpgm.pruning.plan_checks import holds_size
-from fpgm.tracing.constraints import FixedSizeOp
 from fpgm.tracing.grouping import Structure
+from fpgm.tracing.trace_values import FixedSizeOp
 from fpgm.utils.modules import module_at, modules_by_path
 from fpgm.utils.size_names import LAYER_SIZES
 

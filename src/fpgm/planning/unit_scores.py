@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fpgm.criteria import Scorer, score
 from fpgm.errors import RequestError
-from fpgm.tracing.grouping import ChannelGroup, Producer, Structure
+from fpgm.tracing.grouping import ChannelGroup, Structure
+from fpgm.tracing.producers import Producer
 from fpgm.utils.modules import modules_by_path, named_tensors
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)

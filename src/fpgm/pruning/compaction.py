@@ -24,7 +24,6 @@ from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.utils.channel_adapters import Adapted, buffer_names
 from fpgm.utils.copying import Memo, clone
 from fpgm.utils.denormals import flush_denormals_
-from fpgm.utils.locking import pause_garbage_collection, with_global_lock
 from fpgm.utils.modules import (
     cache_modules,
     modules_by_path,
@@ -32,6 +31,7 @@ from fpgm.utils.modules import (
     outer_modules_by_path,
     unwrap_model,
 )
+from fpgm.utils.thread_lock import pause_garbage_collection, with_global_lock
 from fpgm.utils.weight_hooks import compute_weights_
 from fpgm.utils.weight_norm import gain_ratio, weight_norms
 

@@ -16,7 +16,7 @@ from fpgm.errors import PlanError
 from fpgm.pruning.plan_json import PlanDecoder
 from fpgm.pruning.plan_text import plan_html, plan_line, plan_text, safe_text
 from fpgm.utils.adapter_spec import MAX_DIMS, Adapter, position_problem
-from fpgm.utils.parameter_info import PRODUCER_ROLES, Role, layer_of
+from fpgm.utils.parameter_roles import PRODUCER_ROLES, Role, layer_of
 
 FORMAT = 1
 """Version of the JSON layout; raised when an old file would be misread."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example, batch_size, resize_batch, tensors_in
-from fpgm.utils.locking import suppress_warnings
+from fpgm.utils.thread_lock import suppress_warnings
 from fpgm.utils.tracebacks import describe_error
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.errors import ModelError, VerificationError
-from fpgm.pruning.check_weights import TINY, Calibration, calibrate_, vary_weights_
 from fpgm.pruning.compaction import check_fits, compact
 from fpgm.pruning.decision_inputs import (
     DecisionRecorder,
@@ -36,6 +35,7 @@ from fpgm.pruning.masked_reference import (
 from fpgm.pruning.output_differences import Difference, difference, distance, form_problem
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.train_check import training_problem
+from fpgm.pruning.verification_weights import TINY, Calibration, calibrate_, vary_weights_
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import (
     Example,
@@ -47,12 +47,12 @@ from fpgm.utils.example_inputs import (
 )
 from fpgm.utils.html_table import html_table
 from fpgm.utils.kept_weights import KeptWeights
-from fpgm.utils.locking import suppress_warnings, with_global_lock
 from fpgm.utils.modules import named_tensors, unwrap_model
 from fpgm.utils.outputs import Leaf, find_nan, read_outputs
 from fpgm.utils.preserve_state import ModelState, disable_compilation
 from fpgm.utils.rng import random_state, restore_random_state, seed_everything
 from fpgm.utils.text import escape_text
+from fpgm.utils.thread_lock import suppress_warnings, with_global_lock
 from fpgm.utils.tracebacks import describe_error
 from fpgm.utils.weight_norm import weight_norms
 

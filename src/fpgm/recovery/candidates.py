@@ -41,7 +41,7 @@ class Candidate:
 
 
 @dataclass
-class _Sums:
+class _CandidateSums:
     """Sums over the inputs for one candidate."""
 
     error: float = 0.0
@@ -62,7 +62,7 @@ def compare_candidates(
 
     Values that are not finite are left out of the error.
     """
-    sums = {name: _Sums() for name in nets}
+    sums = {name: _CandidateSums() for name in nets}
     size, scored, compared = 0.0, 0, False
     for number in range(len(inputs)):
         example = inputs[number]

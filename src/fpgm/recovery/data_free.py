@@ -22,7 +22,8 @@ from fpgm.recovery.layer_solver import MIN_VARIANCE_RATIO, batch_norm_at, layer_
 from fpgm.recovery.rectified_gaussian import hermite_coefficients, rectified_covariance
 from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
 from fpgm.recovery.unfold import groups_of, input_of, matrix_of, set_matrix_
-from fpgm.tracing.grouping import ChannelGroup, Producer, Structure, group_channels
+from fpgm.tracing.grouping import ChannelGroup, Structure, group_channels
+from fpgm.tracing.producers import Producer
 from fpgm.tracing.recorder import record_trace
 from fpgm.tracing.residual import make_recorder
 from fpgm.utils.copying import copy_model, copy_sharing_weights

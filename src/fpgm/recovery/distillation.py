@@ -179,7 +179,10 @@ def training_batches(
 
 
 def _normalized_mse(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """Average the mean squared errors, each divided by its target's mean square."""
+    """Compute the loss: the average of mean squared errors, each divided by its target's square.
+
+    `training.loss` has the loss of training with a teacher.
+    """
     errors = []
     for out, target in zip(outputs, targets, strict=True):
         finite = target.isfinite()

@@ -13,7 +13,7 @@ from typing import Any
 from fpgm.pruning.plan import Group, Plan
 from fpgm.report.records import LayerRecord, Number
 from fpgm.report.run import Run
-from fpgm.utils.parameter_info import layer_of
+from fpgm.utils.parameter_roles import layer_of
 
 MAX_COLUMNS = 12
 """Columns for streams beside the diagram."""

@@ -32,7 +32,7 @@ from fpgm.report.records import StringMap
 from fpgm.report.run import Run, read_run
 from fpgm.utils.atomic_io import explain_write_errors, write_text
 from fpgm.utils.plain_json import replace_non_finite
-from fpgm.utils.run_folder import REPORT
+from fpgm.utils.run_files import REPORT
 
 MAX_PAGE_BYTES = 3_000_000
 """Maximum size of a page. For larger networks details are omitted, and the page lists them."""

@@ -27,7 +27,7 @@ from fpgm.report.records import (
     decode,
     flatten_settings,
 )
-from fpgm.utils.run_folder import (
+from fpgm.utils.run_files import (
     ANALYSIS,
     BENCH,
     ENVIRONMENT,

@@ -13,7 +13,7 @@ from pathlib import Path
 from fpgm.errors import FpgmError
 from fpgm.report.page import render_page
 from fpgm.report.run import read_run
-from fpgm.utils.run_folder import REPORTED
+from fpgm.utils.run_files import REPORTED
 
 HOST = "127.0.0.1"
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fpgm.tracing.constraints import ParameterInfo, ParameterSum, RoleMark
 from fpgm.tracing.recorder import TraceRecorder
-from fpgm.utils.parameter_info import Role
+from fpgm.tracing.trace_values import ParameterInfo, ParameterSum, RoleMark
+from fpgm.utils.parameter_roles import Role
 
 
 def resolve_roles(trace: TraceRecorder) -> None:

@@ -6,8 +6,6 @@ that the same layers produce form a group, of which a fraction is removed. Nothi
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,38 +14,9 @@ from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.axis_roles import resolve_roles
-from fpgm.tracing.constraints import ParameterInfo
+from fpgm.tracing.freeze_reasons import add_reason, collect_reasons, freeze_unbalanced
+from fpgm.tracing.producers import Producer, find_producers, rows_of
 from fpgm.tracing.recorder import TraceRecorder
-from fpgm.utils.modules import modules_by_path, overlapping_tensors
-from fpgm.utils.parameter_info import PRODUCER_ROLES, layer_of
-
-
-@dataclass(frozen=True)
-class Producer:
-    """A layer's filters: the tensor, the field along them, and the class of each of them."""
-
-    info: ParameterInfo
-    field: Tensor
-    classes: Tensor
-
-    @property
-    def carries(self) -> bool:
-        """Tell whether it only passes units on, each by itself (a depthwise convolution)."""
-        return self.info.roles == ["depthwise"]
-
-    def filters(self, weight: Tensor) -> Tensor:
-        """Return the weight as [n, d]: one row per filter."""
-        used = lb.axes(self.field)
-        if len(used) == 1:
-            return weight.movedim(used[0], 0).flatten(1) if weight.ndim > 1 else weight[:, None]
-        groups = len(self.classes) // weight.shape[1]
-        blocks = weight.reshape(groups, -1, *weight.shape[1:])
-        return blocks.transpose(1, 2).flatten(0, 1).flatten(1)
-
-    @property
-    def layer(self) -> str:
-        """Return the path of the module that owns the filters."""
-        return layer_of(self.info.name)
 
 
 @dataclass
@@ -132,23 +101,16 @@ class Structure:
 
     def note(self, classes: Tensor, reason: str) -> None:
         """Record why these classes are frozen; the first reason is kept."""
-        for c in classes.unique().tolist():
-            self.reasons.setdefault(c, reason)
+        add_reason(self.reasons, classes, reason)
 
 
 def group_channels(trace: TraceRecorder, approximate: bool = False) -> Structure:
     """Resolve labels into classes, classes into units, units into groups."""
     classes = _tie_whole_groups(trace, _components(trace))
     resolve_roles(trace)
-    structure = Structure(
-        trace,
-        classes,
-        _producers(trace, classes),
-        {},
-        frozenset(),
-        _balances(trace, classes),
-    )
-    _collect_reasons(structure, approximate)
+    producers = find_producers(trace, classes)
+    reasons, soft = collect_reasons(trace, classes, approximate)
+    structure = Structure(trace, classes, producers, reasons, soft, _balances(trace, classes))
     structure.groups = _channel_groups(structure)
     return structure
 
@@ -200,88 +162,9 @@ def _components(trace: TraceRecorder) -> Tensor:
             parent = parent[parent]
 
 
-def _producers(trace: TraceRecorder, classes: Tensor) -> tuple[Producer, ...]:
-    producers = []
-    for info in trace.parameter_infos.values():
-        for f, role in zip(info.fields, info.roles, strict=True):
-            if role in PRODUCER_ROLES:
-                producers.append(Producer(info, f, classes[rows_of(f)]))
-    return tuple(producers)
-
-
-def rows_of(f: Tensor) -> Tensor:
-    """Return labels of a layer's filters in channel order, also of grouped transposed weights."""
-    if len(lb.axes(f)) == 1:
-        return f.reshape(-1)
-    starts = block_starts(f)
-    return f.reshape(f.shape[0], -1)[starts].reshape(-1)
-
-
-def block_starts(f: Tensor) -> list[int]:
-    """Return the first row of each block of equal rows in a grouped weight's field."""
-    rows = f.reshape(f.shape[0], -1)
-    changes = (rows[1:] != rows[:-1]).any(1)
-    return [0, *(torch.nonzero(changes).reshape(-1) + 1).tolist()]
-
-
-def sliceable(f: Tensor) -> bool:
-    """Tell whether a field lies along one axis, or is one row per block of a grouped weight."""
-    used = lb.axes(f)
-    if len(used) == 1:
-        return True
-    if used != [0, 1]:
-        return False
-    starts = block_starts(f)
-    width = f.shape[0] // len(starts)
-    return starts == list(range(0, f.shape[0], width))
-
-
-def _collect_reasons(structure: Structure, approximate: bool) -> None:
-    trace = structure.trace
-    soft: set[int] = set()
-    for constraint in trace.freeze_constraints:
-        classes = structure.classes_of(constraint.labels)
-        if constraint.soft and approximate:
-            soft.update(classes.tolist())
-        else:
-            structure.note(classes, constraint.reason)
-    for tensor, other in overlapping_tensors(trace.model):
-        for f in trace.parameter_infos[id(tensor)].fields:
-            structure.note(structure.classes_of(f), f"their weights share memory with '{other}'")
-    scripted = [
-        f"{path}."
-        for path, module in modules_by_path(trace.model).items()
-        if isinstance(module, torch.jit.ScriptModule)
-    ]
-    for info in trace.parameter_infos.values():
-        for f in info.fields:
-            if info.name.startswith(tuple(scripted)):
-                structure.note(structure.classes_of(f), "a scripted module cannot be resized")
-            if not sliceable(f):
-                structure.note(
-                    structure.classes_of(f), f"'{info.name}' does not hold them along one axis"
-                )
-    structure.approximate = frozenset(soft)
-
-
-def _freeze_unbalanced(structure: Structure) -> None:
-    """Freeze blocks whose partners cannot shrink."""
-    changed = True
-    while changed:
-        changed = False
-        for blocks in structure.balances:
-            free = [[c for c in row if c not in structure.reasons] for row in blocks.tolist()]
-            if all(free) or not any(free):
-                continue
-            for row in free:
-                for c in row:
-                    structure.reasons[c] = "they must match channels that are frozen"
-            changed = True
-
-
 def _channel_groups(structure: Structure) -> list[ChannelGroup]:
     """Group units by the set of layers that produce them."""
-    _freeze_unbalanced(structure)
+    freeze_unbalanced(structure.reasons, structure.balances)
     count = int(structure.classes.max()) + 1
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randint(1 << 61, (len(structure.producers),), generator=generator).numpy()
@@ -313,23 +196,3 @@ def _channel_groups(structure: Structure) -> list[ChannelGroup]:
         )
         for key, classes in units.items()
     ]
-
-
-def frozen_rows(structure: Structure) -> list[tuple[tuple[str, ...], int, str]]:
-    """List layers, channels and reason of all frozen filters, for display."""
-    stays = np.zeros(len(structure.classes), dtype=np.bool_)
-    stays[list(structure.reasons)] = True
-    rows: dict[str, tuple[list[str], int]] = {}
-    for producer in structure.producers:
-        classes = producer.classes.numpy()
-        counts = Counter(structure.reasons[c] for c in classes[stays[classes]].tolist())
-        for reason, count in counts.items():
-            layers, total = rows.get(reason, ([], 0))
-            rows[reason] = ([*layers, producer.layer], total + count)
-    return [(tuple(dict.fromkeys(layers)), n, reason) for reason, (layers, n) in rows.items()]
-
-
-def unreached_rows(names: Sequence[str]) -> list[tuple[tuple[str, ...], int, str]]:
-    """List parameters that no forward pass has used, for display."""
-    layers = tuple(dict.fromkeys(layer_of(name) for name in names))
-    return [(layers, 0, "no forward pass with the example inputs uses them")] if layers else []

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.hooks import temporary_hooks
-from fpgm.utils.locking import GLOBAL_LOCK, with_global_lock
 from fpgm.utils.modules import modules_by_path
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.thread_lock import GLOBAL_LOCK, with_global_lock
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -25,7 +25,6 @@ from fpgm.tracing.ops import registry as rules
 from fpgm.utils.channel_adapters import Adapted, adapters_of
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.hooks import temporary_hooks
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import (
     MODULE_ATTRIBUTES,
     modules_by_path,
@@ -34,6 +33,7 @@ from fpgm.utils.modules import (
 )
 from fpgm.utils.outputs import Leaf, read_outputs
 from fpgm.utils.preserve_state import disable_compilation, disable_fused_attention
+from fpgm.utils.thread_lock import suppress_warnings
 from fpgm.utils.tracebacks import source_line
 
 _SIZED = rules.FIXED_SIZE_OPS - {

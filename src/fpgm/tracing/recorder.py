@@ -16,8 +16,12 @@ from torch import Tensor, nn
 from fpgm.errors import ForwardError, ModelError
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference
-from fpgm.tracing.code_names import CodeNames, is_dropout
-from fpgm.tracing.constraints import (
+from fpgm.tracing.labels import Fields
+from fpgm.tracing.names_in_code import CodeNames, is_dropout
+from fpgm.tracing.operator_log import OperatorLog, record_operators
+from fpgm.tracing.ops import registry as rules
+from fpgm.tracing.repeated_pass import is_repeat
+from fpgm.tracing.trace_values import (
     Balance,
     Factor,
     FixedSizeOp,
@@ -32,10 +36,6 @@ from fpgm.tracing.constraints import (
     Place,
     RoleMark,
 )
-from fpgm.tracing.labels import Fields
-from fpgm.tracing.operator_log import OperatorLog, record_operators
-from fpgm.tracing.ops import registry as rules
-from fpgm.tracing.pass_comparison import is_repeat
 from fpgm.tracing.tracer import RuleError, Tracer
 from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.example_inputs import Example, batch_size, resize_batch, tensors_in
@@ -47,7 +47,7 @@ from fpgm.utils.modules import (
     named_tensors,
 )
 from fpgm.utils.outputs import read_outputs
-from fpgm.utils.parameter_info import Role
+from fpgm.utils.parameter_roles import Role
 from fpgm.utils.preserve_state import preserve_state
 from fpgm.utils.tracebacks import describe_error, source_line
 from fpgm.utils.weight_hooks import weight_hooks

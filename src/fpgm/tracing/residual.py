@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fpgm.tracing import labels as lb
-from fpgm.tracing.constraints import InsertionPoint
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.recorder import TraceRecorder, record_eval_passes
+from fpgm.tracing.trace_values import InsertionPoint
 from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import module_at

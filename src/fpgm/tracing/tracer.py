@@ -22,18 +22,18 @@ from fpgm.errors import FpgmError
 from fpgm.tracing import adapter_labels as adapter_labels
 from fpgm.tracing import labels as lb
 from fpgm.tracing.call_context import CallContext
-from fpgm.tracing.constraints import Join, ParameterInfo, Place
 from fpgm.tracing.labels import Fields
 from fpgm.tracing.operator_log import name_tensors
 from fpgm.tracing.ops import registry as rules
+from fpgm.tracing.trace_values import Join, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.channel_adapters import adapters_of
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.hooks import temporary_hooks
-from fpgm.utils.locking import suppress_warnings
 from fpgm.utils.modules import outer_modules_by_path
-from fpgm.utils.parameter_info import Role
+from fpgm.utils.parameter_roles import Role
 from fpgm.utils.preserve_state import disable_compilation, disable_fused_attention
+from fpgm.utils.thread_lock import suppress_warnings
 from fpgm.utils.tracebacks import source_line
 from fpgm.utils.weight_norm import weight_norms
 

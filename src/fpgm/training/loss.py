@@ -36,6 +36,8 @@ class Loss:
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """Compute the KL divergence at a temperature, scaled so that gradients keep their size.
 
+    For training with labels and a teacher. `recovery.distillation`, without labels, has its own.
+
     >>> x = torch.tensor([[1., 2.]])
     >>> distillation_loss(x, x, 4.0)
     tensor(0.)

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 from fpgm.data.registry import DataSpec
 from fpgm.errors import FileError, RequestError
 from fpgm.models.registry import names_code
-from fpgm.planning.budget import ALIGN, Rounding
+from fpgm.planning.width_rounding import ALIGN, Rounding
 from fpgm.tracing.residual import Residual
 from fpgm.training.recipes import SHIPPED
 from fpgm.utils.safe_read import parse_json, read_text

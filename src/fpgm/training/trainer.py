@@ -39,9 +39,9 @@ from fpgm.training.lr_schedule import learning_rate
 from fpgm.training.metrics import EpochMetrics, RunningMetrics, evaluate_accuracy, filter_norms
 from fpgm.training.output_checks import all_weights_used, check_logits, check_outputs
 from fpgm.training.recipe import DistillConfig, Recipe
-from fpgm.training.run_dir import RunFolder
+from fpgm.training.run_folder import RunFolder
 from fpgm.utils.rng import random_state, restore_random_state, seed_everything
-from fpgm.utils.run_folder import PLAN, SMALL, WEIGHTS
+from fpgm.utils.run_files import PLAN, SMALL, WEIGHTS
 from fpgm.utils.safe_read import expand_user
 from fpgm.utils.text import reason
 from fpgm.utils.training_loop import train_steps

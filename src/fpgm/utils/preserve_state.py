@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.utils.kept_weights import KeptWeights
-from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.modules import all_modules
+from fpgm.utils.thread_lock import GLOBAL_LOCK
 
 
 @contextmanager

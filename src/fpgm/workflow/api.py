@@ -12,13 +12,13 @@ from fpgm.errors import RequestError
 from fpgm.latency.best_alignment import best_step
 from fpgm.latency.budget_search import BackendConfig, plan_for_latency
 from fpgm.latency.lookup_table import LatencyTable
-from fpgm.planning.budget import ALIGN, Rounding
 from fpgm.planning.options import Criterion
 from fpgm.planning.planner import Planner, check_model
+from fpgm.planning.width_rounding import ALIGN, Rounding
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate, certify
-from fpgm.recovery.sensitivity.allocation import allocate_by
+from fpgm.recovery.sensitivity.apply_to_planner import allocate_by
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.recovery.sensitivity.runner import measure_sensitivity
 from fpgm.tracing.layer_calls import called_layers
@@ -28,7 +28,7 @@ from fpgm.utils.example_inputs import as_examples, to_model_device
 from fpgm.utils.keywords import reject_unknown_keywords, with_options_of
 from fpgm.utils.modules import with_cached_modules
 from fpgm.utils.progress import Progress
-from fpgm.workflow.request import Allocate, PlanRequest
+from fpgm.workflow.plan_request import Allocate, PlanRequest
 
 
 @reject_unknown_keywords

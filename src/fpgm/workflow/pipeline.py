@@ -29,7 +29,7 @@ from fpgm.report.analysis.api import analyze_planner
 from fpgm.report.analysis.result import Analysis
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import (
+from fpgm.utils.run_files import (
     ANALYSIS,
     BENCH,
     EXPORTED,
@@ -41,7 +41,8 @@ from fpgm.utils.run_folder import (
 )
 from fpgm.utils.safe_read import read_json, read_text
 from fpgm.workflow.api import check_prunes, compact_certified, make_plan
-from fpgm.workflow.original import example_input
+from fpgm.workflow.original_model import example_input
+from fpgm.workflow.plan_request import PlanRequest
 from fpgm.workflow.pruned_folder import (
     PrunedFolder,
     certificate_dict,
@@ -49,8 +50,7 @@ from fpgm.workflow.pruned_folder import (
     weights_record,
     write_pruned,
 )
-from fpgm.workflow.request import PlanRequest
-from fpgm.workflow.steps import Steps, StepTimer
+from fpgm.workflow.step_timer import Steps, StepTimer
 
 TEST_IMAGES = 2000
 """Test images that accuracy is measured on, by default."""

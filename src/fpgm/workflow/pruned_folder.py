@@ -25,7 +25,7 @@ from fpgm.utils.atomic_io import file_sha256
 from fpgm.utils.copying import copy_model
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_folder import (
+from fpgm.utils.run_files import (
     PLAN,
     RESULTS,
     SMALL,
@@ -37,8 +37,8 @@ from fpgm.utils.run_folder import (
 )
 from fpgm.utils.safe_read import read_text
 from fpgm.utils.text import reason
-from fpgm.workflow.original import build_model
-from fpgm.workflow.steps import Steps, StepTimer
+from fpgm.workflow.original_model import build_model
+from fpgm.workflow.step_timer import Steps, StepTimer
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from fpgm.utils.html_table import html_table
 from fpgm.utils.keywords import check_keywords
 from fpgm.utils.modules import named_tensors, unwrap_model
 from fpgm.workflow.api import check_prunes
-from fpgm.workflow.schedule import PruneSchedule
+from fpgm.workflow.prune_schedule import PruneSchedule
 
 if sys.version_info >= (3, 11):
     from typing import Unpack

@@ -39,9 +39,9 @@ from fpgm.paper.baselines.short_training import train_
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.example_inputs import Example, as_examples, to_model_device
-from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.modules import modules_by_path
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.thread_lock import GLOBAL_LOCK
 
 INITIAL_STD = 0.1
 """Initial standard deviation of a cheap layer's output, whose mean is one.

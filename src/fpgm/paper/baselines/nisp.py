@@ -19,10 +19,10 @@ from fpgm.paper.baselines.hooks import run_inputs
 from fpgm.planning.planner import Planner
 from fpgm.planning.precomputed_scores import PrecomputedScores
 from fpgm.recovery.unfold import matrix_of
-from fpgm.tracing.grouping import rows_of
 from fpgm.tracing.layer_calls import called_layers
+from fpgm.tracing.producers import rows_of
 from fpgm.utils.modules import named_tensors
-from fpgm.utils.parameter_info import PRODUCER_ROLES
+from fpgm.utils.parameter_roles import PRODUCER_ROLES
 
 ALPHA = 0.5
 """Weight of the standard deviation in an edge; the rest is the weight of low correlation."""

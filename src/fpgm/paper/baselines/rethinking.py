@@ -21,8 +21,8 @@ from fpgm.paper.baselines.global_threshold import prune_globally
 from fpgm.paper.baselines.short_training import train_
 from fpgm.planning.planner import Planner
 from fpgm.recovery.recover import recover
-from fpgm.tracing.grouping import rows_of
 from fpgm.tracing.layer_calls import called_layers
+from fpgm.tracing.producers import rows_of
 from fpgm.utils.example_inputs import float_outputs
 
 ALPHA = 0.1

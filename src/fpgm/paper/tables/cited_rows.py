@@ -29,8 +29,8 @@ from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.serialization import read_plans, save
 from fpgm.utils.example_inputs import as_examples
-from fpgm.utils.locking import GLOBAL_LOCK
 from fpgm.utils.progress import Progress
+from fpgm.utils.thread_lock import GLOBAL_LOCK
 
 CALIBRATION_IMAGES = 5_000
 """Training images for calibration; CP and ThiNet use as many or more."""

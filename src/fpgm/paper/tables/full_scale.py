@@ -312,7 +312,7 @@ class FullScale:
     ) -> tuple[dict[str, Any], nn.Module, float]:
         """Train or resume a run; return its results, its model, and the seconds of all epochs."""
         from fpgm.training import train
-        from fpgm.training.run_dir import RunFolder
+        from fpgm.training.run_folder import RunFolder
 
         folder = self._folder(row, recipe)
         outcome = train(

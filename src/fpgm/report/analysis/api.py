@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fpgm import criteria
-from fpgm.planning.budget import Budget, Rounder, check_fraction
+from fpgm.planning.budget import Budget, check_fraction
 from fpgm.planning.options import PlanOptions
 from fpgm.planning.planner import Planner
+from fpgm.planning.width_rounding import Rounder
 from fpgm.report.analysis.redundancy import GramMatrix
 from fpgm.report.analysis.result import Analysis, LayerAnalysis
 from fpgm.tracing.grouping import Structure
@@ -27,7 +28,7 @@ from fpgm.tracing.layer_calls import called_layers
 from fpgm.tracing.residual import Residual
 from fpgm.utils.example_inputs import to_model_device
 from fpgm.utils.modules import named_tensors
-from fpgm.utils.parameter_info import layer_of
+from fpgm.utils.parameter_roles import layer_of
 
 COMPARED_CRITERIA = ("fpgm", "l1", "l2")
 """Criteria whose choices of filters are compared."""

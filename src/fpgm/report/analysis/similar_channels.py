@@ -14,9 +14,9 @@ from fpgm.errors import ModelError, RequestError
 from fpgm.pruning.plan import Plan
 from fpgm.utils.example_inputs import as_examples, to_model_device
 from fpgm.utils.hooks import temporary_hooks
-from fpgm.utils.locking import with_global_lock
 from fpgm.utils.modules import modules_by_path
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.thread_lock import with_global_lock
 
 Maps = npt.NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fpgm.tracing.constraints import ParameterInfo
 from fpgm.tracing.labels import Fields
-from fpgm.utils.parameter_info import Role
+from fpgm.tracing.trace_values import ParameterInfo
+from fpgm.utils.parameter_roles import Role
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -13,7 +13,7 @@ from fpgm.tracing.labels import Fields
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
 from fpgm.tracing.ops.elementwise import meet, note_sum
 from fpgm.tracing.ops.norm import adopt, channel_row
-from fpgm.utils.parameter_info import Role
+from fpgm.utils.parameter_roles import Role
 
 _READS_FIXED = "it reads the model's input or a tensor of fixed size"
 

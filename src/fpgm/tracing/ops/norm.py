@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
-from fpgm.utils.parameter_info import Role
+from fpgm.utils.parameter_roles import Role
 
 _OVER = "statistics over channels would change"
 

@@ -3,7 +3,8 @@
 A rule receives the tracer, the call and its result. It reads the labels of the arguments, reports
 relations to the tracer (`relate`, `tie`, `balance`, `freeze`, `note_cost`) and labels the result.
 Nothing is guessed: labels that reach an operator without a rule are frozen, with its name in the
-reason. `TABLE` shows what is supported.
+reason. `TABLE` shows what is supported. A new rule goes into `RULES` of the file of its kind, as in
+`elementwise`; this file merges them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from fpgm.tracing.ops import (
     conv_matmul,
     elementwise,
     embedding,
+    expand_repeat,
     factory,
     fake_quant,
     fft,
-    fixed_kernel,
     movement,
     norm,
     recurrent,
@@ -52,7 +53,7 @@ TABLE: dict[str, Rule] = {
     **embedding.RULES,
     **recurrent.RULES,
     **fake_quant.RULES,
-    **fixed_kernel.RULES,
+    **expand_repeat.RULES,
 }
 
 FIXED_SIZE_OPS = movement.FIXED_SIZE_OPS | slice_concat.FIXED_SIZE_OPS | factory.FIXED_SIZE_OPS

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: `Trainer(callbacks=[PruneCallback(example_inputs, rate=0.4)])`."""
+"""Hugging Face Trainer: `Trainer(callbacks=[TrainerPruneCallback(example_inputs, rate=0.4)])`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE = "fpgm.json"
 """Name of the pruner's state file in each of the Trainer's checkpoints."""
 
 
-class PruneCallback(TrainerCallback):
+class TrainerPruneCallback(TrainerCallback):
     """Prunes after every training epoch; after training, `compact` is the smaller network.
 
     Options are those of `SoftPruner`. Resuming works from a checkpoint in the output directory.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.models import resnet
-from fpgm.planning.allocation import Allocation, Floats, Item
 from fpgm.planning.budget import Budget
+from fpgm.planning.knapsack import Allocation, Floats, Item
 from fpgm.planning.options import PlanOptions
 from fpgm.planning.planner import Planner
 from fpgm.tracing.cost_model import Costs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.tracing.code_names import CodeNames
+from fpgm.tracing.names_in_code import CodeNames
 
 X = torch.randn(2, 3, 16, 16)
 

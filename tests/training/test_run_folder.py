@@ -223,7 +223,7 @@ def test_of_two_starts_at_once_one_gets_the_folder(tmp_path: Path, tiny: str) ->
     """Each makes the folder and its recipe, but they lock the same file."""
     code = (
         "import json, sys, time; from pathlib import Path;"
-        "from fpgm.training.run_dir import RunFolder; from fpgm.training import make_recipe;"
+        "from fpgm.training.run_folder import RunFolder; from fpgm.training import make_recipe;"
         "folder = RunFolder(Path(sys.argv[2]), make_recipe(json.loads(sys.argv[1])));"
         "folder.create(1); print('mine', flush=True); time.sleep(3)"
     )

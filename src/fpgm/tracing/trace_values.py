@@ -10,7 +10,7 @@ from torch import Tensor
 from fpgm.tracing import labels as lb
 from fpgm.tracing.labels import Fields
 from fpgm.utils.adapter_spec import Adapter
-from fpgm.utils.parameter_info import Role
+from fpgm.utils.parameter_roles import Role
 
 Place = tuple[int, str, int]
 """Run, module path and how often the module was called before."""

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 import fpgm
 from fpgm.planning.budget import Budget
+from fpgm.planning.failing_groups import find_failing
 from fpgm.planning.options import PlanOptions
 from fpgm.planning.planner import Planner
-from fpgm.planning.repair import find_failing
 from fpgm.workflow.api import compact_certified, make_plan
-from fpgm.workflow.request import PlanRequest
+from fpgm.workflow.plan_request import PlanRequest
 
 
 class CountsItsWeights(nn.Module):

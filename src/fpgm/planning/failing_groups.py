@@ -21,9 +21,9 @@ from fpgm.pruning.output_differences import distance, form_problem
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import certify
 from fpgm.utils.example_inputs import Example, map_tensors
-from fpgm.utils.locking import suppress_warnings, with_global_lock
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.thread_lock import suppress_warnings, with_global_lock
 
 Part = TypeVar("Part")
 

@@ -23,7 +23,7 @@ from fpgm.training.checkpoints import Checkpoints
 from fpgm.training.recipe import Recipe
 from fpgm.utils.atomic_io import explain_write_errors, is_unfinished, remove_leftovers, write_text
 from fpgm.utils.file_lock import LOCK_NAME, ProcessLock
-from fpgm.utils.run_folder import (
+from fpgm.utils.run_files import (
     CHECKPOINTS,
     ENVIRONMENT,
     METRICS,

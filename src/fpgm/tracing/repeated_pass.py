@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fpgm.tracing.constraints import Factor, FixedSizeOp, Place
 from fpgm.tracing.labels import Fields
+from fpgm.tracing.trace_values import Factor, FixedSizeOp, Place
 
 if TYPE_CHECKING:
     from fpgm.tracing.recorder import TraceRecorder
