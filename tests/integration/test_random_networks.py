@@ -7,7 +7,7 @@ handled, not merely left alone, is shown in `test_structures.py`.
 
 `FPGM_EXAMPLES` sets how many networks are drawn; `benchmarks/property_sweep.py` draws many more.
 Around every structure stand its plainest network and one for each way to write it; other sizes,
-activations, norms and dimensions are tried in the sweep.
+activations, norms and dimensions are tried around a few of them, and around all in the sweep.
 """
 
 from __future__ import annotations
@@ -282,8 +282,13 @@ def around_one_structure() -> Iterator[Any]:
     for name in (*BLOCKS, *HEADS):
         for i, net in enumerate(variants(name)):
             item = net.head if name in HEADS else net.blocks[0]
-            another_way = any(
-                isinstance(value, (str, bool)) and (option not in ("act", "norm") or name == option)
+            other_dims = not item.options and name in ("conv", "norm", "residual", "flatten_linear")
+            another_way = other_dims or any(
+                option in ("groups", "stride", "shift")
+                or (
+                    isinstance(value, (str, bool))
+                    and (option not in ("act", "norm") or name == option)
+                )
                 for option, value in item.options
             )
             marks = () if i == 0 or another_way else pytest.mark.sweep
