@@ -6,6 +6,8 @@ comparing outputs here, and `tests.helpers.independent_reference` on new inputs.
 handled, not merely left alone, is shown in `test_structures.py`.
 
 `FPGM_EXAMPLES` sets how many networks are drawn; `benchmarks/property_sweep.py` draws many more.
+Around every structure stand its plainest network and one for each way to write it; other sizes,
+activations, norms and dimensions are tried around a few of them, and around all in the sweep.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from fpgm.errors import ModelError
 from fpgm.pruning.plan import Plan
 from fpgm.utils.modules import modules_by_path
 
-EXAMPLES = int(os.environ.get("FPGM_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("FPGM_EXAMPLES", "40"))
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 random_networks = settings(
     max_examples=EXAMPLES,
@@ -256,7 +258,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @given(networks())
-@settings(random_networks, max_examples=min(EXAMPLES, 50))
+@settings(random_networks, max_examples=min(EXAMPLES, 30))
 def test_a_description_pastes_back_and_builds_the_same_model(net: Net) -> None:
     assert eval(repr(net), {"B": B, "Net": Net}) == net
     (model, inputs), (again, same) = build(net), build(net)
@@ -275,7 +277,25 @@ def test_masked_equals_compact_on_random_networks(case: Case) -> None:
     assume(check(case) is not None)
 
 
-@pytest.mark.parametrize("net", [v for name in (*BLOCKS, *HEADS) for v in variants(name)], ids=repr)
+def around_one_structure() -> Iterator[Any]:
+    """All variants of all structures; swept where only a size or a layer is another."""
+    for name in (*BLOCKS, *HEADS):
+        for i, net in enumerate(variants(name)):
+            item = net.head if name in HEADS else net.blocks[0]
+            other_dims = not item.options and name in ("conv", "norm", "residual", "flatten_linear")
+            another_way = other_dims or any(
+                option in ("groups", "stride", "shift")
+                or (
+                    isinstance(value, (str, bool))
+                    and (option not in ("act", "norm") or name == option)
+                )
+                for option, value in item.options
+            )
+            marks = () if i == 0 or another_way else pytest.mark.sweep
+            yield pytest.param(net, marks=marks, id=repr(net))
+
+
+@pytest.mark.parametrize("net", list(around_one_structure()))
 def test_masked_equals_compact_around_one_structure(net: Net) -> None:
     """In both modes for residual streams, unless they lead to one plan."""
     coupled, independent = Case(net), Case(net, residual="independent")

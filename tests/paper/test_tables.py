@@ -341,8 +341,8 @@ class TestQuick:
         pytest.importorskip("torchvision")
         time = quick.bench
 
-        def crowded(*given: Any, **options: Any) -> Any:
-            result = time(*given, **options)
+        def crowded(models: Any, x: Any, **options: Any) -> Any:
+            result = time(models, x[:1, :, :32, :32], **options)  # these times are of no interest
             return replace(result, rows=[replace(row, crowd=crowd) for row in result.rows])
 
         monkeypatch.setattr(quick, "bench", crowded)

@@ -15,10 +15,10 @@ import fpgm
 from fpgm.models import digits
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-PRUNINGS = 50
+PRUNINGS = 30
 WARM = 10
 ALLOWED = 8 * 2**20
-"""Bytes: the allocator's own unrest. Models that stayed would be 3 MB, twenty times."""
+"""Bytes: the allocator's own unrest. Models that stayed would be 3 MB, ten times."""
 
 
 def resident() -> int:
@@ -49,7 +49,7 @@ def once(folder: Path, number: int) -> list[weakref.ref[nn.Module]]:
 
 @pytest.fixture
 def _only_new() -> Iterator[None]:
-    """What was there before need not be looked through fifty times."""
+    """What was there before need not be looked through each time."""
     gc.collect()
     gc.freeze()
     yield

@@ -152,7 +152,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     """The same global batch, cut in two: the same units, and the same weights to rounding."""
     file = write_recipe(tmp_path, write_net(tmp_path, "", 0.0), epochs=4)
     assert command(*training(file, tmp_path / "one")).code == 0
-    finish(file, tmp_path / "two", *torchrun())
+    for ended in two_processes(*training(file, tmp_path / "two")):
+        assert ended.code == 0, ended.err
     assert json.loads((tmp_path / "two/environment.json").read_text())["processes"] == 2
     plans = [fpgm.Plan.from_json((tmp_path / n / "plan.json").read_text()) for n in ("one", "two")]
     assert plans[0].cuts == plans[1].cuts

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.helpers.faults import Command, command
 from tests.helpers.runs import (
     BASE,
     logged,
@@ -205,13 +204,7 @@ def test_a_folder_that_is_being_written_is_left_alone(tiny: str, tmp_path: Path)
                     "train(make_recipe(json.loads(sys.argv[1])), sys.argv[2])"
                 )
                 table = json.dumps({"model": {"name": tiny}, **BASE})
-                done = subprocess.run(
-                    [sys.executable, "-c", code, table, str(tmp_path / "run")],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                self.output = done.stderr
+                self.output = command(table, tmp_path / "run", before=code).err
 
     second = Second()
     train(recipe(tiny), tmp_path / "run", second)
@@ -225,14 +218,13 @@ def test_of_two_starts_at_once_one_gets_the_folder(tmp_path: Path, tiny: str) ->
         "import json, sys, time; from pathlib import Path;"
         "from fpgm.training.run_folder import RunFolder; from fpgm.training import make_recipe;"
         "folder = RunFolder(Path(sys.argv[2]), make_recipe(json.loads(sys.argv[1])));"
-        "folder.create(1); print('mine', flush=True); time.sleep(3)"
+        "folder.create(1); print('mine', flush=True); time.sleep(3); sys.exit()"
     )
     table = json.dumps({"model": {"name": tiny}, **BASE})
-    command = [sys.executable, "-c", code, table, str(tmp_path / "run")]
-    runs = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(3)]
-    said = [run.communicate() for run in runs]
-    assert sum(out == "mine\n" for out, _ in said) == 1
-    assert sum("is being written by another process" in err for _, err in said) == 2
+    runs = [Command(table, tmp_path / "run", before=code) for _ in range(3)]
+    said = [run.end() for run in runs]
+    assert sum(own.out == "mine\n" for own in said) == 1
+    assert sum("is being written by another process" in own.err for own in said) == 2
 
 
 def test_a_damaged_result_is_named_where_it_lies(tiny: str, tmp_path: Path) -> None:
