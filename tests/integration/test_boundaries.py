@@ -106,7 +106,7 @@ def test_criteria_are_maths() -> None:
 @pytest.mark.parametrize("module", under("fpgm.tracing.ops"))
 def test_operator_rules_know_labels_only(module: str) -> None:
     assert outside(module) <= {"torch"}
-    allowed = {"tracing.labels", "tracing.constraints", "utils.parameter_info"}
+    allowed = {"tracing.labels", "tracing.trace_values", "utils.parameter_roles"}
     assert {used for used in inside(module) if not used.startswith("tracing.ops")} <= allowed
 
 

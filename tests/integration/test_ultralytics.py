@@ -84,7 +84,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExe
 @pytest.mark.parametrize(
     ("name", "heads"),
     [
-        pytest.param("yolov8n", ["one2many"], marks=pytest.mark.sweep),  # the guide's own
+        ("yolov8n", ["one2many"]),
         ("yolo11n", ["one2many"]),
         ("yolov10n", ["one2many", "one2one"]),  # the second needs no NMS
     ],
