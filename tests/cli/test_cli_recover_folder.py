@@ -141,6 +141,14 @@ def damage_model(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
+def damage_analysis(folder: Path) -> None:
+    (folder / "analysis.json").write_bytes(b"\xff\xfe")
+
+
+def damage_asked(folder: Path) -> None:
+    (folder / "results.json").write_text(json.dumps({**results(folder), "asked": [[]]}))
+
+
 def change_weights(folder: Path) -> None:
     small = fpgm.load(folder / "small.safetensors", fpgm.models.digits)
     with torch.no_grad():
@@ -153,6 +161,8 @@ def change_weights(folder: Path) -> None:
     [
         (damage_plan, 2, "plan.json cannot be read"),
         (damage_model, 2, "small.safetensors"),
+        (damage_analysis, 2, "analysis.json cannot be read"),
+        (damage_asked, 2, "results.json was not written by fpgm prune: asked has the wrong type"),
         (change_weights, 1, "is not the original without the removed units"),
     ],
 )

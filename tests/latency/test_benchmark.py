@@ -220,6 +220,9 @@ class TestBench:
         [
             ({"backends": ["abacus"]}, "backends has 'abacus'"),
             ({"batches": [0]}, "batches has 0"),
+            ({"batches": [10**20]}, "batches has 1.*: give whole numbers from 1 to 65,536"),
+            ({"seconds": -1}, "seconds is -1: give a number from 0 up"),
+            ({"seconds": float("nan")}, "seconds is nan"),
             ({"threads": [0]}, "threads is 0"),
             ({"threads": 2}, "threads is 2: give a list"),
             ({"backends": "eager"}, "backends is 'eager': give a list"),

@@ -392,3 +392,16 @@ def test_one_changed_bit_is_noticed(file: Path) -> None:
     data[-3] ^= 1
     file.write_bytes(data)
     assert refused(file) == "FILE is damaged: its contents are not what was saved (sha256 differs)."
+
+
+def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapping it fails where the address space is limited."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    file = tmp_path / "small.safetensors"
+    file.write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
+    monkeypatch.setattr("fpgm.utils.safetensors_io.safe_open", fail)
+    with pytest.raises(fpgm.errors.FileError, match=r"Cannot allocate memory \(os error 12\)"):
+        fpgm.load(file, lambda: nn.Linear(1, 1))

@@ -7,6 +7,7 @@ median with its spread, and the theoretical speedup is given next to the measure
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -169,6 +170,8 @@ def bench(
     for name in requested:
         if name not in BACKENDS:
             raise RequestError(f"backends has {name!r}: give some of {', '.join(BACKENDS)}.")
+    if not 0 <= seconds < math.inf:
+        raise RequestError(f"seconds is {seconds!r}: give a number from 0 up.")
     for count in counts:
         BackendConfig.of("eager", count)
     sized = [example] if sizes is None else [resize_batch(example, batch) for batch in sizes]

@@ -87,7 +87,7 @@ def _dry_run(
 
 def _run_passes(tracer: ValidatingTracer) -> tuple[list[Adapter], MismatchError | None]:
     small, structure = tracer.model, tracer.structure
-    with preserve_state(small), tracer.hooks_installed():
+    with preserve_state(small, watched=False), tracer.hooks_installed():
         for one in (p for p in structure.trace.passes if not p.repeats_eval):
             small.train(one.training)
             tracer.runs = one.number - 1

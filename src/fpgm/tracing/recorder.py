@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from fpgm.tracing.trace_values import (
 from fpgm.tracing.tracer import RuleError, Tracer
 from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.example_inputs import Example, batch_size, resize_batch, tensors_in
+from fpgm.utils.kept_weights import KeptWeights
 from fpgm.utils.modules import (
     MODULE_ATTRIBUTES,
     all_modules,
@@ -77,6 +79,8 @@ class TraceRecorder(Tracer):
 
     def __init__(self, model: nn.Module, values: bool = True) -> None:
         super().__init__(model, _parameter_infos(model))
+        self.weights: KeptWeights | None = None
+        """Keeps weights that the model's code writes into."""
         self.values = values
         """Whether heavy operators really run; else their results have a shape and no values."""
         self.code = CodeNames(model)
@@ -124,6 +128,8 @@ class TraceRecorder(Tracer):
         if log is None:
             log = self.logs[self.runs] = OperatorLog(self.given)
         log.add(func, args, kwargs)
+        if self.weights is not None:
+            self.weights.note(func, args, kwargs)
         out = self._call(func, args, kwargs)
         log.add_results(rules.tensors((out,)))
         return out
@@ -363,7 +369,8 @@ def record_trace(
     only training uses (an auxiliary head, noise of a fixed shape) must fit the compact model.
     """
     model = recorder.model
-    with preserve_state(model) as before:
+    with preserve_state(model, watched=False) as before:
+        recorder.weights = before.weights
         with recorder.hooks_installed():
             failed = record_eval_passes(recorder, examples, keep_outputs)
         if failed and not recorder.values:
@@ -400,6 +407,11 @@ def _train_matches_eval(recorder: TraceRecorder) -> bool:
 
 def _train_pass_matches(recorder: TraceRecorder, one: Pass) -> bool:
     """Tell whether an example runs the same operators in train mode; with two where one fails."""
+    with recorder.weights or nullcontext():
+        return _runs_same(recorder, one)
+
+
+def _runs_same(recorder: TraceRecorder, one: Pass) -> bool:
     log = record_operators(recorder.model, one.example)
     resized = log is None and batch_size(one.example) == 1
     if resized:

@@ -40,10 +40,14 @@ class KeptWeights(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.note(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Copy what an operator is about to write into."""
         if not isinstance(func, HigherOrderOperator) and func._schema.is_mutable:
             for tensor in _written(func, args, kwargs):
                 self._keep(tensor)
-        return func(*args, **kwargs)
 
     def _keep(self, tensor: Tensor) -> None:
         parameters = self._weights.get(_memory(tensor))

@@ -25,17 +25,22 @@ from fpgm.utils.thread_lock import GLOBAL_LOCK
 
 
 @contextmanager
-def preserve_state(model: nn.Module) -> Iterator[ModelState]:
+def preserve_state(model: nn.Module, *, watched: bool = True) -> Iterator[ModelState]:
     """Restore mode, state and random numbers afterwards; one thread at a time.
 
     Yields the saved state, which can also be restored in between.
+
+    Args:
+        model: The model.
+        watched: Keep weights that are written into, by watching every operator. A tracer, which
+            sees them all anyway, tells the state's `weights` itself.
     """
     with GLOBAL_LOCK:
         state = ModelState(model)
         try:
             with preserve_rng():
                 state.weights = KeptWeights(model)
-                with state.weights:
+                with state.weights if watched else nullcontext():
                     yield state
         finally:
             state.restore()

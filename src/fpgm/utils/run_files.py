@@ -104,7 +104,9 @@ def read_results(folder: Path) -> RunResults:
         raise FileError(f"{file} was not written by fpgm prune.")
     if results.get("format") != FORMAT:
         raise FileError(f"{file} is not in format {FORMAT}: update fpgm.")
-    if wrong := [key for key, fits in _CHECKS.items() if not fits(results[key])]:
+    wrong = [key for key, fits in _CHECKS.items() if not fits(results[key])]
+    wrong += [key for key, kind in _KINDS.items() if not isinstance(results.get(key, kind()), kind)]
+    if wrong:
         raise FileError(f"{file} was not written by fpgm prune: {wrong[0]} has the wrong type.")
     return cast(RunResults, results)
 
@@ -191,3 +193,6 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "input": _is_shape,
 }
 """Fields that commands rely on, and whether a value is of the right kind."""
+
+_KINDS: dict[str, type] = {"asked": dict, "earlier": list}
+"""Fields that may be missing, and that commands add to."""

@@ -46,7 +46,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with _utf8_path(path) as name, safe_open(name, framework="pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             return tensors, stream.metadata() or {}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise FileError(f"{path} is truncated or damaged: {reason(error)}.") from error
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -40,6 +39,7 @@ from fpgm.utils.run_files import (
     RunResults,
 )
 from fpgm.utils.safe_read import read_json, read_text
+from fpgm.utils.text import reason
 from fpgm.workflow.api import check_prunes, compact_certified, make_plan
 from fpgm.workflow.original_model import example_input
 from fpgm.workflow.plan_request import PlanRequest
@@ -395,11 +395,18 @@ def _without_recovery(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_texts(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Read the files with these names that exist."""
-    texts = {}
-    for name in names:
-        with suppress(FileNotFoundError):
-            texts[name] = read_text(folder / name).removesuffix("\n")
-    return texts
+    texts = {name: _read_text(folder / name) for name in names}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _read_text(file: Path) -> str | None:
+    """Read a file; None if there is none."""
+    try:
+        return read_text(file).removesuffix("\n")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{file} cannot be read: {reason(error)}.") from error
 
 
 def _check_unchanged(folder: PrunedFolder) -> Callable[[], None]:
