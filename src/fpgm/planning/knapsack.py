@@ -3,6 +3,7 @@
 Errors add up over groups, costs do not: the cost of a layer depends on its input and its output
 channels. Lagrangian relaxation by coordinate descent, bisecting on the multiplier (the price per
 unit of cost). Then an exact knapsack over neighboring options spends the rest of the budget.
+`selection` makes the items, from error curves that `recovery.sensitivity` measures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Why channels are frozen: reasons by class, from the constraints that a trace reports.
 
 Rules report freeze constraints (`trace_values.FreezeConstraint`). Here they become one reason for
-each class, together with what only the model as a whole shows. `plan.frozen` lists them.
+each class, together with what only the model as a whole shows. The planner adds what was ignored on
+request and what made a compact model wrong (`Structure.freeze`). `plan.frozen` lists all of them.
 """
 
 from __future__ import annotations

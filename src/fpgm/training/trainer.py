@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
-from accelerate.utils import broadcast, broadcast_object_list, gather_object
+from accelerate.utils import broadcast, broadcast_object_list
 from torch import nn
 
 from fpgm.data.base import Batch, ProcessShare
 from fpgm.data.registry import DataSplits, open_splits
-from fpgm.errors import FileError, ModelError, RequestError
+from fpgm.errors import ModelError, RequestError
 from fpgm.models.checkpoint import load_weights
 from fpgm.models.registry import load_model
 from fpgm.pruning.compaction import compact
@@ -39,11 +39,11 @@ from fpgm.training.lr_schedule import learning_rate
 from fpgm.training.metrics import EpochMetrics, RunningMetrics, evaluate_accuracy, filter_norms
 from fpgm.training.output_checks import all_weights_used, check_logits, check_outputs
 from fpgm.training.recipe import DistillConfig, Recipe
+from fpgm.training.resume import restore_run_, run_state
 from fpgm.training.run_folder import RunFolder
-from fpgm.utils.rng import random_state, restore_random_state, seed_everything
+from fpgm.utils.rng import seed_everything
 from fpgm.utils.run_files import PLAN, SMALL, WEIGHTS
 from fpgm.utils.safe_read import expand_user
-from fpgm.utils.text import reason
 from fpgm.utils.training_loop import train_steps
 from fpgm.workflow.api import check_prunes
 from fpgm.workflow.soft_pruner import SoftPruner, Step
@@ -249,48 +249,16 @@ class _Run:
     # Stop, resume, finish.
 
     def _save(self) -> None:
-        """Write a checkpoint of all that the next epoch depends on, for all processes."""
-        randomness = gather_object([random_state()])
-        state = {
-            "epoch": self.epoch,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
-            "pruner": None if self.pruner is None else self.pruner.state_dict(),
-            "scaler": None
-            if self.accelerator.scaler is None
-            else self.accelerator.scaler.state_dict(),
-            "random": randomness,
-        }
+        """Write a checkpoint, for all processes."""
+        state = run_state(self)
         self._run_on_first(lambda: self.folder.checkpoints.save(self.epoch, state))
 
     def _resume(self) -> None:
         """Resume from the newest complete checkpoint, if there is one."""
         state = self._run_on_first(self.folder.checkpoints.load_newest)
-        if state is None:
-            self._run_on_first(lambda: self.folder.forget_after(0))
-            return
-        try:
-            self._restore(state)
-        except Exception as error:
-            raise FileError(
-                f"The checkpoints in {self.folder.path} do not fit the network as it is now "
-                f"({reason(error)}): undo the change, or choose another folder."
-            ) from error
+        if state is not None:
+            restore_run_(self, state, self.folder.path)
         self._run_on_first(lambda: self.folder.forget_after(self.epoch))
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        if self.pruner is not None:
-            self.pruner.load_state_dict(state["pruner"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        if len(state["random"]) == self.accelerator.num_processes:
-            restore_random_state(state["random"][self.accelerator.process_index])
-        self.epoch = int(state["epoch"])
 
     def _load_finished(self, name: str) -> nn.Module:
         """Load the network of a finished run; other machines may not see the file."""

@@ -1,6 +1,6 @@
 """The folder of a pruned model: what `fpgm prune` writes, and reading it back with all checks.
 
-File names and safe replacement are in `utils.run_folder`; models are built here.
+File names and safe replacement are in `utils.run_files`; models are built here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Let a planner choose rates by measured sensitivity; the solver is in `planning.allocation`."""
+"""Let a planner choose rates by measured sensitivity; the solver is `planning.knapsack`."""
 
 from __future__ import annotations
 
