@@ -39,7 +39,7 @@ def results(folder: Path) -> Any:
 def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"
     text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
-    assert "calibration inputs: 128." in text
+    assert "calibration inputs: 128; kept: " in text
     told = results(out)
     assert f"Accuracy on {told['test_images']} test images: original " in text
     assert 0 < told["test_images"] <= told["asked"]["test"] == 2000

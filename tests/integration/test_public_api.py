@@ -46,7 +46,7 @@ SIGNATURES = {
     "recover": (
         "(model: 'nn.Module', plan: 'Plan', loader: 'Iterable[Any]', *, "
         "method: 'Method | None' = 'solve', images: 'int' = 1024, distil: 'float' = 0.0, "
-        "start: 'nn.Module | None' = None, "
+        "start: 'nn.Module | None' = None, cache: 'str | Path | None' = None, "
         "progress: 'Progress | None' = None) -> 'nn.Module'"
     ),
     "sensitivity": (

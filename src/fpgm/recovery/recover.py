@@ -29,6 +29,7 @@ from fpgm.recovery.data_free import compensate
 from fpgm.recovery.distillation import DistillationResult, distil_, training_batches
 from fpgm.recovery.layer_solver import LayerSolver, SolvedLayer
 from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
+from fpgm.recovery.solve_cache import SolveCache
 from fpgm.recovery.staged_forward import PairedForwards
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_held_out
 from fpgm.utils.copying import copy_model
@@ -139,6 +140,7 @@ def recover(
     images: int = 1024,
     distil: float = 0.0,
     start: nn.Module | None = None,
+    cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Compact a model, and adjust the kept weights to compensate for the removed units.
@@ -156,6 +158,8 @@ def recover(
         distil: seconds of distillation towards the original's outputs afterwards. It uses all
             batches of a loader that can be read again, except up to 512 held-out inputs, which
             decide whether its result is kept.
+        cache: file to which solved layers are written; an interrupted recovery of the same model,
+            plan and inputs continues from it. It is removed at the end.
         progress: called with a title, the number of steps done, and their total.
 
     `start` is a compact model of the same plan to recover further, such as one that `recover`
@@ -189,13 +193,16 @@ def recover(
     inputs, validation = read_held_out(move_batches(model, loader), images, held_out)
     result = _Result({PRUNED: plain})
     distilled: DistillationResult | None = None
+    solve_cache: SolveCache | None = None
     try:
         explaining = explain_forward_errors(model, inputs, validation)
         with preserve_state(model), disable_fused_attention(), full_precision(), explaining:
             for net in (model, plain, small):
                 net.eval()
             judging = validation if len(validation) else inputs
-            _add_candidates(result, model, small, plan, inputs, method, progress)
+            if cache is not None and method == "solve":
+                solve_cache = SolveCache(Path(cache), model, small, plan, inputs)
+            _add_candidates(result, model, small, plan, inputs, method, solve_cache, progress)
             nets = result.nets
             candidates = compare_candidates(model, nets, judging)
             if distil > 0:
@@ -235,6 +242,8 @@ def recover(
         tuple(result.unsolved.items()),
     )
     setattr(small, RECOVERY, recovery)
+    if solve_cache is not None:
+        solve_cache.remove()
     return small
 
 
@@ -268,6 +277,7 @@ def _add_candidates(
     plan: Plan,
     inputs: Inputs,
     method: Method | None,
+    cache: SolveCache | None,
     progress: Progress | None,
 ) -> None:
     """Add the models that a method makes; `small` may be changed."""
@@ -281,7 +291,7 @@ def _add_candidates(
         if reestimate_batch_norms_(norms, inputs):
             nets[NORMS] = norms
     if method == "solve":
-        result.solved, result.unsolved = _solve_(model, small, plan, inputs, progress)
+        result.solved, result.unsolved = _solve_(model, small, plan, inputs, cache, progress)
         result.notes += [s.note for s in result.solved if s.note is not None]
         if result.unsolved:
             result.notes.append(_count_layers(len(result.solved), result.unsolved))
@@ -352,7 +362,12 @@ def memory_at(x: Tensor | None) -> int:
 
 
 def _solve_(
-    model: nn.Module, small: nn.Module, plan: Plan, inputs: Inputs, progress: Progress | None
+    model: nn.Module,
+    small: nn.Module,
+    plan: Plan,
+    inputs: Inputs,
+    cache: SolveCache | None,
+    progress: Progress | None,
 ) -> tuple[list[SolvedLayer], dict[str, str]]:
     """Solve for all layers in execution order, each with the inputs it gets from solved ones.
 
@@ -362,12 +377,16 @@ def _solve_(
     available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
     offload = 2 * PASS_MEMORY_FACTOR * largest * len(inputs) > available
     passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
-    solved = []
+    solved = [] if cache is None else cache.read_(small)
     try:
         for number, layer in enumerate(layers):
+            if number < len(solved):
+                continue
             if progress is not None:
                 progress(layer.path, number, len(layers))
             solved.append(LayerSolver(model, small, plan, passes, number).solve_())
+            if cache is not None:
+                cache.write(small, solved, now=number + 1 == len(layers))
     finally:
         passes.close()
     return solved, unsolvable

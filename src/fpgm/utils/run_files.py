@@ -6,6 +6,7 @@ plan.json           the plan that made it
 analysis.json       what the original's filters look like; prune
 sensitivity.json    how much pruning its groups tolerate; prune --allocate
 bench.json          times; bench
+solved.safetensors  layers that an interrupted recovery has solved; recover
 report.html         the page about all this; report
 small.onnx, …       the compact model for another runtime; export
 weights.safetensors the trained model, if nothing was pruned; train
@@ -41,6 +42,9 @@ EXPORTED = (
 """Where `fpgm export` writes unless --out names another file."""
 PRUNED = (SMALL, PLAN, RESULTS, ANALYSIS, SENSITIVITY, BENCH, REPORT, *EXPORTED)
 """All files of a folder of `fpgm prune`, which are replaced together with the model."""
+
+SOLVED = "solved.safetensors"
+"""What an interrupted `fpgm recover` continues from."""
 
 RECIPE, ENVIRONMENT, METRICS, WEIGHTS = (
     "recipe.json", "environment.json", "metrics.jsonl", "weights.safetensors",

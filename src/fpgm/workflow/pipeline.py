@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from fpgm.utils.run_files import (
     REPORT,
     RESULTS,
     SENSITIVITY,
+    SOLVED,
     RunResults,
 )
 from fpgm.utils.safe_read import read_json, read_text
@@ -252,7 +254,14 @@ def run_recovery(
     example = example_input(folder.results["input"])
     with steps.step("recover"):
         small = _recover(
-            folder.original, folder.plan, example, data, options, steps, start=folder.small
+            folder.original,
+            folder.plan,
+            example,
+            data,
+            options,
+            steps,
+            start=folder.small,
+            cache=folder.path / SOLVED if os.access(folder.path, os.W_OK) else None,
         )
     accuracy = None
     if data is not None:
@@ -346,12 +355,14 @@ def _recover(
     options: RecoveryOptions,
     steps: Steps,
     start: nn.Module | None = None,
+    cache: Path | None = None,
 ) -> nn.Module:
     if data is None and options.needs_data:
         raise RequestError("This recovery method needs inputs: give data.")
     return recover(
         model, plan, [example] if data is None else data,
         method=options.method, images=options.images, distil=options.distil, start=start,
+        cache=cache,
         progress=steps.report_layer,
     )  # fmt: skip
 
