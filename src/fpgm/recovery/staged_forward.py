@@ -28,7 +28,7 @@ from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
 from fpgm.utils.example_inputs import Example, tensors_in
-from fpgm.utils.modules import module_at, named_tensors
+from fpgm.utils.modules import module_at
 
 
 @dataclass
@@ -82,8 +82,7 @@ class StagedForward:
             model
         )  # the same weights, but passes do not share attributes
         self._layers, self._example, self._recompute = layers, example, recompute
-        given = tensors_in((example.args, dict(example.kwargs)))
-        self._live = LiveActivations(store, [*named_tensors(self._model).values(), *given])
+        self._live = LiveActivations(store)
         self._calls: Counter[str] = Counter()
         self._records: dict[int, LayerActivations] = {}
         self._paused_at: int | None = None
@@ -113,10 +112,11 @@ class StagedForward:
         self._live.offload()
 
     def close(self) -> None:
-        """End the pass early."""
+        """End the pass early, also while its thread is between two layers."""
         self._closed = True
-        if self._thread.ident is not None and not self._done:
-            self._resume()
+        if self._thread.ident is not None:
+            self._go_on.release()
+            self._thread.join()
         self._records.clear()
 
     def _resume(self) -> None:
@@ -146,7 +146,8 @@ class StagedForward:
         self._live.restore(*self._records[number].tensors())
         self._paused_at = number
         self._paused.release()
-        self._go_on.acquire()
+        if not self._closed:
+            self._go_on.acquire()
         if self._closed:
             raise _PassClosedError
 
@@ -247,8 +248,7 @@ class _PassMode(TorchDispatchMode):
             self._live.restore(*used)
         self._conv_inputs.note(func, args)
         out = func(*args, **(kwargs or {}))
-        for result in tensors((out,)):
-            self._live.add(result)
+        self._live.add(tensors((out,)), used)
         return out
 
 
