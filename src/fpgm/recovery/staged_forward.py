@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class LayerActivations:
     inputs: list[Tensor] = field(default_factory=list)
     """What each call multiplies by the weights; may be left out for the original model."""
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    """Arguments of each call, if they are needed to compute it again."""
+    """Arguments of each call, or of its convolution, if they are needed to compute it again."""
     outputs: list[Tensor] = field(default_factory=list)
     sum: Tensor | None = None
     """The sum that the layer's output goes into, of the original model."""
@@ -91,7 +91,7 @@ class StagedForward:
         self._go_on, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
-        self._conv_inputs = ConvInputs(self._model, layers)
+        self._conv_inputs = ConvInputs(self._model, layers[first:])
         for number, layer in list(enumerate(layers))[first:]:
             # Before all other hooks: an adapter may gather or scatter channels of the output.
             module = module_at(self._model, layer.path)
@@ -155,16 +155,20 @@ class StagedForward:
         layer = self._layers[number]
 
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
+            if layer.arguments is not None:
+                convolution = self._conv_inputs.take(layer.path)
+                if convolution is None:
+                    return None
+                args, kwargs = convolution, {}
             record = self._records.setdefault(number, LayerActivations())
             x = input_of(args, kwargs)
-            if layer.arguments is not None:
-                x = self._conv_inputs.latest.pop(layer.path)
             self._calls[layer.path] += 1
             if layer.addition is not None or self._calls[layer.path] < layer.calls:
                 # The model continues, and may overwrite these tensors in place.
                 record.outputs.append(out.clone())
                 if self._recompute:
-                    copies = {id(t): t.clone() for t in (x, *tensors_in((args, kwargs)))}
+                    given = [x] if layer.arguments is not None else tensors_in((args, kwargs))
+                    copies = {id(t): t.clone() for t in (x, *given)}
                     copied = tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
                     record.arguments.append(copied)
                     record.inputs.append(copies[id(x)])
@@ -172,8 +176,7 @@ class StagedForward:
             record.inputs.append(x)
             record.outputs.append(out)
             self._pause(number)
-            output: Tensor | None = module.forward(*args, **kwargs) if self._recompute else None
-            return output
+            return _compute_again(layer, module, args, kwargs) if self._recompute else None
 
         return hook
 
@@ -200,7 +203,7 @@ class StagedForward:
         """Compute the operand of an addition again, with the layer's new weights."""
         args, kwargs = record.arguments[0]
         module = module_at(self._model, layer.path)
-        out: Tensor = module.forward(*args, **kwargs)
+        out = _compute_again(layer, module, args, kwargs)
         if layer.batch_norm is not None:
             out = _normalize(module_at(self._model, layer.batch_norm), out)
         assert layer.addition is not None
@@ -208,6 +211,22 @@ class StagedForward:
             return out
         channels = torch.tensor(layer.addition.channels, device=out.device)
         return torch.zeros_like(before).index_copy(layer.addition.dim, channels, out)
+
+
+def _compute_again(
+    layer: SolvableLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Tensor:
+    """Compute a layer's output with its new weights.
+
+    A forward of its own is not called twice, as it may do more than to compute this output: `args`
+    are of its convolution.
+    """
+    out: Tensor
+    if layer.arguments is None:
+        out = module.forward(*args, **kwargs)
+    else:
+        out = torch.convolution(*args)
+    return out
 
 
 def _normalize(norm: nn.Module, x: Tensor) -> Tensor:
