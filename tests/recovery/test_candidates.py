@@ -36,6 +36,8 @@ def candidate(name: str, error: float, agreement: float | None, divergence: floa
         ([("pruned", 0.5, 0.1, 3.0), ("solved", math.nan, 0.9, math.nan)], 0),
         ([("pruned", 0.5, 0.1, 3.0), ("solved", math.inf, 0.9, 0.1)], 0),
         ([("pruned", math.nan, 0.1, 3.0), ("solved", math.nan, 0.9, 0.1)], 1),
+        # One output is always the largest, as in a regression: the squared error decides.
+        ([("pruned", 0.5, 1.0, 0.0), ("solved", 0.3, 1.0, 0.0)], 1),
         # A tie leaves the weights as they are.
         ([("pruned", 0.5, 0.9, 1.0), ("solved", 0.5, 0.9, 1.0)], 0),
     ],

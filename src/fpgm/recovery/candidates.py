@@ -92,7 +92,9 @@ def compare_candidates(
 def choose_candidate(candidates: list[Candidate], inputs: int) -> int:
     """Return the place of the best candidate; the first is kept unless another is better.
 
-    Those with outputs that are not finite are chosen only if all have such outputs. Agreements that differ by less than half a standard error count as equal.
+    Those with outputs that are not finite are chosen only if all have such outputs. Agreements
+    that differ by less than half a standard error count as equal. If all agree on every input, the
+    squared error decides.
 
     >>> pruned = Candidate("pruned", 0.9, 0.1, 2.0)
     >>> norms = Candidate("batch norms", 0.5, 0.3, 1.5)
@@ -103,7 +105,8 @@ def choose_candidate(candidates: list[Candidate], inputs: int) -> int:
     order = order or list(range(len(candidates)))
     agreements = [candidate.agreement for candidate in candidates]
     known = [agreement for i in order if (agreement := agreements[i]) is not None]
-    if not known or all(math.isnan(candidates[i].divergence or 0.0) for i in order):
+    tells_nothing = not known or min(known) == 1.0  # as where one number is always the largest
+    if tells_nothing or all(math.isnan(candidates[i].divergence or 0.0) for i in order):
         return min(order, key=lambda i: _nan_last(candidates[i].error))
     best = max(known)
     slack = math.sqrt(max(best * (1 - best), 1 / max(inputs, 1)) / max(inputs, 1)) / 2
