@@ -76,6 +76,27 @@ def test_norms_that_must_not_change_for_a_layer() -> None:
     assert [layer.batch_norm for layer in found_in(plain).layers] == ["1"]
 
 
+class Unbatched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.gate, self.one, self.each = nn.Linear(8, 8), nn.Conv2d(8, 8, 1), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        means = x.mean((2, 3))
+        weights = self.gate(means.mean(0)) + torch.vmap(self.each)(means)
+        return self.head(x * weights[..., None, None] + self.one(x[0]))
+
+
+def test_layers_that_are_called_without_a_batch() -> None:
+    torch.manual_seed(0)
+    model, data = Unbatched().eval(), batches(3, 6, 6)
+    recovery = fpgm.recover(model, fpgm.plan(model, data[0], rate=0.5, align=1), data).fpgm_recovery
+    assert [solved.layer for solved in recovery.layers] == ["stem", "head"]
+    assert {path for path, _ in recovery.unsolved} == {"gate", "one", "each"}
+
+
 class AddsFirst(nn.Conv2d):
     """Adds to its input, and to itself: calling it twice is not the same as once."""
 

@@ -121,6 +121,15 @@ def _why_not_replaceable(module: nn.Module) -> str | None:
     return None
 
 
+def _why_no_rows(module: nn.Module, out: Tensor) -> str | None:
+    """Say why a layer's call has no row for each input, if it has none."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(out):
+        return "it is called inside of torch.func"
+    dims = 2 + len(getattr(module, "kernel_size", ()))
+    has_rows = out.ndim > 1 if isinstance(module, nn.Linear) else out.ndim == dims
+    return None if has_rows else "it is called without a batch dimension"
+
+
 def _conv_arguments(args: tuple[Any, ...]) -> ConvArguments | None:
     """Read the arguments of `aten::convolution`; None if it is transposed."""
     _, weight, _, stride, padding, dilation, transposed, *_ = args
@@ -249,6 +258,7 @@ class _OutputTracer(TorchDispatchMode):
     def _layer_hook(self, path: str, why: str | None) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
             reason = why or self._why_not_called_plainly(path, module, out)
+            reason = reason or _why_no_rows(module, out)
             if reason is not None:
                 self.unsolvable[path] = reason
                 self._calls.pop(path, None)
