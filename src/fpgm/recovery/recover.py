@@ -395,7 +395,7 @@ def _solve_(
     available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
     offload = 2 * PASS_MEMORY_FACTOR * largest * len(inputs) > available
     passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
-    solved = [] if cache is None else cache.read_(small)
+    solved = [] if cache is None else cache.read_(small, [layer.path for layer in layers])
     try:
         for number, layer in enumerate(layers):
             if number < len(solved):
