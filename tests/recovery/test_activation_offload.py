@@ -14,7 +14,7 @@ from tests.helpers.recoverable import Streams, batches, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import activation_offload, recover
+from fpgm.recovery import activation_offload, recover, staged_forward
 from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations
 from fpgm.recovery.solvable_layers import SolvableLayer
 from fpgm.recovery.staged_forward import StagedForward
@@ -247,3 +247,17 @@ def test_passes_do_not_grow_with_depth(monkeypatch: pytest.MonkeyPatch, depth: i
     monkeypatch.setattr(Counted, "calls", 0)
     fpgm.recover(model, plan, [torch.randn(8, 3, 6, 6) for _ in range(4)])
     assert Counted.calls == CALLS
+
+
+def test_few_threads_wait_however_many_batches_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = stir(Streams()).eval(), batches(3, 6, 6)
+    plan = fpgm.plan(model, data[0], rate=0.5, align=1)
+    expected = fpgm.recover(model, plan, data).fpgm_recovery
+    monkeypatch.setattr(staged_forward, "MAX_PAUSED_BATCHES", 2)
+    before, threads = threading.active_count(), []
+    few = fpgm.recover(
+        model, plan, data, progress=lambda *_: threads.append(threading.active_count())
+    )
+    assert max(threads) <= before + 4
+    for one, other in zip(few.fpgm_recovery.layers, expected.layers, strict=True):
+        assert one.after == pytest.approx(other.after, rel=1e-4, abs=1e-9)

@@ -2,7 +2,7 @@
 
 Each layer is solved with the inputs it gets from the layers before it, which are already solved.
 Running the model again for every layer would take time quadratic in its depth. So a pass runs in
-its own thread and waits there while the layer is solved. If memory is short, the activations it
+its own thread and waits there while the layer is solved, unless batches are many. If memory is short, the activations it
 holds are offloaded in the meantime (`activation_offload`).
 """
 
@@ -27,8 +27,13 @@ from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
-from fpgm.utils.example_inputs import Example, tensors_in
+from fpgm.utils.example_inputs import Example, map_tensors, tensors_in
 from fpgm.utils.modules import module_at
+
+
+MAX_PAUSED_BATCHES = 128
+"""Batches whose passes may be paused: each takes two threads, with a pool of workers and buffers of
+their own. More run again for every layer."""
 
 
 @dataclass
@@ -132,7 +137,9 @@ class StagedForward:
         try:
             mode = _PassMode(self._live, self._conv_inputs, self._on_addition)
             with torch.no_grad(), RestoreOnAccess(self._live), mode:
-                self._example.call(self._model)
+                copied = map_tensors(self._example, Tensor.clone)  # some models write into inputs
+                self._example = Example((), {})  # others may be done with it
+                self._model(*copied.args, **copied.kwargs)
         except _PassClosedError:
             pass
         except BaseException as error:  # raised again in the thread that waits
@@ -307,7 +314,7 @@ class PairedForwards:
             if compact is not None and original is not None:
                 yield batch, compact, original
             # Between two calls of a layer, activations were computed with its old weights.
-            if self.layers[number].calls > 1:
+            if self.layers[number].calls > 1 or batch >= MAX_PAUSED_BATCHES:
                 for staged in self._passes.pop(batch):
                     staged.close()
             elif self._offload:
