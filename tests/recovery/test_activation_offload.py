@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,8 @@ def test_closing_waits_for_code_that_cleans_up() -> None:
         def forward(self, x: Tensor) -> Tensor:
             began.set()
             try:
-                return x if go_on.wait(60) else x
+                go_on.wait(60)
+                return x
             finally:
                 ended.append(True)
 
@@ -219,6 +221,28 @@ def test_closing_waits_for_code_that_cleans_up() -> None:
     staged.close()
     assert ended
     assert not staged._thread.is_alive()
+
+
+SCALE = ContextVar("SCALE", default=0.0)
+
+
+class Scaled(nn.Module):
+    """Reads what its caller has set."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * SCALE.get()
+
+
+def test_passes_see_the_caller_s_context_variables() -> None:
+    token = SCALE.set(1.0)
+    try:
+        layers = [nn.Conv2d(3, 8, 1), Scaled(), nn.ReLU(), nn.Conv2d(8, 4, 1)]
+        model, data = nn.Sequential(*layers).eval(), batches(3, 6, 6)
+        plan = fpgm.plan(model, data[0], rate=0.5, align=1)
+        recovery = fpgm.recover(model, plan, data).fpgm_recovery
+    finally:
+        SCALE.reset(token)
+    assert recovery.layers[1].after > 0
 
 
 class Counted(nn.Module):

@@ -47,9 +47,7 @@ def test_it_continues_and_ends_with_the_same_weights(
         model, plan, data, cache=file, progress=lambda _, done, total: started.append(done)
     )
     assert started[0] == 4
-    for one, other in zip(
-        small.state_dict().values(), expected.state_dict().values(), strict=True
-    ):
+    for one, other in zip(small.state_dict().values(), expected.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert small.fpgm_recovery.layers == expected.fpgm_recovery.layers
     assert not file.exists()

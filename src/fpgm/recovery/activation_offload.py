@@ -66,7 +66,7 @@ class ActivationOffload:
         """Free the memory of tensors; those that are too small or of other types keep it."""
         self._release_unused()
         for tensor in activations:
-            storage = _storage_of(tensor)
+            storage = storage_of(tensor)
             if storage is None or storage.nbytes() < MIN_BYTES:
                 continue
             key = storage._cdata
@@ -81,7 +81,7 @@ class ActivationOffload:
 
     def restore(self, tensor: Tensor) -> None:
         """Give a tensor its memory and values back, if they were offloaded."""
-        storage = _storage_of(tensor) if self._saved else None
+        storage = storage_of(tensor) if self._saved else None
         saved = None if storage is None else self._saved.pop(storage._cdata, None)
         if saved is None:
             return
@@ -98,7 +98,7 @@ class ActivationOffload:
             flat.mul_(saved.scale)
 
     def close(self) -> None:
-        """Drop everything, but restore what a model has left elsewhere, as in a list of features."""
+        """Drop everything, but restore what a model has left elsewhere, as a list of features."""
         self._release_unused()
         for key in list(self._saved):
             self._fill(self._saved.pop(key))
@@ -184,9 +184,9 @@ class LiveActivations:
         inputs and constants belong to others.
         """
         with torch._C.DisableTorchFunction():
-            operands = [storage._cdata for t in used if (storage := _storage_of(t)) is not None]
+            operands = [storage._cdata for t in used if (storage := storage_of(t)) is not None]
             for result in results:
-                storage = _storage_of(result)
+                storage = storage_of(result)
                 if storage is None:  # it may have the operands inside, as a sparse tensor does
                     self._keep(operands)
                 elif storage.nbytes() >= MIN_BYTES:
@@ -214,7 +214,7 @@ class LiveActivations:
         """Restore a tensor and never offload it again: other code may hold its memory."""
         with torch._C.DisableTorchFunction():
             self.restore(tensor)
-            storage = _storage_of(tensor)
+            storage = storage_of(tensor)
             self._keep([] if storage is None else [storage._cdata])
 
     def _keep(self, keys: Iterable[int]) -> None:
@@ -241,7 +241,7 @@ class LiveActivations:
 
     def _may_offload(self, tensor: Tensor, key: int) -> bool:
         """Tell whether a tensor still has the memory it had, which nobody else may hold."""
-        storage, memory = _storage_of(tensor), self._memory.get(key)
+        storage, memory = storage_of(tensor), self._memory.get(key)
         if storage is None or memory is None or storage._cdata != key:
             return False
         return not memory.kept and tensor.dtype == memory.dtype
@@ -291,7 +291,7 @@ _SHARES = {
 _READS = {"tolist", "__deepcopy__", "__reduce_ex__"}
 
 
-def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """Return where a tensor's values are; None if it has no memory of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None

@@ -333,9 +333,9 @@ def _count_layers(solved: int, unsolved: Mapping[str, str]) -> str:
     '48 of 49 layers solved; not solved: head (its weights are computed from other tensors).'
     """
     by_reason: dict[str, list[str]] = {}
-    for path, reason in unsolved.items():
-        by_reason.setdefault(reason, []).append(path or "the model itself")
-    parts = [f"{shorten(paths)} ({reason})" for reason, paths in by_reason.items()]
+    for path, why in unsolved.items():
+        by_reason.setdefault(why, []).append(path or "the model itself")
+    parts = [f"{shorten(paths)} ({why})" for why, paths in by_reason.items()]
     total = solved + len(unsolved)
     return f"{solved} of {total} layers solved; not solved: {'; '.join(parts)}."
 

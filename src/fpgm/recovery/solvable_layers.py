@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fpgm.recovery.activation_offload import storage_of
 from fpgm.recovery.unfold import ConvArguments
 from fpgm.tracing.ops.registry import name_of, tensors
 from fpgm.tracing.residual import PLAIN as PLAIN_CONVOLUTIONS
@@ -300,7 +301,7 @@ class _OutputTracer(TorchDispatchMode):
         """Note that something may have been written into results of convolutions."""
         for calls in self._convolutions.values():
             for number, (out, _) in enumerate(calls):
-                if any(x is out or torch._C._is_alias_of(x, out) for x in inputs):
+                if any(x is out or _share_memory(x, out) for x in inputs):
                     calls[number] = out, None
 
     def _note_batch_norm(self, args: tuple[Any, ...], out: Tensor) -> None:
@@ -355,6 +356,11 @@ class _OutputTracer(TorchDispatchMode):
                 channels = tuple(args[2].tolist())
                 self._outputs[out] = replace(output, channels=channels, dim=args[1])
         return out
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    storage, others = storage_of(one), storage_of(other)
+    return storage is not None and others is not None and storage._cdata == others._cdata
 
 
 _BATCH_NORMS = {

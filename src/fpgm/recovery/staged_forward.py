@@ -2,8 +2,8 @@
 
 Each layer is solved with the inputs it gets from the layers before it, which are already solved.
 Running the model again for every layer would take time quadratic in its depth. So a pass runs in
-its own thread and waits there while the layer is solved, unless batches are many. If memory is short, the activations it
-holds are offloaded in the meantime (`activation_offload`).
+its own thread and waits there while the layer is solved, unless there are very many batches. If
+memory is short, the activations it holds are offloaded in the meantime (`activation_offload`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +31,6 @@ from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
 from fpgm.utils.example_inputs import Example, map_tensors, tensors_in
 from fpgm.utils.modules import module_at
-
 
 MAX_PAUSED_BATCHES = 128
 """Batches whose passes may be paused: each takes two threads, with a pool of workers and buffers of
@@ -94,7 +95,8 @@ class StagedForward:
         self._error: BaseException | None = None
         self._done = self._closed = False
         self._go_on, self._paused = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        run = partial(copy_context().run, self._run)  # the model may read the caller's variables
+        self._thread = threading.Thread(target=run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
         self._conv_inputs = ConvInputs(self._model, layers[first:])
         for number, layer in list(enumerate(layers))[first:]:
@@ -228,11 +230,9 @@ def _compute_again(
     A forward of its own is not called twice, as it may do more than to compute this output: `args`
     are of its convolution.
     """
-    out: Tensor
-    if layer.arguments is None:
-        out = module.forward(*args, **kwargs)
-    else:
-        out = torch.convolution(*args)
+    if layer.arguments is not None:
+        return torch.convolution(*args)
+    out: Tensor = module.forward(*args, **kwargs)
     return out
 
 
