@@ -32,12 +32,37 @@ def candidate(name: str, error: float, agreement: float | None, divergence: floa
         ([("pruned", 0.5, None, None), ("solved", 0.3, None, None)], 1),
         ([("pruned", 0.5, None, None), ("solved", math.nan, None, None)], 0),
         ([("pruned", 0.5, 0.9, 1.0), ("solved", 0.4, 0.9, math.nan)], 0),
+        # Outputs that are not finite are chosen only if all have some.
+        ([("pruned", 0.5, 0.1, 3.0), ("solved", math.nan, 0.9, math.nan)], 0),
+        ([("pruned", 0.5, 0.1, 3.0), ("solved", math.inf, 0.9, 0.1)], 0),
+        ([("pruned", math.nan, 0.1, 3.0), ("solved", math.nan, 0.9, 0.1)], 1),
+        # One output is always the largest, as in a regression: the squared error decides.
+        ([("pruned", 0.5, 1.0, 0.0), ("solved", 0.3, 1.0, 0.0)], 1),
         # A tie leaves the weights as they are.
         ([("pruned", 0.5, 0.9, 1.0), ("solved", 0.5, 0.9, 1.0)], 0),
     ],
 )
 def test_the_class_that_is_chosen_decides(candidates: list[Any], best: int) -> None:
     assert choose_candidate([candidate(*c) for c in candidates], 500) == best
+
+
+def test_a_single_input_has_no_variance_but_is_solved_with() -> None:
+    layers = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 12)]
+    model = nn.Sequential(*layers).eval()
+    x = torch.randn(1, 6)
+    recovery = fpgm.recover(model, fpgm.plan(model, x, rate=0.5, align=1), [x]).fpgm_recovery
+    assert recovery.kept == SOLVED
+    assert any(note.startswith("Batch norms were not re-estimated: ") for note in recovery.notes)
+
+
+def test_batches_of_single_images_have_a_variance() -> None:
+    model = stir(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)))
+    data = list(torch.randn(64, 3, 6, 6).split(1))
+    plan = fpgm.plan(model, data[0], rate=0.5, align=1)
+    small = fpgm.recover(model, plan, data, method="norms")
+    one = fpgm.recover(model, plan, [torch.cat(data)], method="norms")
+    errors = [net.fpgm_recovery.candidates[1].error for net in (small, one)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.1)
 
 
 class Scores(nn.Module):

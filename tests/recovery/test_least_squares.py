@@ -105,6 +105,25 @@ def test_rows_and_normal_equations_give_the_same_change(constant: bool) -> None:
         torch.testing.assert_close(few.target_variation(), normal.target_variation())
 
 
+def test_inputs_that_vary_little_around_a_large_mean() -> None:
+    """Wide layers are multiplied in float32, which must not round off what varies."""
+    torch.manual_seed(0)
+    rows = 1e-3 * torch.randn(1, 6000, 400) + torch.rand(400)
+    targets = (rows.double() - rows.double().mean(1)) @ torch.randn(400, 4).double()
+    targets = targets / targets.std() + 0.05 * torch.randn_like(targets) + 3
+    parts: list[NormalEquations] = []
+    for part in (slice(0, 4500), slice(4500, None)):
+        equations = NormalEquations(1, 400, 4, torch.device("cpu"), constant=True)
+        equations.add(rows[:, part], targets[:, part], targets[:, part])
+        parts.append(equations)
+    both = parts[0].merge(parts[1])
+    change, _ = best_change(*parts, both, [1e-9, 1e-6, 1e-3])
+    columns = torch.cat([rows, torch.ones(1, 6000, 1)], 2).double()
+    left = float((targets - columns @ change).square().mean())
+    assert left < 0.05**2
+    assert both.error(change) == pytest.approx(left * targets.numel(), rel=1e-3)
+
+
 def test_rows_that_are_not_finite_change_nothing() -> None:
     for kind in (NormalEquations, RowEquations):
         equations: Equations = kind(1, 4, 2, torch.device("cpu"))

@@ -11,7 +11,7 @@ from tests.helpers.recoverable import Streams, batches, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import solve_cache
+from fpgm.recovery import recover, solve_cache
 
 
 class Stop(Exception):  # noqa: N818  (an interruption, not an error)
@@ -47,17 +47,15 @@ def test_it_continues_and_ends_with_the_same_weights(
         model, plan, data, cache=file, progress=lambda _, done, total: started.append(done)
     )
     assert started[0] == 4
-    for one, other in zip(
-        small.state_dict().values(), expected.state_dict().values(), strict=True
-    ):
+    for one, other in zip(small.state_dict().values(), expected.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert small.fpgm_recovery.layers == expected.fpgm_recovery.layers
     assert not file.exists()
 
 
-@pytest.mark.parametrize("change", ["data", "plan", "weights", "damage"])
+@pytest.mark.parametrize("change", ["data", "plan", "weights", "code", "damage"])
 def test_what_another_recovery_left_is_not_used(
-    model: nn.Module, change: str, tmp_path: Path
+    model: nn.Module, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, file = batches(3, 6, 6), tmp_path / "solved.safetensors"
     plan = fpgm.plan(model, data[0], rate=0.5, align=1)
@@ -69,6 +67,9 @@ def test_what_another_recovery_left_is_not_used(
     elif change == "weights":
         with torch.no_grad():
             next(model.parameters()).mul_(2)
+    elif change == "code":
+        find = recover._find_layers
+        monkeypatch.setattr(recover, "_find_layers", lambda *args: (find(*args)[0][1:], 0, {}))
     else:
         file.write_bytes(file.read_bytes()[:-40])
     started: list[int] = []
@@ -81,7 +82,6 @@ def test_what_another_recovery_left_is_not_used(
 def test_the_command_continues_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.helpers.shell import run
 
-    from fpgm.recovery import recover
     from fpgm.recovery.layer_solver import LayerSolver
 
     monkeypatch.setattr(solve_cache, "WRITE_EVERY", 0.0)

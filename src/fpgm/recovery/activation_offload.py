@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import torch
@@ -65,13 +66,13 @@ class ActivationOffload:
         """Free the memory of tensors; those that are too small or of other types keep it."""
         self._release_unused()
         for tensor in activations:
-            storage = _storage_of(tensor)
+            storage = storage_of(tensor)
             if storage is None or storage.nbytes() < MIN_BYTES:
                 continue
             key = storage._cdata
             if key in self._saved or tensor.dtype not in (*_HALF, *_KEPT):
                 continue
-            flat = tensor.new_empty(0).set_(storage)
+            flat = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage)
             size = float(flat.abs().max()) if tensor.dtype in _HALF else 0.0
             if not size < float("inf"):  # infinite, or NaN
                 continue
@@ -80,10 +81,14 @@ class ActivationOffload:
 
     def restore(self, tensor: Tensor) -> None:
         """Give a tensor its memory and values back, if they were offloaded."""
-        storage = _storage_of(tensor) if self._saved else None
+        storage = storage_of(tensor) if self._saved else None
         saved = None if storage is None else self._saved.pop(storage._cdata, None)
         if saved is None:
             return
+        self._fill(saved)
+
+    def _fill(self, saved: _Saved) -> None:
+        """Give a storage its memory and values back."""
         values = self._take(saved)
         saved.storage.resize_(saved.bytes)
         flat = torch.empty(0, dtype=saved.dtype, device=saved.storage.device)
@@ -93,8 +98,10 @@ class ActivationOffload:
             flat.mul_(saved.scale)
 
     def close(self) -> None:
-        """Drop everything."""
-        self._saved.clear()
+        """Drop everything, but restore what a model has left elsewhere, as a list of features."""
+        self._release_unused()
+        for key in list(self._saved):
+            self._fill(self._saved.pop(key))
         self.bytes = 0
         if self._file is not None:
             self._file.close()
@@ -162,41 +169,93 @@ class ActivationOffload:
 class LiveActivations:
     """The tensors that one pass computed and still holds."""
 
-    def __init__(self, store: ActivationOffload, others: Iterable[Tensor]) -> None:
-        """Follow a pass.
-
-        Args:
-            store: where activations are offloaded to.
-            others: tensors that belong to others, such as weights and inputs.
-        """
+    def __init__(self, store: ActivationOffload) -> None:
+        """Follow a pass, whose activations are offloaded to `store`."""
         self.store = store
-        storages = [_storage_of(tensor) for tensor in others]
-        self._others = {storage._cdata for storage in storages if storage is not None}
-        self._references: dict[int, weakref.ref[Tensor]] = {}
+        self._references: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """Tensors by id, each with the key of its storage."""
+        self._memory: dict[int, _Memory] = {}
+        """Storages that the pass allocated, by key."""
 
-    def add(self, tensor: Tensor) -> None:
-        """Follow a tensor until nothing refers to it."""
+    def add(self, results: Iterable[Tensor], used: Iterable[Tensor]) -> None:
+        """Follow an operator's results until nothing refers to them.
+
+        What shares memory with one of its operands is followed only if this operand is: weights,
+        inputs and constants belong to others.
+        """
+        with torch._C.DisableTorchFunction():
+            operands = [storage._cdata for t in used if (storage := storage_of(t)) is not None]
+            for result in results:
+                storage = storage_of(result)
+                if storage is None:  # it may have the operands inside, as a sparse tensor does
+                    self._keep(operands)
+                elif storage.nbytes() >= MIN_BYTES:
+                    key = storage._cdata
+                    if key in self._memory or (key not in operands and storage.resizable()):
+                        self._follow(result, key)
+
+    def _follow(self, tensor: Tensor, key: int) -> None:
         number = id(tensor)
-        storage = _storage_of(tensor)
-        if number in self._references or storage is None or storage._cdata in self._others:
+        if number in self._references:
             return
-        if storage.nbytes() >= MIN_BYTES:
+        memory = self._memory.setdefault(key, _Memory(tensor.dtype))
+        memory.aliases.add(number)
+        memory.kept = memory.kept or tensor.dtype != memory.dtype  # its bits have another meaning
 
-            def forget(_: object) -> None:
-                self._references.pop(number, None)
+        def forget(_: object) -> None:
+            self._references.pop(number, None)
+            memory.aliases.discard(number)
+            if not memory.aliases and self._memory.get(key) is memory:
+                del self._memory[key]
 
-            self._references[number] = weakref.ref(tensor, forget)
+        self._references[number] = weakref.ref(tensor, forget), key
+
+    def keep(self, tensor: Tensor) -> None:
+        """Restore a tensor and never offload it again: other code may hold its memory."""
+        with torch._C.DisableTorchFunction():
+            self.restore(tensor)
+            storage = storage_of(tensor)
+            self._keep([] if storage is None else [storage._cdata])
+
+    def _keep(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if key in self._memory:
+                self._memory[key].kept = True
 
     def restore(self, *tensors_or_none: Tensor | None) -> None:
-        """Give tensors their values back."""
-        for tensor in tensors_or_none:
-            if tensor is not None:
+        """Give tensors their values back, and those inside of tensor subclasses."""
+        with torch._C.DisableTorchFunction():
+            pending = [tensor for tensor in tensors_or_none if tensor is not None]
+            seen: set[int] = set()
+            while pending:
+                tensor = pending.pop()
                 self.store.restore(tensor)
+                if type(tensor) not in (Tensor, torch.nn.Parameter) and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    pending += [v for v in vars(tensor).values() if isinstance(v, Tensor)]
 
     def offload(self) -> None:
         """Free the memory of all tensors that are alive."""
-        alive = [reference() for reference in list(self._references.values())]
-        self.store.offload(tensor for tensor in alive if tensor is not None)
+        alive = [(reference(), key) for reference, key in list(self._references.values())]
+        self.store.offload(t for t, key in alive if t is not None and self._may_offload(t, key))
+
+    def _may_offload(self, tensor: Tensor, key: int) -> bool:
+        """Tell whether a tensor still has the memory it had, which nobody else may hold."""
+        storage, memory = storage_of(tensor), self._memory.get(key)
+        if storage is None or memory is None or storage._cdata != key:
+            return False
+        return not memory.kept and tensor.dtype == memory.dtype
+
+
+@dataclass
+class _Memory:
+    """A storage that a pass allocated."""
+
+    dtype: torch.dtype
+    aliases: set[int] = field(default_factory=set)
+    """Ids of the tensors in it."""
+    kept: bool = False
+    """Whether it is never offloaded."""
 
 
 class RestoreOnAccess(TorchFunctionMode):
@@ -209,19 +268,36 @@ class RestoreOnAccess(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if args and isinstance(args[0], Tensor) and getattr(func, "__name__", "") in _ACCESSES:
-            with torch._C.DisableTorchFunction():
+        if args and isinstance(args[0], Tensor):
+            name = getattr(func, "__name__", "")
+            if name in _SHARES:
+                self._live.keep(args[0])
+            elif name in _READS:
                 self._live.restore(args[0])
         return func(*args, **(kwargs or {}))
 
 
-_ACCESSES = {"numpy", "__array__", "data_ptr", "untyped_storage", "__dlpack__", "tolist", "storage"}
+_SHARES = {
+    "numpy",
+    "__array__",
+    "data_ptr",
+    "untyped_storage",
+    "_typed_storage",
+    "storage",
+    "share_memory_",
+    "__dlpack__",
+}
+"""What gives other code the memory itself."""
+_READS = {"tolist", "__deepcopy__", "__reduce_ex__"}
 
 
-def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """Return where a tensor's values are; None if it has no memory of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
-    return tensor.untyped_storage()
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # a subclass that wraps others
+        return None

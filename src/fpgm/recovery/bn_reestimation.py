@@ -31,7 +31,7 @@ def reestimate_batch_norms_(model: nn.Module, inputs: Inputs) -> list[str]:
         total = 0
         for example in (inputs[number] for number in range(len(inputs))):
             count = tensors_in((example.args, dict(example.kwargs)))[0].shape[0]
-            if count == 1 and len(inputs) > 1:
+            if count == 1 and inputs.count > len(inputs):
                 continue  # a single input has no variance
             total += count
             for norm in batch_norms.values():

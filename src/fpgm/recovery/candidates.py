@@ -92,23 +92,25 @@ def compare_candidates(
 def choose_candidate(candidates: list[Candidate], inputs: int) -> int:
     """Return the place of the best candidate; the first is kept unless another is better.
 
-    Agreements that differ by less than half a standard error count as equal.
+    Those with outputs that are not finite are chosen only if all have such outputs. Agreements
+    that differ by less than half a standard error count as equal. If all agree on every input, the
+    squared error decides.
 
     >>> pruned = Candidate("pruned", 0.9, 0.1, 2.0)
     >>> norms = Candidate("batch norms", 0.5, 0.3, 1.5)
     >>> choose_candidate([pruned, norms, Candidate("solved", 0.4, 0.01, 1.9)], 500)
     1
     """
-    order = range(len(candidates))
+    order = [i for i, candidate in enumerate(candidates) if math.isfinite(candidate.error)]
+    order = order or list(range(len(candidates)))
     agreements = [candidate.agreement for candidate in candidates]
-    known = [agreement for agreement in agreements if agreement is not None]
-    if not known or all(math.isnan(c.divergence or 0.0) for c in candidates):
+    known = [agreement for i in order if (agreement := agreements[i]) is not None]
+    tells_nothing = not known or min(known) == 1.0  # as where one number is always the largest
+    if tells_nothing or all(math.isnan(candidates[i].divergence or 0.0) for i in order):
         return min(order, key=lambda i: _nan_last(candidates[i].error))
     best = max(known)
     slack = math.sqrt(max(best * (1 - best), 1 / max(inputs, 1)) / max(inputs, 1)) / 2
-    near = [
-        i for i in order if agreements[i] is not None and (agreements[i] or 0.0) >= best - slack
-    ]
+    near = [i for i in order if (agreements[i] or 0.0) >= best - slack]
     return min(near, key=lambda i: _nan_last(candidates[i].divergence))
 
 

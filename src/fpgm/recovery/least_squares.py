@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 FLOAT32_FAN_IN, FLOAT32_ROWS = 384, 2048
 """Layers with at least this fan-in are multiplied in float32, so many rows at a time: the sums over
-these blocks are in float64, and rounding within a block is far below the smallest useful ridge."""
+these blocks are in float64, and rounding within a block, around its mean, is far below the smallest
+useful ridge."""
 RIDGE_GROWTH, MAX_RIDGE = 10.0, 1e6
 """Factor by which a ridge grows while the system is singular, and where that ends."""
 
@@ -145,8 +146,14 @@ class NormalEquations(Equations):
         else:
             blocks = zip(rows.split(FLOAT32_ROWS, 1), residuals.split(FLOAT32_ROWS, 1), strict=True)
             for block, residual in blocks:
-                gram += block.transpose(1, 2) @ block
+                # Around the mean: the squares of a large mean would round off what varies.
+                mean = block.mean(1, keepdim=True)
+                block = block - mean
+                mean, sums = mean.double(), block.sum(1, keepdim=True, dtype=torch.float64)
+                both = mean.transpose(1, 2) @ (sums + mean * block.shape[1] / 2)
+                gram += (block.transpose(1, 2) @ block).double() + both + both.transpose(1, 2)
                 cross += block.transpose(1, 2) @ residual.float()
+                cross += mean.transpose(1, 2) @ residual.sum(1, keepdim=True)
         row_sum = rows.sum(1, dtype=torch.float64)
         self.row_sum += row_sum
         if self.constant:

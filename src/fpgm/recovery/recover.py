@@ -39,7 +39,7 @@ from fpgm.utils.modules import unwrap_model
 from fpgm.utils.precision import full_precision
 from fpgm.utils.preserve_state import disable_fused_attention, preserve_state
 from fpgm.utils.progress import Progress
-from fpgm.utils.text import shorten
+from fpgm.utils.text import reason, shorten
 
 RECOVERY = "fpgm_recovery"
 """Attribute in which a recovered model carries its `Recovery`."""
@@ -287,18 +287,36 @@ def _add_candidates(
         nets[COMPENSATED] = compact(full, plan).eval()
         result.notes += [] if changed else ["No layer could compensate for the removed units."]
     elif method is not None:
-        norms = copy_model(small).eval()
-        if reestimate_batch_norms_(norms, inputs):
+        norms = _reestimate_batch_norms(small, inputs, method)
+        if isinstance(norms, nn.Module):
             nets[NORMS] = norms
+        elif norms is not None:
+            result.notes.append(norms)
     if method == "solve":
         result.solved, result.unsolved = _solve_(model, small, plan, inputs, cache, progress)
         result.notes += [s.note for s in result.solved if s.note is not None]
         if result.unsolved:
             result.notes.append(_count_layers(len(result.solved), result.unsolved))
         nets[SOLVED] = small
-        again = copy_model(small).eval()
-        if NORMS in nets and reestimate_batch_norms_(again, inputs):
+        again = _reestimate_batch_norms(small, inputs, method) if NORMS in nets else None
+        if isinstance(again, nn.Module):
             nets[SOLVED_NORMS] = again
+
+
+def _reestimate_batch_norms(
+    small: nn.Module, inputs: Inputs, method: Method
+) -> nn.Module | str | None:
+    """Return a copy with re-estimated batch norms; None if it has none, or why it failed.
+
+    It fails for a single input, or if the model's code expects all of it to be in eval mode.
+    """
+    net = copy_model(small).eval()
+    try:
+        return net if reestimate_batch_norms_(net, inputs) else None
+    except Exception as error:  # the model's own code may raise anything
+        if method == "norms":
+            raise
+        return f"Batch norms were not re-estimated: {reason(error)}."
 
 
 def _choose(names: list[str], candidates: list[Candidate] | None, inputs: int) -> str:
@@ -315,9 +333,9 @@ def _count_layers(solved: int, unsolved: Mapping[str, str]) -> str:
     '48 of 49 layers solved; not solved: head (its weights are computed from other tensors).'
     """
     by_reason: dict[str, list[str]] = {}
-    for path, reason in unsolved.items():
-        by_reason.setdefault(reason, []).append(path or "the model itself")
-    parts = [f"{shorten(paths)} ({reason})" for reason, paths in by_reason.items()]
+    for path, why in unsolved.items():
+        by_reason.setdefault(why, []).append(path or "the model itself")
+    parts = [f"{shorten(paths)} ({why})" for why, paths in by_reason.items()]
     total = solved + len(unsolved)
     return f"{solved} of {total} layers solved; not solved: {'; '.join(parts)}."
 
@@ -377,7 +395,7 @@ def _solve_(
     available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
     offload = 2 * PASS_MEMORY_FACTOR * largest * len(inputs) > available
     passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
-    solved = [] if cache is None else cache.read_(small)
+    solved = [] if cache is None else cache.read_(small, [layer.path for layer in layers])
     try:
         for number, layer in enumerate(layers):
             if number < len(solved):

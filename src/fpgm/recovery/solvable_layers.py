@@ -9,7 +9,7 @@ listed with the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fpgm.recovery.activation_offload import storage_of
 from fpgm.recovery.unfold import ConvArguments
 from fpgm.tracing.ops.registry import name_of, tensors
 from fpgm.tracing.residual import PLAIN as PLAIN_CONVOLUTIONS
@@ -121,6 +122,15 @@ def _why_not_replaceable(module: nn.Module) -> str | None:
     return None
 
 
+def _why_no_rows(module: nn.Module, out: Tensor) -> str | None:
+    """Say why a layer's call has no row for each input, if it has none."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(out):
+        return "it is called inside of torch.func"
+    dims = 2 + len(getattr(module, "kernel_size", ()))
+    has_rows = out.ndim > 1 if isinstance(module, nn.Linear) else out.ndim == dims
+    return None if has_rows else "it is called without a batch dimension"
+
+
 def _conv_arguments(args: tuple[Any, ...]) -> ConvArguments | None:
     """Read the arguments of `aten::convolution`; None if it is transposed."""
     _, weight, _, stride, padding, dilation, transposed, *_ = args
@@ -148,14 +158,20 @@ class ConvInputs(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         own = [layer.path for layer in layers if layer.arguments is not None]
         self._paths = {id(module_at(model, path).weight): path for path in own}
-        self.latest: dict[str, Tensor] = {}
-        """The input of the latest call, by the layer's path."""
+        self._latest: dict[str, tuple[Any, ...]] = {}
+
+    def take(self, path: str) -> tuple[Any, ...] | None:
+        """Return the arguments of the convolution of the layer's latest call, once.
+
+        None if its forward did without the convolution this time.
+        """
+        return self._latest.pop(path, None)
 
     def note(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Note the input, if the operator is such a convolution."""
+        """Note the arguments, if the operator is such a convolution."""
         path = self._paths.get(id(args[1])) if len(args) > 1 else None
         if path is not None and name_of(func) == "convolution":
-            self.latest[path] = args[0]
+            self._latest[path] = args
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -177,13 +193,14 @@ class _OutputTracer(TorchDispatchMode):
         self._outputs: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._uses: Counter[_LayerOutput] = Counter()
         self._batch_norms: dict[str, str] = {}
-        self._layers_before: Counter[str] = Counter()
+        self._norm_uses: Counter[str] = Counter()
         self._added: dict[str, tuple[ResidualAddition, _LayerOutput]] = {}
         self.unsolvable: dict[str, str] = {}
         self._own_weights: dict[int, str] = {}
         """Paths of layers with a forward of their own, by the ids of their weights."""
         self._convolutions: dict[str, list[tuple[Tensor, ConvArguments | None]]] = {}
-        """What such a layer's forward computed with its weight since it began."""
+        """What such a layer's forward computed with its weight since it began; no arguments if this
+        is not a convolution of the layer, or something was written into the result."""
         self._arguments: dict[str, ConvArguments] = {}
         self._norm_of: dict[int, str] = {}
         """Paths of batch norms, by the ids of their running means."""
@@ -210,8 +227,8 @@ class _OutputTracer(TorchDispatchMode):
         if layer.calls > 1 or self._uses[_LayerOutput(path)] != 1:
             return layer
         norm = self._batch_norms.get(path)
-        if norm is not None and self._layers_before[norm] > 1:
-            return layer  # a change of the norm for one layer would change the other's output
+        if norm is not None and self._norm_uses[norm] > 1:
+            return layer  # a change of the norm for this layer would change other activations
         layer = replace(layer, batch_norm=norm)
         if path in self._added:
             addition, output = self._added[path]
@@ -242,6 +259,7 @@ class _OutputTracer(TorchDispatchMode):
     def _layer_hook(self, path: str, why: str | None) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
             reason = why or self._why_not_called_plainly(path, module, out)
+            reason = reason or _why_no_rows(module, out)
             if reason is not None:
                 self.unsolvable[path] = reason
                 self._calls.pop(path, None)
@@ -272,18 +290,33 @@ class _OutputTracer(TorchDispatchMode):
 
     def _note_convolution(self, args: tuple[Any, ...], out: Tensor) -> None:
         path = self._own_weights.get(id(args[1]))
-        if path is not None:
-            self._convolutions.setdefault(path, []).append((out, _conv_arguments(args)))
+        if path is None:
+            return
+        layer, bias, groups = module_at(self.model, path), args[2], args[8]
+        is_own = bias is layer.bias and groups == layer.groups
+        arguments = _conv_arguments(args) if is_own else None
+        self._convolutions.setdefault(path, []).append((out, arguments))
+
+    def _note_write(self, inputs: Sequence[Tensor]) -> None:
+        """Note that something may have been written into results of convolutions."""
+        for calls in self._convolutions.values():
+            for number, (out, _) in enumerate(calls):
+                if any(x is out or _share_memory(x, out) for x in inputs):
+                    calls[number] = out, None
 
     def _note_batch_norm(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note which layer's output a batch norm normalizes."""
         path = next((p for a in args[2:] if (p := self._norm_of.get(id(a))) is not None), None)
+        if path is None:
+            return
+        self._norm_uses[path] += 1
         output = self._outputs.get(args[0])
-        if path is None or output is None:
+        norm = module_at(self.model, path)
+        own = [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+        if output is None or any(a is not b for a, b in zip(args[1:5], own, strict=True)):
             return
         tokens = args[0].ndim > 2 and self._is_linear(output.path)
         if output == _LayerOutput(output.path) and not tokens:
-            self._layers_before[path] += 1
             self._batch_norms[output.path] = path
             self._outputs[out] = replace(output, batch_norm=path)
 
@@ -302,6 +335,8 @@ class _OutputTracer(TorchDispatchMode):
         adds = is_addition(func, args, kwargs)
         out = func(*args, **(kwargs or {}))
         name = name_of(func)
+        if self._convolutions and func._schema.is_mutable:
+            self._note_write(inputs)
         if name == "convolution":
             self._note_convolution(args, out)
         elif name in _BATCH_NORMS:
@@ -321,6 +356,11 @@ class _OutputTracer(TorchDispatchMode):
                 channels = tuple(args[2].tolist())
                 self._outputs[out] = replace(output, channels=channels, dim=args[1])
         return out
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    storage, others = storage_of(one), storage_of(other)
+    return storage is not None and others is not None and storage._cdata == others._cdata
 
 
 _BATCH_NORMS = {

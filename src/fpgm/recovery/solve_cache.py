@@ -42,8 +42,13 @@ class SolveCache:
         self._key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         self._written = time.perf_counter()
 
-    def read_(self, small: nn.Module) -> list[SolvedLayer]:
-        """Load the solved layers into the compact model; none if the file is of something else."""
+    def read_(self, small: nn.Module, layers: Sequence[str]) -> list[SolvedLayer]:
+        """Load the solved layers into the compact model; none if the file is of something else.
+
+        Args:
+            small: the compact model.
+            layers: paths of all layers to solve, in order.
+        """
         if not self.file.exists():
             return []
         try:
@@ -52,6 +57,8 @@ class SolveCache:
             if stored["key"] != self._key:
                 return []
             solved = [SolvedLayer(**layer) for layer in stored["solved"]]
+            if [layer.layer for layer in solved] != list(layers[: len(solved)]):
+                return []  # the model's code has changed
             small.load_state_dict(tensors)
         except (FileError, KeyError, TypeError, ValueError, RuntimeError):
             return []  # damaged, or of another version: begin again

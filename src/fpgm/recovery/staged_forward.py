@@ -2,16 +2,18 @@
 
 Each layer is solved with the inputs it gets from the layers before it, which are already solved.
 Running the model again for every layer would take time quadratic in its depth. So a pass runs in
-its own thread and waits there while the layer is solved. If memory is short, the activations it
-holds are offloaded in the meantime (`activation_offload`).
+its own thread and waits there while the layer is solved, unless there are very many batches. If
+memory is short, the activations it holds are offloaded in the meantime (`activation_offload`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +29,12 @@ from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
-from fpgm.utils.example_inputs import Example, tensors_in
-from fpgm.utils.modules import module_at, named_tensors
+from fpgm.utils.example_inputs import Example, map_tensors, tensors_in
+from fpgm.utils.modules import module_at
+
+MAX_PAUSED_BATCHES = 128
+"""Batches whose passes may be paused: each takes two threads, with a pool of workers and buffers of
+their own. More run again for every layer."""
 
 
 @dataclass
@@ -38,7 +44,7 @@ class LayerActivations:
     inputs: list[Tensor] = field(default_factory=list)
     """What each call multiplies by the weights; may be left out for the original model."""
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    """Arguments of each call, if they are needed to compute it again."""
+    """Arguments of each call, or of its convolution, if they are needed to compute it again."""
     outputs: list[Tensor] = field(default_factory=list)
     sum: Tensor | None = None
     """The sum that the layer's output goes into, of the original model."""
@@ -82,17 +88,17 @@ class StagedForward:
             model
         )  # the same weights, but passes do not share attributes
         self._layers, self._example, self._recompute = layers, example, recompute
-        given = tensors_in((example.args, dict(example.kwargs)))
-        self._live = LiveActivations(store, [*named_tensors(self._model).values(), *given])
+        self._live = LiveActivations(store)
         self._calls: Counter[str] = Counter()
         self._records: dict[int, LayerActivations] = {}
         self._paused_at: int | None = None
         self._error: BaseException | None = None
         self._done = self._closed = False
         self._go_on, self._paused = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        run = partial(copy_context().run, self._run)  # the model may read the caller's variables
+        self._thread = threading.Thread(target=run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
-        self._conv_inputs = ConvInputs(self._model, layers)
+        self._conv_inputs = ConvInputs(self._model, layers[first:])
         for number, layer in list(enumerate(layers))[first:]:
             # Before all other hooks: an adapter may gather or scatter channels of the output.
             module = module_at(self._model, layer.path)
@@ -113,10 +119,11 @@ class StagedForward:
         self._live.offload()
 
     def close(self) -> None:
-        """End the pass early."""
+        """End the pass early, also while its thread is between two layers."""
         self._closed = True
-        if self._thread.ident is not None and not self._done:
-            self._resume()
+        if self._thread.ident is not None:
+            self._go_on.release()
+            self._thread.join()
         self._records.clear()
 
     def _resume(self) -> None:
@@ -132,7 +139,9 @@ class StagedForward:
         try:
             mode = _PassMode(self._live, self._conv_inputs, self._on_addition)
             with torch.no_grad(), RestoreOnAccess(self._live), mode:
-                self._example.call(self._model)
+                copied = map_tensors(self._example, Tensor.clone)  # some models write into inputs
+                self._example = Example((), {})  # others may be done with it
+                self._model(*copied.args, **copied.kwargs)
         except _PassClosedError:
             pass
         except BaseException as error:  # raised again in the thread that waits
@@ -146,7 +155,8 @@ class StagedForward:
         self._live.restore(*self._records[number].tensors())
         self._paused_at = number
         self._paused.release()
-        self._go_on.acquire()
+        if not self._closed:
+            self._go_on.acquire()
         if self._closed:
             raise _PassClosedError
 
@@ -154,16 +164,20 @@ class StagedForward:
         layer = self._layers[number]
 
         def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
+            if layer.arguments is not None:
+                convolution = self._conv_inputs.take(layer.path)
+                if convolution is None:
+                    return None
+                args, kwargs = convolution, {}
             record = self._records.setdefault(number, LayerActivations())
             x = input_of(args, kwargs)
-            if layer.arguments is not None:
-                x = self._conv_inputs.latest.pop(layer.path)
             self._calls[layer.path] += 1
             if layer.addition is not None or self._calls[layer.path] < layer.calls:
                 # The model continues, and may overwrite these tensors in place.
                 record.outputs.append(out.clone())
                 if self._recompute:
-                    copies = {id(t): t.clone() for t in (x, *tensors_in((args, kwargs)))}
+                    given = [x] if layer.arguments is not None else tensors_in((args, kwargs))
+                    copies = {id(t): t.clone() for t in (x, *given)}
                     copied = tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
                     record.arguments.append(copied)
                     record.inputs.append(copies[id(x)])
@@ -171,8 +185,7 @@ class StagedForward:
             record.inputs.append(x)
             record.outputs.append(out)
             self._pause(number)
-            output: Tensor | None = module.forward(*args, **kwargs) if self._recompute else None
-            return output
+            return _compute_again(layer, module, args, kwargs) if self._recompute else None
 
         return hook
 
@@ -199,7 +212,7 @@ class StagedForward:
         """Compute the operand of an addition again, with the layer's new weights."""
         args, kwargs = record.arguments[0]
         module = module_at(self._model, layer.path)
-        out: Tensor = module.forward(*args, **kwargs)
+        out = _compute_again(layer, module, args, kwargs)
         if layer.batch_norm is not None:
             out = _normalize(module_at(self._model, layer.batch_norm), out)
         assert layer.addition is not None
@@ -207,6 +220,20 @@ class StagedForward:
             return out
         channels = torch.tensor(layer.addition.channels, device=out.device)
         return torch.zeros_like(before).index_copy(layer.addition.dim, channels, out)
+
+
+def _compute_again(
+    layer: SolvableLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Tensor:
+    """Compute a layer's output with its new weights.
+
+    A forward of its own is not called twice, as it may do more than to compute this output: `args`
+    are of its convolution.
+    """
+    if layer.arguments is not None:
+        return torch.convolution(*args)
+    out: Tensor = module.forward(*args, **kwargs)
+    return out
 
 
 def _normalize(norm: nn.Module, x: Tensor) -> Tensor:
@@ -247,8 +274,7 @@ class _PassMode(TorchDispatchMode):
             self._live.restore(*used)
         self._conv_inputs.note(func, args)
         out = func(*args, **(kwargs or {}))
-        for result in tensors((out,)):
-            self._live.add(result)
+        self._live.add(tensors((out,)), used)
         return out
 
 
@@ -288,7 +314,7 @@ class PairedForwards:
             if compact is not None and original is not None:
                 yield batch, compact, original
             # Between two calls of a layer, activations were computed with its old weights.
-            if self.layers[number].calls > 1:
+            if self.layers[number].calls > 1 or batch >= MAX_PAUSED_BATCHES:
                 for staged in self._passes.pop(batch):
                     staged.close()
             elif self._offload:

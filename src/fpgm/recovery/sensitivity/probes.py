@@ -128,7 +128,10 @@ class _StatisticsHooks:
     def _consumer_hook(self, path: str) -> Callable[..., None]:
         def hook(layer: Any, args: Any, kwargs: Any, out: Tensor) -> None:
             arguments = self.consumers[path].arguments
-            x = self.conv_inputs.latest.pop(path) if arguments else input_of(args, kwargs)
+            convolution = self.conv_inputs.take(path)
+            if arguments is not None and convolution is None:
+                return
+            x = input_of(args if convolution is None else convolution, kwargs)
             sums = self.consumer_sums.setdefault(path, _RunningSums())
             fan_in = matrix_of(layer).shape[1]
             wide = fan_in > MAX_FAN_IN
