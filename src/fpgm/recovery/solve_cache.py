@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fpgm._version import __version__
 from fpgm.errors import FileError
 from fpgm.pruning.plan import Plan
 from fpgm.recovery.layer_solver import SolvedLayer
@@ -38,7 +39,13 @@ class SolveCache:
     ) -> None:
         """Identify the recovery; the file is neither read nor written yet."""
         self.file = file
-        parts = (tensors_sha256(model), tensors_sha256(small), plan.to_json(), inputs.digest())
+        parts = (
+            __version__,
+            tensors_sha256(model),
+            tensors_sha256(small),
+            plan.to_json(),
+            inputs.digest(),
+        )
         self._key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         self._written = time.perf_counter()
 
