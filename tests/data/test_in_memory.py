@@ -229,3 +229,29 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(RequestError, match=r"^.*/train is not a folder of images: "):
         open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")
+
+
+def test_alternate_flips_mirror_every_image_in_every_other_epoch() -> None:
+    batches = MemoryBatches(numbered(), 10, PLAIN, augment=Augment(flip="alternate"), seed=0)
+    seen = []
+    for epoch in range(3):
+        (batch,) = batches.epoch(epoch)
+        order = batch.labels.argsort()
+        seen.append(batch.images[order])
+    mirrored = (seen[0] != numbered().images).flatten(1).any(1)
+    assert 0 < int(mirrored.sum()) < len(mirrored)
+    torch.testing.assert_close(seen[1], seen[0].flip(-1))
+    torch.testing.assert_close(seen[2], seen[0])
+
+
+@pytest.mark.parametrize("side", [1, 2, 3])
+def test_cutout_blanks_one_square_which_the_edge_may_cut(side: int) -> None:
+    data = Images(torch.full((200, 3, 8, 8), 255, dtype=torch.uint8), torch.zeros(200))
+    (batch,) = MemoryBatches(data, 200, PLAIN, augment=Augment(cutout=side), seed=0).epoch(0)
+    blank = batch.images == 0
+    assert bool((blank == blank[:, :1]).all())  # the same in all channels
+    rows, columns = (blank[:, 0].any(dim).sum(1) for dim in (2, 1))
+    assert bool((blank[:, 0].sum((1, 2)) == rows * columns).all())  # a rectangle
+    assert int(rows.max()) == int(columns.max()) == side
+    assert bool((rows >= (side + 1) // 2).all())
+    assert len({tuple(image.nonzero()[0].tolist()) for image in blank[:, 0]}) > 20

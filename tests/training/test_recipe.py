@@ -74,6 +74,8 @@ def with_(**parts: Any) -> dict[str, Any]:
         ),
         (with_(data={"limit": 0}), "data.limit is 0: give at least 1."),
         (with_(data={"crop": -1}), "data.crop is -1: give 0 pixels or more."),
+        (with_(data={"cutout": -1}), "data.cutout is -1: give 0 pixels or more."),
+        (with_(data={"flip": "often"}), "data.flip is 'often': give true or false or 'alternate'."),
         (with_(data={"size": 0}), "data.size is 0: give at least 1."),
         (with_(data={"workers": -1}), "data.workers is -1: give 0 or more."),
         (
@@ -272,6 +274,12 @@ def test_a_cosine_falls_from_the_warm_up_to_zero() -> None:
     assert [learning_rate(part, e) for e in (0, 1, 2)] == [0.0, 0.5, 1.0]
     assert learning_rate(part, 6) == pytest.approx(0.5)
     assert learning_rate(part, 10) == pytest.approx(0.0)
+
+
+def test_a_linear_schedule_falls_evenly_from_the_warm_up_to_zero() -> None:
+    part = TrainConfig(epochs=10, lr=1.0, schedule="linear", warmup=2)
+    rates = [learning_rate(part, e) for e in (0, 1, 2, 4, 10)]
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.75, 0.0])
 
 
 def test_a_warm_up_may_stay_at_one_rate() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +54,13 @@ class Normalization:
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crops after padding with black, and mirroring."""
+    """Random crops after padding with black, mirroring, and blanked squares."""
 
     crop: int = 0
-    flip: bool = False
+    flip: bool | Literal["alternate"] = False
+    """True: every image at random; "alternate": at random in the first epoch, then every other."""
+    cutout: int = 0
+    """Side of a square at a random place that becomes the data set's mean color."""
 
 
 class MemoryBatches:
@@ -88,12 +92,16 @@ class MemoryBatches:
         device = self.data.labels.device
         order = torch.arange(count)
         shifts, mirror = torch.full((count, 2), crop), torch.zeros(count, dtype=torch.bool)
+        cutout = None
         if self.seed is not None:
             random = epoch_generator(self.seed, number)
             order = torch.randperm(count, generator=random)
             shifts = torch.randint(0, 2 * crop + 1, (count, 2), generator=random)
             if self.augment.flip:
-                mirror = torch.rand(count, generator=random) < 0.5
+                mirror = self._choose_mirrored(number, order, random)
+            if self.augment.cutout:
+                size = torch.tensor(self.data.images.shape[2:])
+                cutout = (torch.rand(count, 2, generator=random) * size).long()
         for start in range(0, count, self.batch):
             batch = range(start, min(start + self.batch, count))
             positions = torch.tensor(self.share.take(batch), dtype=torch.int64)
@@ -105,7 +113,18 @@ class MemoryBatches:
                 images = torch.where(
                     mirror[positions].to(device)[:, None, None, None], images.flip(-1), images
                 )
-            yield Batch(self.normalization.apply(images), self.data.labels[index], len(batch))
+            images = self.normalization.apply(images)
+            if cutout is not None:
+                _blank_(images, self.augment.cutout, cutout[positions].to(device))
+            yield Batch(images, self.data.labels[index], len(batch))
+
+    def _choose_mirrored(self, epoch: int, order: Tensor, random: torch.Generator) -> Tensor:
+        """Choose which images of an epoch are mirrored, in their order."""
+        assert self.seed is not None
+        if self.augment.flip != "alternate":
+            return torch.rand(len(order), generator=random) < 0.5
+        first = torch.rand(len(order), generator=epoch_generator(self.seed, -1)) < 0.5
+        return first[order] ^ bool(epoch % 2)
 
 
 def _crop(images: Tensor, pad: int, shifts: Tensor) -> Tensor:
@@ -114,6 +133,19 @@ def _crop(images: Tensor, pad: int, shifts: Tensor) -> Tensor:
     windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
     rows = torch.arange(len(images), device=images.device)
     return windows[rows, :, shifts[:, 0], shifts[:, 1]]
+
+
+def _blank_(images: Tensor, side: int, centers: Tensor) -> None:
+    """Set a square of each normalized image to 0, which is the mean color."""
+    sizes = images.shape[2:]
+    inside = [
+        (torch.arange(size, device=images.device) - centers[:, dim, None] + side // 2).div(
+            side, rounding_mode="floor"
+        )
+        == 0
+        for dim, size in enumerate(sizes)
+    ]
+    images.masked_fill_((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
 
 
 def channel_statistics(images: Tensor, sample: int = 10_000) -> Normalization:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ class DataSpec:
     batch: int
     root: str | None = None
     crop: int = 0
-    flip: bool = False
+    flip: bool | Literal["alternate"] = False
+    cutout: int = 0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     limit: int | None = None
@@ -46,7 +48,7 @@ class DataSpec:
     @property
     def augment(self) -> Augment:
         """The augmentation of training images in memory."""
-        return Augment(self.crop, self.flip)
+        return Augment(self.crop, self.flip, self.cutout)
 
     @property
     def normalization(self) -> Normalization | None:
@@ -108,8 +110,8 @@ def _open_folders(
         )
     if spec.limit is not None or spec.augment != Augment():
         raise RequestError(
-            "data.limit, data.crop and data.flip are for data sets in memory: leave them out, "
-            "folders are cropped and mirrored as ImageNet is."
+            "data.limit, data.crop, data.flip and data.cutout are for data sets in memory: leave "
+            "them out, folders are cropped and mirrored as ImageNet is."
         )
     normalization = spec.normalization or IMAGENET
     train, test = (

@@ -12,6 +12,7 @@ from fpgm.errors import RequestError
 from fpgm.models.checkpoint import SHIPPED, load_weights
 from fpgm.models.digits import digits
 from fpgm.models.resnet_cifar import resnet
+from fpgm.models.resnet_wide import wide_resnet
 from fpgm.models.vgg_cifar import vgg16
 from fpgm.utils.text import did_you_mean
 
@@ -29,6 +30,7 @@ BUILTIN: dict[str, Builtin] = {
         f"resnet{depth}": Builtin(partial(resnet, depth), (1, 3, 32, 32))
         for depth in (20, 32, 44, 56, 110, 1202)
     },
+    "resnet11_wide": Builtin(wide_resnet, (1, 3, 32, 32)),
     "vgg16": Builtin(vgg16, (1, 3, 32, 32)),
     "digits": Builtin(digits, (1, 1, 8, 8)),
 }

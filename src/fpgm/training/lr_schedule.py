@@ -19,7 +19,9 @@ def learning_rate(train: TrainConfig, passed: float) -> float:
         return train.lr * passed / train.warmup
     if train.schedule == "step":
         return train.lr * train.gamma ** sum(passed >= m for m in train.milestones)
+    share = min((passed - train.warmup) / max(train.epochs - train.warmup, 1), 1.0)
     if train.schedule == "cosine":
-        share = (passed - train.warmup) / max(train.epochs - train.warmup, 1)
-        return train.lr * cosine_decay(min(share, 1.0))
+        return train.lr * cosine_decay(share)
+    if train.schedule == "linear":
+        return train.lr * (1 - share)
     return train.lr

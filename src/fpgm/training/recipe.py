@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from fpgm.data.registry import DataSpec
 from fpgm.errors import FileError, RequestError
@@ -57,7 +57,7 @@ class TrainConfig:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
-    schedule: Literal["constant", "step", "cosine"] = "constant"
+    schedule: Literal["constant", "step", "cosine", "linear"] = "constant"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     warmup: int = 0
@@ -270,12 +270,27 @@ class _RecipeDecoder(Decoder):
     def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
         if is_dataclass(hint):
             return RequestError(f"{self.where}: {name} is {value!r}, not a table of options.")
-        if get_origin(hint) is Literal:
-            expected = f"one of {', '.join(repr(choice) for choice in get_args(hint))}"
-        else:
-            expected = {tuple: "a list", dict: "a table", int: "a whole number", float: "a number",
-                      str: "text", bool: "true or false"}[get_origin(hint) or hint]  # fmt: skip
+        hints = get_args(hint) if get_origin(hint) is Union else (hint,)
+        expected = " or ".join(map(_describe_type, hints))
         return RequestError(f"{self.where}: {name} is {value!r}: give {expected}.")
+
+
+_TYPES = {
+    tuple: "a list",
+    dict: "a table",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+}
+
+
+def _describe_type(hint: Any) -> str:
+    """Describe the values of a type, after "give"."""
+    if get_origin(hint) is Literal:
+        choices = ", ".join(repr(choice) for choice in get_args(hint))
+        return f"one of {choices}" if "," in choices else choices
+    return _TYPES[get_origin(hint) or hint]
 
 
 def _check(recipe: Recipe, where: str) -> None:
@@ -326,6 +341,7 @@ def _check(recipe: Recipe, where: str) -> None:
             f"data.limit is {data.limit}: give at least 1",
         ),
         (data.crop < 0, f"data.crop is {data.crop}: give 0 pixels or more"),
+        (data.cutout < 0, f"data.cutout is {data.cutout}: give 0 pixels or more"),
         (data.size < 1, f"data.size is {data.size}: give at least 1"),
         (data.workers < 0, f"data.workers is {data.workers}: give 0 or more"),
         (

@@ -82,6 +82,10 @@ class Decoder:
         for hint in others:
             with suppress(self.error):
                 return self.value(hint, value, name)
+        if others and all(get_origin(hint) is Literal or type(hint) is type for hint in hints):
+            with suppress(self.error):
+                return self.value(last, value, name)
+            raise self.wrong_type(Union[(*others, last)], value, name)  # noqa: UP007  (computed)
         return self.value(last, value, name)
 
     def check_unknown(self, kind: type, key: Any, name: str) -> None:

@@ -150,7 +150,8 @@ def _task(row: TableRow, model: nn.Module, data: DataSpec, seed: int) -> Task:
     augmented = open_splits(
         replace(data, batch=min(data.batch, TRAIN_BATCH)), seed, SINGLE_PROCESS, device
     )
-    plain_settings = replace(data, batch=min(data.batch, CALIBRATION_BATCH), crop=0, flip=False)
+    batch = min(data.batch, CALIBRATION_BATCH)
+    plain_settings = replace(data, batch=batch, crop=0, flip=False, cutout=0)
     plain = open_splits(plain_settings, seed, SINGLE_PROCESS, device)
     return Task(
         model,
