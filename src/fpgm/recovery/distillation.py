@@ -21,6 +21,7 @@ from fpgm.pruning.plan import Plan
 from fpgm.recovery.feature_matching import find_matching_points, record_inputs
 from fpgm.utils.calibration_data import Inputs, SeenInputs, batch_to_example
 from fpgm.utils.example_inputs import Example, float_outputs, to_model_device
+from fpgm.utils.precision import bfloat16_autocast, has_fast_bfloat16
 from fpgm.utils.progress import Progress
 from fpgm.utils.training_loop import cosine_decay, train_steps, wrap_model_errors
 
@@ -59,6 +60,7 @@ def distil_(
 ) -> DistillationResult:
     """Train the compact model towards the original for a number of seconds.
 
+    Products are in bfloat16 where the hardware has it and the model runs with it.
     Batch norms keep their statistics: batches may be small, and the statistics are already right.
     Frozen weights (`requires_grad=False`) are trained too, as recovery also solves for them.
     """
@@ -92,6 +94,8 @@ def _train(
 ) -> None:
     """Take steps until the time is up, and count them in `result`."""
     first = next(batches)
+    device = parameters[0].device
+    bfloat16 = has_fast_bfloat16(device) and _runs_in_bfloat16([small, model], first, device)
     points = find_matching_points(model, small, plan, first)
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.0)
     start = time.perf_counter()
@@ -110,9 +114,11 @@ def _train(
     def backward(_: int, example: Example) -> bool:
         targets.clear()
         features.clear()
-        with torch.no_grad():
-            target_outputs = float_outputs(model, example)
-        loss = _normalized_mse(float_outputs(small, example), target_outputs)
+        with bfloat16_autocast(device, bfloat16):
+            with torch.no_grad():
+                target_outputs = float_outputs(model, example)
+            outputs = float_outputs(small, example)
+        loss = _normalized_mse(outputs, target_outputs)
         both = [name for name in features if name in targets]
         loss = loss + _normalized_mse([features[n] for n in both], [targets[n] for n in both])
         if not loss.requires_grad:
@@ -141,6 +147,21 @@ def _train(
             count_step,
             lambda _: result.failure(),
         )
+
+
+@torch.no_grad()
+def _runs_in_bfloat16(nets: Sequence[nn.Module], example: Example, device: torch.device) -> bool:
+    """Tell whether models accept bfloat16 products, and give finite outputs with them."""
+    try:
+        with bfloat16_autocast(device):
+            halves = [out for net in nets for out in float_outputs(net, example)]
+    except Exception:  # the model's own code may raise anything
+        return False
+    outputs = [out for net in nets for out in float_outputs(net, example)]
+    return all(
+        bool(half.isfinite().all()) or not bool(out.isfinite().all())
+        for half, out in zip(halves, outputs, strict=True)
+    )
 
 
 def learning_rate_at(elapsed: float, steps: int) -> float:
@@ -190,6 +211,8 @@ def _normalized_mse(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Ten
             continue
         if not bool(finite.all()):  # indexing by a mask is slow, above all in the backward pass
             out, target = out[finite], target[finite]
+        if out.dtype.itemsize < torch.float32.itemsize:
+            out, target = out.float(), target.float()
         size = target.square().mean().clamp(min=1e-12)
         errors.append((out - target).square().mean() / size)
     return torch.stack(errors).mean() if errors else torch.zeros(())

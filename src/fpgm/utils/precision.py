@@ -1,4 +1,4 @@
-"""Matrix products in full precision, whatever settings the caller uses for training."""
+"""Precision of products: full for solving and comparing, bfloat16 for training where it is fast."""
 
 from __future__ import annotations
 
@@ -34,3 +34,18 @@ def full_precision() -> Iterator[None]:
     finally:
         for product, previous in reduced:
             setattr(product, name, previous)
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Tell whether a device multiplies bfloat16 faster than float32, in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions
+    return device.type == "cpu" and any(
+        capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16")
+    )
+
+
+def bfloat16_autocast(device: torch.device, enabled: bool = True) -> torch.autocast:
+    """Return a context in which products of float32 tensors are computed in bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
