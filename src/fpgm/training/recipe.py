@@ -131,8 +131,16 @@ class Recipe:
 
     def digest(self) -> str:
         """Return the digest by which a run is recognized when it is resumed."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        table = asdict(self)
+        for part, name, default in _ADDED_LATER:
+            if table[part][name] == default:
+                del table[part][name]
+        text = json.dumps(table, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+_ADDED_LATER = (("data", "cutout", 0),)
+"""Options that did not exist when earlier runs began: their defaults do not count in a digest."""
 
 
 def read_recipe(

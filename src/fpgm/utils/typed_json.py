@@ -85,7 +85,7 @@ class Decoder:
         if others and all(get_origin(hint) is Literal or type(hint) is type for hint in hints):
             with suppress(self.error):
                 return self.value(last, value, name)
-            raise self.wrong_type(Union[(*others, last)], value, name)  # noqa: UP007  (computed)
+            raise self.wrong_type(Union[(*others, last)], value, name)
         return self.value(last, value, name)
 
     def check_unknown(self, kind: type, key: Any, name: str) -> None:
