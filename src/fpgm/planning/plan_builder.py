@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fpgm.planning.narrow_groups import narrow_group_note
 from fpgm.planning.remembered_sizes import Widths, follow_sizes
 from fpgm.planning.selection import Choice
 from fpgm.pruning.compaction import fingerprint
@@ -81,6 +82,11 @@ def build_plan(
         for a in _attributes(model, structure, cuts, kept, remembered)
         if (a.module, a.name) not in protected
     ]
+    groups = tuple(
+        Group(group.name, group.layers, len(group.units), count, group.exact)
+        for group, count in zip(structure.groups, choice.kept, strict=True)
+    )
+    advice = narrow_group_note(structure, groups) if "allocate" not in asked else None
     known = {(a.module, a.name) for a in attributes}
     followed, stale = ([], []) if widths is None else follow_sizes(model, widths, kept, known)
     unread = [a for a in followed if not structure.trace.code.may_read(a.name)]
@@ -96,10 +102,7 @@ def build_plan(
             *_earlier_adapters(structure, kept),
         ),
         outputs=tuple(_output_cuts(structure, kept)),
-        groups=tuple(
-            Group(group.name, group.layers, len(group.units), count, group.exact)
-            for group, count in zip(structure.groups, choice.kept, strict=True)
-        ),
+        groups=groups,
         frozen=tuple(
             Frozen(*row)
             for row in [
@@ -107,7 +110,7 @@ def build_plan(
                 *unreached_rows(structure.trace.unreached_parameters()),
             ]
         ),
-        notes=tuple(structure.trace.notes),
+        notes=(*structure.trace.notes, *([] if advice is None else [advice])),
         stale=tuple(stale),
         cached=tuple(_cached_cuts(structure, kept)),
         macs_before=structure.macs(),
