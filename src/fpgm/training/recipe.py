@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from fpgm.data.registry import DataSpec
 from fpgm.errors import FileError, RequestError
@@ -278,7 +278,7 @@ class _RecipeDecoder(Decoder):
     def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
         if is_dataclass(hint):
             return RequestError(f"{self.where}: {name} is {value!r}, not a table of options.")
-        hints = get_args(hint) if get_origin(hint) is Union else (hint,)
+        hints = hint if isinstance(hint, tuple) else (hint,)
         expected = " or ".join(map(_describe_type, hints))
         return RequestError(f"{self.where}: {name} is {value!r}: give {expected}.")
 

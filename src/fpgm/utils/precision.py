@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,11 +39,11 @@ def full_precision() -> Iterator[None]:
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Tell whether a device multiplies bfloat16 faster than float32, in hardware."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions
-    return device.type == "cpu" and any(
-        capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16")
-    )
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # an older version
+        return False
+    capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def bfloat16_autocast(device: torch.device, enabled: bool = True) -> torch.autocast:

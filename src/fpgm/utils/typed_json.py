@@ -85,7 +85,7 @@ class Decoder:
         if others and all(get_origin(hint) is Literal or type(hint) is type for hint in hints):
             with suppress(self.error):
                 return self.value(last, value, name)
-            raise self.wrong_type(Union[(*others, last)], value, name)
+            raise self.wrong_type((*others, last), value, name)
         return self.value(last, value, name)
 
     def check_unknown(self, kind: type, key: Any, name: str) -> None:
@@ -96,7 +96,7 @@ class Decoder:
         return self.error(f"{_join(name, keys[0])} is missing")
 
     def wrong_type(self, hint: Any, value: Any, name: str) -> Exception:
-        """Create the error for a value of the wrong type."""
+        """Create the error for a value that has not this type, or none of several."""
         return self.error(f"{name or 'it'} has the wrong type")
 
 
