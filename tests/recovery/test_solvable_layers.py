@@ -153,3 +153,22 @@ def test_a_forward_of_its_own_that_skips_its_convolution() -> None:
     assert [solved.layer for solved in recovery.layers] == ["0", "1", "3"]
     assert recovery.after < recovery.before
     assert len(fpgm.sensitivity(model, data[0], data, rates=()).groups) == 2
+
+
+class Product(nn.Module):
+    """A linear layer written out, which no solvable class wraps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.movedim(1, -1) @ self.matrix
+
+
+def test_products_outside_of_solvable_layers_are_named_too() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), Product()).eval(), batches(3, 6, 6)
+    recovery = fpgm.recover(model, fpgm.plan(model, data[0], rate=0.5, align=1), data).fpgm_recovery
+    assert recovery.unsolved == (("2", "it is no convolution or linear layer"),)
+    assert any(note.startswith("1 of 2 layers solved") for note in recovery.notes)

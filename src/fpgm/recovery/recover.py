@@ -36,6 +36,7 @@ from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.html_table import html_table
 from fpgm.utils.modules import unwrap_model
+from fpgm.utils.parameter_roles import layer_of
 from fpgm.utils.precision import full_precision
 from fpgm.utils.preserve_state import disable_fused_attention, preserve_state
 from fpgm.utils.progress import Progress
@@ -407,6 +408,10 @@ def _solve_(
                 cache.write(small, solved, now=number + 1 == len(layers))
     finally:
         passes.close()
+    known = {*unsolvable, *(layer.path for layer in layers)}
+    for path in dict.fromkeys(layer_of(cut.tensor) for cut in plan.cuts if cut.role == "reads"):
+        if path not in known:
+            unsolvable[path] = "it is no convolution or linear layer"
     return solved, unsolvable
 
 
