@@ -177,9 +177,7 @@ def test_what_is_not_solved_is_counted_and_named() -> None:
     ).eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
     recovery = fpgm.recover(model, plan, batches(3, 6, 6)).fpgm_recovery
-    assert recovery.unsolved == (
-        ("2", "its forward does not end in one convolution with its weights"),
-    )
+    assert recovery.unsolved == (("2", "its forward does not convolve with its weights"),)
     assert any(note.startswith("2 of 3 layers solved; not solved: 2 (") for note in recovery.notes)
 
 

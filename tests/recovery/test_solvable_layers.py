@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.helpers.recoverable import batches
+from tests.helpers.recoverable import batches, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.recovery import recover as recover_module
 from fpgm.recovery.solvable_layers import SolvableLayers, find_solvable_layers
 from fpgm.utils.example_inputs import Example
 
@@ -41,11 +43,53 @@ class OtherGroups(nn.Conv2d):
         return F.conv2d(torch.cat([x, x], 1), self.weight, self.bias, groups=2)
 
 
-@pytest.mark.parametrize("kind", [ThenReLU, ThenHalves, WithoutBias, OtherGroups])
+class ConvNormReLU(nn.Conv2d):
+    """A convolution, norm and activation in one, as some detectors have."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
+        super().__init__(inputs, outputs, kernel, padding="same", bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu_(self.norm(F.conv2d(x, self.weight, padding=self.padding)))
+
+
+@pytest.mark.parametrize("kind", [ThenReLU, ThenHalves])
 def test_forwards_that_do_more_than_a_convolution(kind: type[nn.Conv2d]) -> None:
     found = found_in(kind(3, 4, 1))
+    assert [layer.path for layer in found.layers] == [""]
+    assert not found.unsolvable
+
+
+@pytest.mark.parametrize("kind", [WithoutBias, OtherGroups])
+def test_forwards_that_convolve_in_another_way(kind: type[nn.Conv2d]) -> None:
+    found = found_in(kind(3, 4, 1))
     assert not found.layers
-    assert found.unsolvable == {"": "its forward does not end in one convolution with its weights"}
+    reason = "its forward convolves with another bias or with other groups"
+    assert found.unsolvable == {"": reason}
+
+
+@pytest.mark.parametrize("kind", [ThenReLU, ConvNormReLU])
+@pytest.mark.parametrize("memory", [None, 1])
+def test_layers_in_the_middle_of_their_own_forwards_are_solved_exactly(
+    kind: Any, memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The removed filter equals a kept one, so that nothing is lost once readers are solved."""
+    if memory is not None:  # offload all activations of paused passes
+        monkeypatch.setattr(recover_module, "memory_at", lambda _: memory)
+    torch.manual_seed(0)
+    model = stir(nn.Sequential(kind(3, 8, 3), kind(8, 8, 3), kind(8, 4, 3)))
+    with torch.no_grad():
+        for tensor in (*model[0].parameters(), *model[0].buffers()):
+            if tensor.ndim:
+                tensor[5] = tensor[2]
+    data = batches(3, 8, 8)
+    plan = fpgm.plan(model, data[0], rates={"0": 1 / 8}, rate=0, align=1)
+    small = fpgm.recover(model, plan, data)
+    assert {solved.layer for solved in small.fpgm_recovery.layers} == {"0", "1", "2"}
+    assert not small.fpgm_recovery.unsolved
+    before, after = unseen(model, small, plan, torch.randn(64, 3, 8, 8))
+    assert after < 1e-6 * before
 
 
 class NormTwice(nn.Module):

@@ -9,7 +9,7 @@ listed with the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fpgm.recovery.activation_offload import storage_of
 from fpgm.recovery.unfold import ConvArguments
 from fpgm.tracing.ops.registry import name_of, tensors
 from fpgm.tracing.residual import PLAIN as PLAIN_CONVOLUTIONS
@@ -151,33 +151,65 @@ class _LayerOutput:
     dim: int = 1
 
 
-class ConvInputs(TorchDispatchMode):
-    """Notes what the convolutions of layers with a forward of their own multiply."""
+ConvolutionCallback = Callable[[str, tuple[Any, ...], Tensor], "Tensor | None"]
 
-    def __init__(self, model: nn.Module, layers: Iterable[SolvableLayer]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        own = [layer.path for layer in layers if layer.arguments is not None]
-        self._paths = {id(module_at(model, path).weight): path for path in own}
-        self._latest: dict[str, tuple[Any, ...]] = {}
 
-    def take(self, path: str) -> tuple[Any, ...] | None:
-        """Return the arguments of the convolution of the layer's latest call, once.
+class OwnConvolutions(TorchFunctionMode):
+    """Calls a function after convolutions of layers that have a forward of their own.
 
-        None if its forward did without the convolution this time.
+    Such a forward may do more before and after the convolution: pad, normalize, activate.
+    """
+
+    def __init__(self, paths: Mapping[int, str], callback: ConvolutionCallback) -> None:
+        """Prepare the mode.
+
+        Args:
+            paths: of the layers, by the ids of their weights.
+            callback: called with the path, the arguments of `aten::convolution`, and the output; it
+                may return another output.
         """
-        return self._latest.pop(path, None)
+        super().__init__()
+        self._paths, self._callback = paths, callback
 
-    def note(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Note the arguments, if the operator is such a convolution."""
-        path = self._paths.get(id(args[1])) if len(args) > 1 else None
-        if path is not None and name_of(func) == "convolution":
-            self._latest[path] = args
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        path = None
+        if func in _CONVOLUTIONS:
+            path = self._paths.get(id(args[1] if len(args) > 1 else kwargs.get("weight")))
+        if path is None:
+            return func(*args, **kwargs)
+        with _ConvolutionArguments() as convolution:
+            out = func(*args, **kwargs)
+        if convolution.arguments is None:
+            return out
+        changed = self._callback(path, convolution.arguments, out)
+        return out if changed is None else changed
+
+
+_CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
+
+
+class _ConvolutionArguments(TorchDispatchMode):
+    """Notes the arguments of a convolution, with padding by name replaced by numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.arguments: tuple[Any, ...] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.note(func, args)
+        if name_of(func) == "convolution":
+            self.arguments = args
         return func(*args, **(kwargs or {}))
+
+
+def own_convolutions(model: nn.Module, layers: Iterable[SolvableLayer]) -> dict[int, str]:
+    """Return the paths of layers with a forward of their own, by the ids of their weights."""
+    own = [layer.path for layer in layers if layer.arguments is not None]
+    return {id(module_at(model, path).weight): path for path in own}
 
 
 class _OutputTracer(TorchDispatchMode):
@@ -198,10 +230,8 @@ class _OutputTracer(TorchDispatchMode):
         self.unsolvable: dict[str, str] = {}
         self._own_weights: dict[int, str] = {}
         """Paths of layers with a forward of their own, by the ids of their weights."""
-        self._convolutions: dict[str, list[tuple[Tensor, ConvArguments | None]]] = {}
-        """What such a layer's forward computed with its weight since it began; no arguments if this
-        is not a convolution of the layer, or something was written into the result."""
         self._arguments: dict[str, ConvArguments] = {}
+        """What their forwards pass to the convolution."""
         self._norm_of: dict[int, str] = {}
         """Paths of batch norms, by the ids of their running means."""
 
@@ -253,56 +283,45 @@ class _OutputTracer(TorchDispatchMode):
                 handles.append(module.register_forward_hook(hook, prepend=True))
                 if why is None and not is_plain(module):
                     self._own_weights[id(module.weight)] = path
-            with torch.no_grad(), self:
+            own_convolutions = OwnConvolutions(self._own_weights, self._on_convolution)
+            with torch.no_grad(), own_convolutions, self:
                 example.call(self.model)
 
     def _layer_hook(self, path: str, why: str | None) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            reason = why or self._why_not_called_plainly(path, module, out)
-            reason = reason or _why_no_rows(module, out)
-            if reason is not None:
-                self.unsolvable[path] = reason
-                self._calls.pop(path, None)
-                self._events = [event for event in self._events if event != path]
-                return
-            if path in self.unsolvable:
-                return
-            size = sum(t.nbytes for t in tensors((*args, out)))
-            self.largest_bytes = max(self.largest_bytes, size)
-            if self._calls[path]:
-                self._events.remove(path)
-            self._events.append(path)
-            self._calls[path] += 1
-            self._outputs[out] = _LayerOutput(path)
+            if why is not None or is_plain(module):
+                self._add_call(path, args, out, why or _why_no_rows(module, out))
+            elif path not in {*self._arguments, *self.unsolvable}:
+                self._add_call(path, args, out, "its forward does not convolve with its weights")
 
         return hook
 
-    def _why_not_called_plainly(self, path: str, module: nn.Module, out: Any) -> str | None:
-        """Say why a forward that is not torch's own is more than a convolution, if it is."""
-        if is_plain(module):
-            return None
-        calls = self._convolutions.pop(path, [])
-        if len(calls) != 1 or calls[0][0] is not out or calls[0][1] is None:
-            return "its forward does not end in one convolution with its weights"
-        if self._arguments.setdefault(path, calls[0][1]) != calls[0][1]:
-            return "its forward convolves with other strides or paddings in each call"
-        return None
-
-    def _note_convolution(self, args: tuple[Any, ...], out: Tensor) -> None:
-        path = self._own_weights.get(id(args[1]))
-        if path is None:
-            return
+    def _on_convolution(self, path: str, args: tuple[Any, ...], out: Tensor) -> None:
+        """Note a call of a layer with a forward of its own."""
         layer, bias, groups = module_at(self.model, path), args[2], args[8]
-        is_own = bias is layer.bias and groups == layer.groups
-        arguments = _conv_arguments(args) if is_own else None
-        self._convolutions.setdefault(path, []).append((out, arguments))
+        arguments = _conv_arguments(args)
+        reason = _why_no_rows(layer, out)
+        if bias is not layer.bias or groups != layer.groups or arguments is None:
+            reason = "its forward convolves with another bias or with other groups"
+        elif self._arguments.setdefault(path, arguments) != arguments:
+            reason = "its forward convolves with other strides or paddings in each call"
+        self._add_call(path, args[:1], out, reason)
 
-    def _note_write(self, inputs: Sequence[Tensor]) -> None:
-        """Note that something may have been written into results of convolutions."""
-        for calls in self._convolutions.values():
-            for number, (out, _) in enumerate(calls):
-                if any(x is out or _share_memory(x, out) for x in inputs):
-                    calls[number] = out, None
+    def _add_call(self, path: str, args: tuple[Any, ...], out: Any, why: str | None) -> None:
+        """Note a call of a layer, or why the layer cannot be solved."""
+        if why is not None:
+            self.unsolvable[path] = why
+            self._calls.pop(path, None)
+            self._events = [event for event in self._events if event != path]
+        if path in self.unsolvable:
+            return
+        size = sum(t.nbytes for t in tensors((*args, out)))
+        self.largest_bytes = max(self.largest_bytes, size)
+        if self._calls[path]:
+            self._events.remove(path)
+        self._events.append(path)
+        self._calls[path] += 1
+        self._outputs[out] = _LayerOutput(path)
 
     def _note_batch_norm(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note which layer's output a batch norm normalizes."""
@@ -335,11 +354,7 @@ class _OutputTracer(TorchDispatchMode):
         adds = is_addition(func, args, kwargs)
         out = func(*args, **(kwargs or {}))
         name = name_of(func)
-        if self._convolutions and func._schema.is_mutable:
-            self._note_write(inputs)
-        if name == "convolution":
-            self._note_convolution(args, out)
-        elif name in _BATCH_NORMS:
+        if name in _BATCH_NORMS:
             self._note_batch_norm(args, out[0])
         if adds:
             for operand, output in enumerate(outputs[:2]):
@@ -356,11 +371,6 @@ class _OutputTracer(TorchDispatchMode):
                 channels = tuple(args[2].tolist())
                 self._outputs[out] = replace(output, channels=channels, dim=args[1])
         return out
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    storage, others = storage_of(one), storage_of(other)
-    return storage is not None and others is not None and storage._cdata == others._cdata
 
 
 _BATCH_NORMS = {

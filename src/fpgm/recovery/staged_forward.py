@@ -24,7 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations, RestoreOnAccess
-from fpgm.recovery.solvable_layers import ConvInputs, SolvableLayer, is_addition
+from fpgm.recovery.solvable_layers import (
+    OwnConvolutions,
+    SolvableLayer,
+    is_addition,
+    own_convolutions,
+)
 from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
@@ -98,11 +103,13 @@ class StagedForward:
         run = partial(copy_context().run, self._run)  # the model may read the caller's variables
         self._thread = threading.Thread(target=run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
-        self._conv_inputs = ConvInputs(self._model, layers[first:])
+        self._own_convolutions = own_convolutions(self._model, layers[first:])
+        self._numbers = {layer.path: number for number, layer in enumerate(layers)}
         for number, layer in list(enumerate(layers))[first:]:
-            # Before all other hooks: an adapter may gather or scatter channels of the output.
-            module = module_at(self._model, layer.path)
-            module.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
+            if layer.arguments is None:
+                # Before all other hooks: an adapter may gather or scatter channels of the output.
+                module = module_at(self._model, layer.path)
+                module.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
             if layer.addition is not None:
                 self._by_addition.setdefault(layer.addition.number, []).append(number)
 
@@ -137,8 +144,9 @@ class StagedForward:
 
     def _run(self) -> None:
         try:
-            mode = _PassMode(self._live, self._conv_inputs, self._on_addition)
-            with torch.no_grad(), RestoreOnAccess(self._live), mode:
+            mode = _PassMode(self._live, self._on_addition)
+            convolutions = OwnConvolutions(self._own_convolutions, self._on_convolution)
+            with torch.no_grad(), RestoreOnAccess(self._live), convolutions, mode:
                 copied = map_tensors(self._example, Tensor.clone)  # some models write into inputs
                 self._example = Example((), {})  # others may be done with it
                 self._model(*copied.args, **copied.kwargs)
@@ -161,33 +169,45 @@ class StagedForward:
             raise _PassClosedError
 
     def _hook(self, number: int) -> Callable[..., Tensor | None]:
-        layer = self._layers[number]
-
-        def hook(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
-            if layer.arguments is not None:
-                convolution = self._conv_inputs.take(layer.path)
-                if convolution is None:
-                    return None
-                args, kwargs = convolution, {}
-            record = self._records.setdefault(number, LayerActivations())
-            x = input_of(args, kwargs)
-            self._calls[layer.path] += 1
-            if layer.addition is not None or self._calls[layer.path] < layer.calls:
-                # The model continues, and may overwrite these tensors in place.
-                record.outputs.append(out.clone())
-                if self._recompute:
-                    given = [x] if layer.arguments is not None else tensors_in((args, kwargs))
-                    copies = {id(t): t.clone() for t in (x, *given)}
-                    copied = tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
-                    record.arguments.append(copied)
-                    record.inputs.append(copies[id(x)])
-                return None
-            record.inputs.append(x)
-            record.outputs.append(out)
-            self._pause(number)
-            return _compute_again(layer, module, args, kwargs) if self._recompute else None
+        def hook(_: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
+            return self._on_call(number, args, kwargs, out)
 
         return hook
+
+    def _on_convolution(self, path: str, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
+        return self._on_call(self._numbers[path], args, {}, out)
+
+    def _on_call(
+        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> Tensor | None:
+        """Pause after a call of a layer, and return its output with the new weights.
+
+        Args:
+            number: of the layer.
+            args: of the call; of its convolution, if the layer has a forward of its own.
+            kwargs: the same.
+            out: its output.
+        """
+        layer = self._layers[number]
+        record = self._records.setdefault(number, LayerActivations())
+        x = input_of(args, kwargs)
+        self._calls[layer.path] += 1
+        if layer.addition is not None or self._calls[layer.path] < layer.calls:
+            # The model continues, and may overwrite these tensors in place.
+            record.outputs.append(out.clone())
+            if self._recompute:
+                given = [x] if layer.arguments is not None else tensors_in((args, kwargs))
+                copies = {id(t): t.clone() for t in (x, *given)}
+                copied = tree_map(lambda leaf: copies.get(id(leaf), leaf), (args, kwargs))
+                record.arguments.append(copied)
+                record.inputs.append(copies[id(x)])
+            return None
+        record.inputs.append(x)
+        record.outputs.append(out)
+        self._pause(number)
+        if not self._recompute:
+            return None
+        return _compute_again(layer, module_at(self._model, layer.path), args, kwargs)
 
     def _on_addition(self, addition: int, operands: Sequence[Tensor]) -> None:
         """Pause for the layers whose outputs are about to be added."""
@@ -249,18 +269,16 @@ class _PassMode(TorchDispatchMode):
     def __init__(
         self,
         live: LiveActivations,
-        conv_inputs: ConvInputs,
         callback: Callable[[int, Sequence[Tensor]], None],
     ) -> None:
         """Prepare the mode.
 
         Args:
             live: the pass's activations.
-            conv_inputs: notes what convolutions multiply.
             callback: called with an addition's number in the pass, and its operands.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live, self._conv_inputs, self._callback = live, conv_inputs, callback
+        self._live, self._callback = live, callback
         self._number = 0
 
     def __torch_dispatch__(
@@ -272,7 +290,6 @@ class _PassMode(TorchDispatchMode):
             self._callback(self._number, args)
             self._number += 1
             self._live.restore(*used)
-        self._conv_inputs.note(func, args)
         out = func(*args, **(kwargs or {}))
         self._live.add(tensors((out,)), used)
         return out

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fpgm.recovery.layer_solver import MAX_FAN_IN, WIDE_LAYER_ROWS, can_shift_output, layer_at
-from fpgm.recovery.solvable_layers import ConvInputs, SolvableLayer, find_solvable_layers
+from fpgm.recovery.solvable_layers import (
+    OwnConvolutions,
+    SolvableLayer,
+    find_solvable_layers,
+    own_convolutions,
+)
 from fpgm.recovery.unfold import OutputSample, input_of, matrix_of
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
@@ -113,46 +118,49 @@ class _StatisticsHooks:
     consumers: Mapping[str, SolvableLayer]
     branches: Sequence[tuple[str, int]]
     batches: int
-    conv_inputs: ConvInputs
     consumer_sums: dict[str, _RunningSums] = field(default_factory=dict)
     branch_sums: dict[str, _RunningSums] = field(default_factory=dict)
     seed: int = 0
 
     def register_(self) -> None:
-        for path in self.consumers:
-            layer = module_at(self.model, path)
-            layer.register_forward_hook(self._consumer_hook(path), with_kwargs=True)
+        for path, layer in self.consumers.items():
+            if layer.arguments is None:
+                module = module_at(self.model, path)
+                module.register_forward_hook(self._consumer_hook(path), with_kwargs=True)
         for path, dim in self.branches:
             self.model.get_submodule(path).register_forward_hook(self._branch_hook(path, dim))
 
     def _consumer_hook(self, path: str) -> Callable[..., None]:
-        def hook(layer: Any, args: Any, kwargs: Any, out: Tensor) -> None:
-            arguments = self.consumers[path].arguments
-            convolution = self.conv_inputs.take(path)
-            if arguments is not None and convolution is None:
-                return
-            x = input_of(args if convolution is None else convolution, kwargs)
-            sums = self.consumer_sums.setdefault(path, _RunningSums())
-            fan_in = matrix_of(layer).shape[1]
-            wide = fan_in > MAX_FAN_IN
-            rows_in_all = WIDE_LAYER_ROWS if wide else max(ROWS_PER_WEIGHT * fan_in, MIN_ROWS)
-            max_positions = -(-rows_in_all // self.batches)
-            sample = OutputSample(
-                layer, x.detach(), out.detach(), max_positions, self.seed, arguments
-            )
-            rows = sample.rows()
-            dim = -1 if isinstance(layer, nn.Linear) else 1
-            positions = out.numel() // out.shape[dim]
-            times = positions / rows.shape[1]
-            if wide:
-                sums.add("sums", rows.double().sum(1) * times)
-                sums.add("squares", rows.double().square().sum(1) * times)
-                sums.positions += positions
-            else:
-                sums.add("gram", _gram_with_constant(rows) * times)
-            self._probe(sums, out, dim)
+        def hook(_: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:
+            self._add_call(path, input_of(args, kwargs), out)
 
         return hook
+
+    def add_convolution(self, path: str, args: tuple[Any, ...], out: Tensor) -> None:
+        """Collect statistics of a layer that has a forward of its own."""
+        self._add_call(path, args[0], out)
+
+    def _add_call(self, path: str, x: Tensor, out: Tensor) -> None:
+        """Collect statistics of a layer's call."""
+        layer = layer_at(self.model, path)
+        sums = self.consumer_sums.setdefault(path, _RunningSums())
+        fan_in = matrix_of(layer).shape[1]
+        wide = fan_in > MAX_FAN_IN
+        rows_in_all = WIDE_LAYER_ROWS if wide else max(ROWS_PER_WEIGHT * fan_in, MIN_ROWS)
+        max_positions = -(-rows_in_all // self.batches)
+        arguments = self.consumers[path].arguments
+        sample = OutputSample(layer, x.detach(), out.detach(), max_positions, self.seed, arguments)
+        rows = sample.rows()
+        dim = -1 if isinstance(layer, nn.Linear) else 1
+        positions = out.numel() // out.shape[dim]
+        times = positions / rows.shape[1]
+        if wide:
+            sums.add("sums", rows.double().sum(1) * times)
+            sums.add("squares", rows.double().square().sum(1) * times)
+            sums.positions += positions
+        else:
+            sums.add("gram", _gram_with_constant(rows) * times)
+        self._probe(sums, out, dim)
 
     def _branch_hook(self, path: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
@@ -193,16 +201,16 @@ def collect_statistics(
     """
     net = copy_sharing_weights(model).eval()
     layers = {layer.path: layer for layer in find_solvable_layers(net, inputs[0]).layers}
-    conv_inputs = ConvInputs(net, layers.values())
-    hooks = _StatisticsHooks(net, layers, list(branches), len(inputs), conv_inputs)
+    hooks = _StatisticsHooks(net, layers, list(branches), len(inputs))
     hooks.register_()
+    convolutions = OwnConvolutions(own_convolutions(net, layers.values()), hooks.add_convolution)
     size = 0.0
     random = torch.Generator().manual_seed(0)
     for number in range(len(inputs)):
         if progress is not None:
             progress("measuring", number, len(inputs))
         hooks.seed = number
-        with conv_inputs:
+        with convolutions:
             outputs = _run_probe(net, inputs[number], random)
         size += sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
     scale = inputs.count / (size or 1.0)
