@@ -218,7 +218,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         open_splits(DataSpec("folder", 4), 0, ProcessShare(), "cpu")
     assert str(caught.value) == (
-        "Image folders need data.root: the folder that contains 'train' and 'val'."
+        "Image folders need data.root: set it to the folder that contains 'train' and 'val'."
     )
     with pytest.raises(FileError) as missing:
         open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")
