@@ -1,6 +1,6 @@
 """Prune a trained ResNet-20 without training it: plan, verify, recover, time, export to ONNX.
 
-    pip install "fpgm[export]"
+    pip install ".[export]"    # from the clone
     python examples/prune_recover_export.py
     python examples/prune_recover_export.py --macs 0.6 --distil 60
 

@@ -1,6 +1,6 @@
 """Prune a trained ResNet-20 with Hugging Face Accelerate, in one process or many.
 
-    pip install "fpgm[train]"
+    pip install ".[train]"    # from the clone
     python examples/with_accelerate.py
     accelerate launch --multi_gpu --num_processes 2 examples/with_accelerate.py
 

@@ -1,6 +1,6 @@
 """Prune a trained ResNet-20 in PyTorch Lightning with one callback.
 
-    pip install "fpgm[lightning]"
+    pip install ".[lightning]"    # from the clone
     python examples/with_lightning.py
 
 The trained network and 1,900 CIFAR-10 images come with the package, so nothing is downloaded.

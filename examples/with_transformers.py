@@ -1,6 +1,6 @@
 """Prune a Hugging Face Transformers ResNet in the Trainer with one callback.
 
-    pip install "fpgm[hf]"
+    pip install ".[hf]"    # from the clone
     python examples/with_transformers.py
 
 Nothing is downloaded: the network is small and starts from scratch, the 1,900 CIFAR-10 images

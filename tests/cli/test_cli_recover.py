@@ -11,7 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.helpers.shell import refused, run
 
+from fpgm.cli._outcome import recovery_lines
 from fpgm.pruning.serialization import DIGEST, content_sha256
+from fpgm.recovery.candidates import Candidate
+from fpgm.recovery.recover import DISTILLED, PRUNED, Recovery
 
 LOOK = ("--data", "synthetic", "--images", 128)
 NET = """
@@ -39,7 +42,7 @@ def results(folder: Path) -> Any:
 def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"
     text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
-    assert "calibration inputs: 128; kept: " in text
+    assert " on 128 inputs; best result: " in text
     told = results(out)
     assert f"Accuracy on {told['test_images']} test images: original " in text
     assert 0 < told["test_images"] <= told["asked"]["test"] == 2000
@@ -130,3 +133,12 @@ def test_a_recovered_model_is_trained_on_with_labels(tmp_path: Path) -> None:
     assert results(trained)["accuracy"] > found["accuracy"]["recovered"]
     kept = [load_file(folder / "small.safetensors") for folder in (out, trained)]
     assert {k: v.shape for k, v in kept[0].items()} == {k: v.shape for k, v in kept[1].items()}
+
+
+def test_text_says_if_no_candidate_was_better() -> None:
+    candidates = (Candidate(PRUNED, 0.1, 0.9), Candidate(DISTILLED, 0.2, 0.8))
+    told = Recovery("solve", (), 0.1, 0.1, 32, 32, 0, 2.0, candidates=candidates)
+    assert recovery_lines(told) == [
+        "Recovery took 2 s on 32 inputs; best result: none, the weights were kept.",
+        "The predicted class is the original's for 90.0% of inputs (90.0% before recovery).",
+    ]

@@ -218,13 +218,13 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         open_splits(DataSpec("folder", 4), 0, ProcessShare(), "cpu")
     assert str(caught.value) == (
-        "Image folders need data.root: the folder that contains 'train' and 'val'."
+        "Image folders need data.root: set it to the folder that contains 'train' and 'val'."
     )
     with pytest.raises(FileError) as missing:
         open_splits(DataSpec("folder", 4, str(tmp_path)), 0, ProcessShare(), "cpu")
     assert str(missing.value) == (
-        f"There is no folder {tmp_path}/train: images are looked for in DIR/train/CLASS and "
-        "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
+        f"There is no folder {tmp_path}/train: give a folder that contains train/CLASS/… and "
+        "val/CLASS/…, or the name of a data set (cifar10, cifar10-sample, digits, synthetic)."
     )
     (tmp_path / "train").mkdir()
     with pytest.raises(RequestError, match=r"^.*/train is not a folder of images: "):

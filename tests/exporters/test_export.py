@@ -400,7 +400,7 @@ class TestCommand:
         ("options", "key", "name", "title"),
         [
             (("--int8",), "int8", "small.int8.onnx", "int8"),
-            (("--low-rank", 0.05), "low_rank", "small.low-rank.onnx", r"\d+ layers in two"),
+            (("--low-rank", 0.05), "low_rank", "small.low-rank.onnx", r"low rank, \d+ layers"),
         ],
     )
     def test_what_is_lost_and_gained_stands_beside_the_float_model(

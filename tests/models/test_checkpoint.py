@@ -78,6 +78,14 @@ def test_a_model_with_a_part_called_module_keeps_its_names(tmp_path: Path) -> No
     assert set(read_weights(file)) == {"module.weight", "head.weight"}
 
 
+def test_a_url_is_not_downloaded() -> None:
+    with pytest.raises(FileError) as caught:
+        load_weights(small(), "https://host/resnet50.pth")
+    assert str(caught.value) == (
+        "https://host/resnet50.pth is a URL: download the file and give its path."
+    )
+
+
 def test_missing_file_folder_and_empty_file(tmp_path: Path) -> None:
     fails(tmp_path / "nowhere.pt", "nowhere.pt does not exist.")
     fails(tmp_path, "is a folder")

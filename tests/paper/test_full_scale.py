@@ -307,7 +307,9 @@ class TestFigures:
         out, _ = run("reproduce", "fig3", "--scale", "full", "--weights", tmp_path, "--out",
                      tmp_path / "out")  # fmt: skip
         assert "fig3-resnet110-first.svg, fig3-resnet110-first-log.svg" in out
-        assert f"ResNet-18, ImageNet is missing: {tmp_path} has no imagenet_resnet18" in out
+        assert (
+            f"ImageNet is missing: there are no trained weights {tmp_path}/imagenet_resnet18" in out
+        )
 
     @pytest.mark.filterwarnings("ignore:This DataLoader will create")
     def test_maps_of_a_resnet50(self, tmp_path: Path) -> None:

@@ -373,7 +373,8 @@ class TestCommand:
         assert (tmp_path / "table2-quick.md").exists()
         asked = ("reproduce", "table1", "--rows", "resnet20-sfp-*", "--out", tmp_path)
         out, _ = run(*asked, "--weights", tmp_path / "none", code=2)
-        assert "none has no cifar10_resnet20.safetensors: give its folder with --weights." in out
+        missing = f"there are no trained weights {tmp_path}/none/cifar10_resnet20.safetensors: "
+        assert f"{missing}give their folder with --weights." in out
 
     def test_another_network_under_the_same_name(self, tmp_path: Path) -> None:
         """A row of weights that were replaced since is not taken for one of the new ones."""

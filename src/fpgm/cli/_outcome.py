@@ -37,14 +37,17 @@ def recovery_lines(recovery: Recovery | None) -> list[str]:
     """Format the outcome of a recovery."""
     if recovery is None:
         return []
-    kept = f"; kept: {recovery.kept}" if len(recovery.candidates) > 1 else ""
-    lines = [f"Recovered in {recovery.seconds:.0f} s; calibration inputs: {recovery.inputs}{kept}."]
+    best = ""
+    if len(recovery.candidates) > 1:
+        kept = "none, the weights were kept" if recovery.kept == PRUNED else recovery.kept
+        best = f"; best result: {kept}"
+    lines = [f"Recovery took {recovery.seconds:.0f} s on {recovery.inputs} inputs{best}."]
     agreements = {c.name: c.agreement for c in recovery.candidates}
     first, last = agreements.get(PRUNED), agreements.get(recovery.kept)
     if first is not None and last is not None:
         lines.append(
-            f"The largest class score is the original's for {last:.1%} of inputs, "
-            f"{first:.1%} before recovery."
+            f"The predicted class is the original's for {last:.1%} of inputs "
+            f"({first:.1%} before recovery)."
         )
     before, after = recovery.before, recovery.after
     if before is not None and after is not None and after < before:

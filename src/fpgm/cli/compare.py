@@ -49,7 +49,7 @@ def compare(
     data: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="Data to select, train and test with.")
     ],
-    macs: Annotated[float, typer.Option(metavar="SHARE", help="Remove this fraction of MACs.")],
+    macs: Annotated[float, typer.Option(metavar="FRACTION", help="Remove this fraction of MACs.")],
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Write to this folder, or resume its run.")
     ],

@@ -123,12 +123,12 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
     plain = done.low_rank is None and done.int8 is None
     typer.echo(
         f"Written to {done.path}: {done.format}, {format_number(done.bytes / 1e6)} MB. "
-        f"Largest difference from PyTorch{'' if plain else ' (float, full rank)'}: "
+        f"Largest difference from PyTorch{'' if plain else ' before int8 and low rank'}: "
         f"{done.error:.1e}, relative to the largest output, over {done.noise} random inputs"
         f"{f' and {done.inputs} images' if done.inputs else ''}."
     )
     for name, result in (
-        (f"{len(done.splits)} layers in two", done.low_rank),
+        (f"low rank, {len(done.splits)} layers", done.low_rank),
         ("int8", done.int8),
     ):
         if result is not None:
@@ -138,7 +138,7 @@ def _show(done: Exported, shares: dict[str, float]) -> None:
                 f"{format_number(1000 * result.seconds_before)} ms → "
                 f"{format_number(1000 * result.seconds)} ms ({result.faster:.2f}× as fast, "
                 f"ONNX Runtime, threads: {result.threads})."
-                f"{f' But {result.crowd}.' if result.crowd else ''}"
+                f"{f' Unreliable: {result.crowd}.' if result.crowd else ''}"
             )
     if shares:
         texts = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())

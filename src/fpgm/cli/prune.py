@@ -80,8 +80,8 @@ def prune(
     allocate: Annotated[
         str,
         typer.Option(
-            metavar="WAY",
-            help="uniform; sensitivity (with --data); or a file of fpgm sensitivity --out.",
+            metavar="NAME|FILE",
+            help="Set rates: uniform, sensitivity (needs --data), or a file of fpgm sensitivity.",
         ),
     ] = "uniform",
     recover: Annotated[

@@ -251,7 +251,8 @@ class _Quick:
     def why(self, row: TableRow) -> str:
         if row.imagenet:
             return "ImageNet has no quick scale: use --scale full"
-        return f"{self._weights} has no {weights_name(row)}: give its folder with --weights"
+        file = self._weights / weights_name(row)
+        return f"there are no trained weights {file}: give their folder with --weights"
 
 
 class _Full:
@@ -437,8 +438,9 @@ def _draw(name: str, asked: Asked, json: bool) -> None:
             row = baseline_row(network)
             file = _weights_of(row, asked)
             if file is None:
-                missing.append(f"{row.labels[0]} is missing: {asked.weights} has no "
-                               f"{weights_name(row)}.")  # fmt: skip
+                weights = asked.weights / weights_name(row)
+                missing.append(f"{row.labels[0]} is missing: there are no trained weights "
+                               f"{weights}.")  # fmt: skip
                 continue
             model = build_model(network, file)
             shape = default_shape(network)
@@ -458,7 +460,7 @@ def _draw(name: str, asked: Asked, json: bool) -> None:
                 rate = drawn.MAP_NETWORKS[asked.scale][1]
                 files += drawn.figure5(model, images, asked.out, row.network_name, DRAWN, rate)
     if not files:
-        raise RequestError(f"{missing[0]} Give the folder with --weights.")
+        raise RequestError(f"{missing[0]} Give their folder with --weights.")
     if json:
         common.show_json({"files": [str(file) for file in files], "notes": missing})
         return

@@ -112,8 +112,8 @@ def open_folder(
     """Open a torchvision ImageFolder with the usual transforms."""
     if not folder.is_dir():
         raise FileError(
-            f"There is no folder {folder}: images are looked for in DIR/train/CLASS and "
-            "DIR/val/CLASS, or give a data set's name (cifar10, cifar10-sample, digits)."
+            f"There is no folder {folder}: give a folder that contains train/CLASS/… and "
+            "val/CLASS/…, or the name of a data set (cifar10, cifar10-sample, digits, synthetic)."
         )
     import_torchvision()
     datasets = importlib.import_module("torchvision.datasets")

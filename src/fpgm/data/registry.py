@@ -106,7 +106,7 @@ def _open_folders(
     root = spec.folder
     if root is None:
         raise RequestError(
-            "Image folders need data.root: the folder that contains 'train' and 'val'."
+            "Image folders need data.root: set it to the folder that contains 'train' and 'val'."
         )
     if spec.limit is not None or spec.augment != Augment():
         raise RequestError(

@@ -34,6 +34,8 @@ def weights_file(name: str | Path) -> Path:
     """Resolve "shipped" or a path, which may begin with a tilde."""
     if str(name) == SHIPPED:
         return assets.WEIGHTS
+    if str(name).startswith(("http://", "https://")):
+        raise FileError(f"{name} is a URL: download the file and give its path.")
     return expand_user(name)
 
 
