@@ -55,6 +55,7 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/soft_digits.py
 	$(BIN)/python benchmarks/soft_sweeps.py
 	$(BIN)/python benchmarks/recovery_outputs.py
+	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/median_agreement.py  # needs trained weights: FPGM_WEIGHTS
 	$(BIN)/python benchmarks/figures.py           # needs trained weights
 	$(BIN)/python benchmarks/regrowth.py          # needs both

@@ -7,8 +7,9 @@
     │   └── ForwardError    the model's own forward fails on the example input
     ├── PlanError           the plan was made for another model
     ├── VerificationError   the compact model is not the masked original: never ignored
-    └── FileError           a file is missing, not ours, truncated or cannot be written
-        └── BusyError       another process is writing there
+    ├── FileError           a file is missing, not ours, truncated or cannot be written
+    │   └── BusyError       another process is writing there
+    └── RankError           another process that shares the work has failed or ended
 
 Messages are one line: what is wrong, where, and what to do. They may quote names from a file, so
 control characters in them are shown as escapes.
@@ -54,3 +55,12 @@ class FileError(FpgmError, OSError):
 
 class BusyError(FileError):
     """Another process is writing there."""
+
+
+class RankError(FpgmError):
+    """Another process that shares the work has failed or ended."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        """Name of the error's class on the rank that failed."""

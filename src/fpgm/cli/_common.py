@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich import box
@@ -22,14 +23,17 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fpgm.errors import ForwardError, RequestError
+from fpgm.errors import ForwardError, FpgmError, RankError, RequestError, VerificationError
 from fpgm.latency.backends import BACKENDS
 from fpgm.models.checkpoint import weights_file
 from fpgm.models.registry import default_shape
 from fpgm.pruning.plan import Frozen
+from fpgm.utils.distributed import init_process_group, is_main_process
 from fpgm.utils.plain_json import to_json
 from fpgm.utils.text import escape_text, shorten
 from fpgm.workflow.original_model import shape_text
+
+P = ParamSpec("P")
 
 Model = Annotated[
     str,
@@ -106,6 +110,27 @@ def explain_assumed_shape(shape: Sequence[int], given: str | None) -> Iterator[N
         ) from error
 
 
+def shares_work(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a command whose work the processes of torchrun divide.
+
+    All of them end with the same code, but only the first one prints.
+    """
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        ranks = init_process_group()
+        try:
+            with ranks.fail_together():
+                command(*args, **kwargs)
+        except FpgmError as error:
+            if ranks.is_first:
+                raise
+            kind = error.kind if isinstance(error, RankError) else type(error).__name__
+            raise typer.Exit(1 if kind == VerificationError.__name__ else 2) from None
+
+    return run
+
+
 BarsType = TypeVar("BarsType", bound="ProgressBars")
 
 
@@ -116,8 +141,8 @@ LOG_SECONDS = 30.0
 class ProgressBars:
     """Progress on stderr: a bar in a terminal, a line from time to time in a log."""
 
-    def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
-        self.terminal = Console(stderr=True)
+    def __init__(self, *columns: ProgressColumn) -> None:
+        self.terminal, quiet = Console(stderr=True), not is_main_process()
         self._last_logged = time.monotonic()
         self._logs = not quiet and not self.terminal.is_terminal
         self._progress = Progress(

@@ -35,7 +35,7 @@ from fpgm.cli.sensitivity import sensitivity
 from fpgm.cli.train import train
 from fpgm.cli.verify import verify
 from fpgm.errors import FpgmError, VerificationError
-from fpgm.utils.distributed import was_initialized
+from fpgm.utils.distributed import is_main_process, was_initialized, world_size
 from fpgm.utils.text import reason
 
 # Public in every version of typer, unlike its base, which wrong options and commands raise.
@@ -87,6 +87,9 @@ class _Group(TyperGroup):
         return code if isinstance(code, int) else 0
 
 
+_SHARED = ("prune", "recover", "reproduce", "sensitivity", "train")
+"""Commands whose work the processes of a launcher divide, or that refuse a launcher themselves."""
+
 app = typer.Typer(
     cls=_Group,
     add_completion=False,
@@ -111,11 +114,16 @@ app.add_typer(data, name="data")
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Prune PyTorch models by geometric median, and verify the smaller model."""
     if version:
         typer.echo(f"fpgm {__version__}")
+        raise typer.Exit
+    name = context.invoked_subcommand
+    if world_size() > 1 and not is_main_process() and name not in _SHARED:
+        _print_error(f"{name} runs in the first process only: nothing to do in the others.")
         raise typer.Exit
 
 
@@ -133,7 +141,8 @@ def _shorten_warnings() -> Iterator[None]:
 
         def show(message: Any, category: Any, filename: str, *rest: Any, **options: Any) -> None:
             if filename.startswith(ours):
-                _print_error(str(message))
+                if is_main_process():
+                    _print_error(str(message))
             else:
                 plainly(message, category, filename, *rest, **options)
 

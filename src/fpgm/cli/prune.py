@@ -19,6 +19,7 @@ from fpgm.errors import RequestError
 from fpgm.models.registry import has_guessed_shape
 from fpgm.planning.width_rounding import ALIGN, Rounding
 from fpgm.tracing.residual import Residual
+from fpgm.utils.distributed import current_ranks
 from fpgm.utils.run_files import ANALYSIS, PLAN, RESULTS, SENSITIVITY, SMALL, check_out
 from fpgm.workflow.original_model import build_model, example_input, shape_text
 from fpgm.workflow.pipeline import (
@@ -31,6 +32,7 @@ from fpgm.workflow.pipeline import (
 from fpgm.workflow.plan_request import PlanRequest
 
 
+@common.shares_work
 def prune(
     context: typer.Context,
     model: common.Model,
@@ -105,7 +107,8 @@ def prune(
     json: common.AsJson = False,
 ) -> None:
     """Prune a model, verify the result, and write it to a folder."""
-    check_out(out, force=force)
+    ranks = current_ranks()
+    ranks.on_first(lambda: check_out(out, force=force))
     if all(way is None for way in (rate, macs, params, latency)) and not rates:
         raise RequestError(
             "Say how much to remove: --rate, --macs, --params, --latency or --rates."
@@ -122,7 +125,8 @@ def prune(
     opt.check_data(data, "--allocate sensitivity", needed=allocate == "sensitivity")
     opt.check_data(data, "--distil", needed=distil > 0)
     shape = common.input_shape(input, model)
-    with common.StepBar(4 + (recovery is not None) + (data is not None)) as steps:
+    further = (allocate == "sensitivity", recovery is not None, data is not None)
+    with common.StepBar(4 + sum(further)) as steps:
         with steps.step("build"):
             net = build_model(model, weights)
             x = example_input(shape)
@@ -141,6 +145,8 @@ def prune(
     requested = about | opt.recovery_request(recovery, data, images, test)
     origin = Origin(model, weights, shape)
     results = save_pruning(run, out, origin, asked=requested, command=context.obj, force=force)
+    if not ranks.is_first:
+        return  # only the first process prints
     if json:
         common.show_json(results)
     else:

@@ -12,6 +12,7 @@ from fpgm.cli import _data_options as pic
 from fpgm.cli import _recovery_options as opt
 from fpgm.cli._outcome import accuracy_lines, recovery_lines
 from fpgm.errors import FileError, RequestError
+from fpgm.utils.distributed import current_ranks
 from fpgm.utils.run_files import RunResults, check_out, read_results
 from fpgm.workflow.pipeline import (
     RecoveryOptions,
@@ -24,6 +25,7 @@ from fpgm.workflow.pipeline import (
 from fpgm.workflow.pruned_folder import check_sources, has_own_weights, open_pruned
 
 
+@common.shares_work
 def recover(
     context: typer.Context,
     folder: Annotated[
@@ -56,10 +58,11 @@ def recover(
     json: common.AsJson = False,
 ) -> None:
     """Recover a pruned model's accuracy, starting from its current weights."""
-    results = read_results(folder)
+    ranks = current_ranks()
+    results = ranks.on_first(lambda: read_results(folder))
     if out is not None and out.exists() and out.samefile(folder):
         out = None
-    _check_place(folder, results, out, force)
+    ranks.on_first(lambda: _check_place(folder, results, out, force))
     options = _options(folder, results, method, distil, images)
     opt.check_data(data, _data_option(options), needed=options.needs_data)
     check_sources(folder, results, weights, trusted or ())
@@ -76,6 +79,8 @@ def recover(
     outdated = outdated_files(folder)
     if writes:
         save_recovery(run, out, updated, force=force)
+    if not ranks.is_first:
+        return  # only the first process prints
     place = out or folder
     removed = outdated if writes and out is None else []
     if json:

@@ -14,11 +14,13 @@ from fpgm.errors import FileError, RequestError
 from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
 from fpgm.recovery.sensitivity.result import Sensitivity
+from fpgm.utils.distributed import current_ranks
 from fpgm.workflow.original_model import build_model, example_input
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
+@common.shares_work
 def sensitivity(
     model: common.Model,
     data: pic.Data = None,
@@ -61,6 +63,8 @@ def sensitivity(
             images=images, rates=TRIED if accuracy else (), cache=out, trials=trials,
             progress=bar.show, **options,
         )  # fmt: skip
+    if not current_ranks().is_first:
+        return  # only the first process prints
     if json:
         common.show_json(
             {

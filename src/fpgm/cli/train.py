@@ -87,7 +87,6 @@ class TrainingBar(common.ProgressBars):
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
-            quiet=not is_main_process(),
         )
         self._task = self._progress.add_task("", total=None, figures="")
         self._epochs = self._steps = 1

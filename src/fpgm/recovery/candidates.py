@@ -45,8 +45,11 @@ class _CandidateSums:
     """Sums over the inputs for one candidate."""
 
     error: float = 0.0
-    agreeing: int = 0
+    agreeing: float = 0.0
     divergence: float = 0.0
+
+    def values(self) -> tuple[float, float, float]:
+        return self.error, self.agreeing, self.divergence
 
     def add_scores(self, scores: Tensor, targets: Tensor) -> None:
         self.agreeing += int((scores.argmax(1) == targets.argmax(1)).sum())
@@ -63,7 +66,7 @@ def compare_candidates(
     Values that are not finite are left out of the error.
     """
     sums = {name: _CandidateSums() for name in nets}
-    size, scored, compared = 0.0, 0, False
+    size, scored, compared = 0.0, 0.0, 0.0
     for number in range(len(inputs)):
         example = inputs[number]
         targets = float_outputs(model, example)
@@ -71,7 +74,7 @@ def compare_candidates(
         for place, target in enumerate(targets):
             if any(out[place].shape != target.shape for out in outputs.values()):
                 continue
-            compared = True
+            compared += 1
             size += squared_error(torch.zeros_like(target), target)
             is_scores = place == 0 and _is_class_scores(target, inputs.has_labels)
             scored += len(target) if is_scores else 0
@@ -79,6 +82,13 @@ def compare_candidates(
                 sums[name].error += squared_error(out[place], target)
                 if is_scores:
                     sums[name].add_scores(out[place], target)
+    totals = torch.tensor(
+        [size, scored, compared, *(value for s in sums.values() for value in s.values())],
+        dtype=torch.float64,
+    )
+    inputs.ranks.sum_(totals)
+    size, scored, compared, *values = totals.tolist()
+    sums = {name: _CandidateSums(*values[3 * i : 3 * i + 3]) for i, name in enumerate(sums)}
     if not compared:
         return None
     if not scored:

@@ -1,7 +1,8 @@
 """Distillation: train the compact model for a short time towards the original's outputs.
 
 The loss is the error of the outputs, and of the features where residual streams branch off
-(`feature_matching`). No labels are needed. The caller sets the time limit.
+(`feature_matching`). No labels are needed. The caller sets the time limit. Several ranks take
+different batches and average their gradients; rank 0's clock tells all when to stop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn.utils import get_total_norm
 from fpgm.pruning.plan import Plan
 from fpgm.recovery.feature_matching import find_matching_points, record_inputs
 from fpgm.utils.calibration_data import Inputs, SeenInputs, batch_to_example
+from fpgm.utils.distributed import ALONE, Ranks
 from fpgm.utils.example_inputs import Example, float_outputs, map_tensors, to_model_device
 from fpgm.utils.precision import bfloat16_autocast, has_fast_bfloat16
 from fpgm.utils.progress import Progress
@@ -57,6 +59,7 @@ def distil_(
     batches: Iterator[Example],
     seconds: float,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> DistillationResult:
     """Train the compact model towards the original for a number of seconds.
 
@@ -76,7 +79,7 @@ def distil_(
         p.requires_grad_(True)
     try:
         with torch.enable_grad(), wrap_model_errors(result.failure):
-            _train(small, model, plan, batches, seconds, parameters, result, progress)
+            _train(small, model, plan, batches, seconds, parameters, result, progress, ranks)
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
@@ -92,10 +95,13 @@ def _train(
     parameters: Sequence[nn.Parameter],
     result: DistillationResult,
     progress: Progress | None,
+    ranks: Ranks,
 ) -> None:
     """Take steps until the time is up, and count them in `result`."""
     first = next(batches)
-    fast = _FastForward.choose([small, model], first, parameters[0].device)
+    plain = _FastForward(channels_last=False, bfloat16=False, device=parameters[0].device)
+    everyone = ranks.gather(_FastForward.choose([small, model], first, plain))
+    fast = everyone[0] if len(set(everyone)) == 1 else plain
     points = find_matching_points(model, small, plan, first)
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.0)
     start = time.perf_counter()
@@ -104,7 +110,9 @@ def _train(
     def in_time() -> Iterator[Example]:
         nonlocal elapsed
         for example in chain([first], batches):
-            elapsed = (time.perf_counter() - start) / seconds
+            now = torch.tensor((time.perf_counter() - start) / seconds, dtype=torch.float64)
+            ranks.copy_from_first_([now])
+            elapsed = float(now)
             if elapsed >= 1 or result.not_trained is not None:
                 break
             if progress is not None:
@@ -120,10 +128,13 @@ def _train(
         loss = _normalized_mse(outputs, target_outputs)
         both = [name for name in features if name in targets]
         loss = loss + _normalized_mse([features[n] for n in both], [targets[n] for n in both])
-        if not loss.requires_grad:
+        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        if loss.requires_grad:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients, trainable = _average_gradients(gradients, parameters, loss, ranks)
+        if not trainable:
             result.not_trained = "autograd finds no path from the outputs to the weights"
             return False
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         if not get_total_norm([g for g in gradients if g is not None]).isfinite():
             result.skipped += 1  # one such step would make every weight NaN
             return False
@@ -165,13 +176,12 @@ class _FastForward:
 
     @classmethod
     def choose(
-        cls, nets: Sequence[nn.Module], example: Example, device: torch.device
+        cls, nets: Sequence[nn.Module], example: Example, plain: _FastForward
     ) -> _FastForward:
         """Choose what the models run with, and give finite outputs where they did before."""
-        plain = cls(channels_last=False, bfloat16=False, device=device)
-        bfloat16 = has_fast_bfloat16(device)
+        bfloat16 = has_fast_bfloat16(plain.device)
         options = [(True, bfloat16), (False, bfloat16), (True, False)]
-        for option in (cls(*option, device) for option in dict.fromkeys(options)):
+        for option in (cls(*option, plain.device) for option in dict.fromkeys(options)):
             if option != plain and all(option._works(net, example, plain) for net in nets):
                 return option
         return plain
@@ -195,6 +205,21 @@ def _to_channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=formats[x.ndim]) if x.ndim in formats else x
 
 
+def _average_gradients(
+    gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], loss: Tensor, ranks: Ranks
+) -> tuple[Sequence[Tensor | None], bool]:
+    """Average gradients over ranks; return them, and whether some rank could compute any."""
+    if ranks.size == 1:
+        return gradients, loss.requires_grad
+    trainable = torch.tensor(float(loss.requires_grad))
+    sums = [
+        torch.zeros_like(p) if gradient is None else gradient.clone()
+        for gradient, p in zip(gradients, parameters, strict=True)
+    ]
+    ranks.sum_(trainable, *sums)
+    return [gradient / ranks.size for gradient in sums], bool(trainable)
+
+
 def learning_rate_at(elapsed: float, steps: int) -> float:
     """Compute the learning rate from the fraction of the time that passed and the steps so far.
 
@@ -210,6 +235,8 @@ def training_batches(
 ) -> Iterator[Example]:
     """Yield the loader's batches over and over, without the validation inputs.
 
+    Ranks take turns: of two ranks, each gets every second batch.
+
     Args:
         model: batches are moved to its device.
         loader: read again in every epoch, if that is possible.
@@ -218,16 +245,20 @@ def training_batches(
     """
     held_out = SeenInputs(validation)
     epoch: Iterable[Any] = () if isinstance(loader, Iterator) else loader
+    total = 0
     while True:
-        count = 0
+        before = total
         for batch in epoch:
             example = held_out.remove_from(batch_to_example(batch))
             if example is not None:
-                count += 1
-                yield Example(*to_model_device(model, (example.args, dict(example.kwargs))))
-        if not count:
+                total += 1
+                if inputs.ranks.owns(total - 1):
+                    yield Example(*to_model_device(model, (example.args, dict(example.kwargs))))
+        if total == before:
             epoch = ()
             yield from (inputs[number] for number in range(len(inputs)))
+            if not len(inputs):
+                yield inputs.first
 
 
 def _normalized_mse(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,13 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import by_tensor
-from fpgm.recovery.least_squares import Equations, NormalEquations, RowEquations, best_change
+from fpgm.recovery.least_squares import (
+    Equations,
+    NormalEquations,
+    RowEquations,
+    add_over_ranks_,
+    best_change,
+)
 from fpgm.recovery.solvable_layers import SolvableLayer
 from fpgm.recovery.staged_forward import LayerActivations, PairedForwards
 from fpgm.recovery.unfold import LinearOrConv, OutputSample, groups_of, matrix_of, set_matrix_
@@ -86,7 +92,7 @@ class LayerSolver:
             return self._report_unchanged(
                 "has inputs or outputs that are not finite; it is unchanged"
             )
-        change, ridge = best_change(fit, held_out, both, RIDGES)
+        change, ridge = best_change(fit, held_out, both, RIDGES, self.passes.inputs.ranks)
         variation = both.target_variation()
         set_matrix_(self.layer, (matrix + change[:, :fan_in]).to(self.layer.weight.dtype))
         if self.has_constant:
@@ -113,22 +119,23 @@ class LayerSolver:
         rows_in_all = max(ROWS_PER_WEIGHT * fan_in, MIN_ROWS)
         if wide:
             rows_in_all = WIDE_LAYER_ROWS // self.solvable.calls
-        max_positions = -(-rows_in_all // len(self.passes.inputs))
+        inputs = self.passes.inputs
+        max_positions = -(-rows_in_all // inputs.batches)
         kind: type[Equations] = RowEquations if wide else NormalEquations
         fit, held_out = (
             kind(groups, fan_in, outputs, matrix.device, constant=self.has_constant)
             for _ in range(2)
         )
-        first = 0
         for batch, compact, original in self.passes.records_at(self.number):
-            for sample, targets, out in self._samples(compact, original, max_positions, batch):
+            number, first = inputs.number_of(batch), inputs.offset_of(batch)
+            for sample, targets, out in self._samples(compact, original, max_positions, number):
                 rows = sample.rows()
                 is_held_out = (first + sample.images) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
                 for part, chosen in ((fit, ~is_held_out), (held_out, is_held_out)):
                     if bool(chosen.any()):
                         target = targets[:, chosen]
                         part.add(rows[:, chosen], target, target - out[:, chosen])
-            first += compact.inputs[0].shape[0]
+        add_over_ranks_((fit, held_out), inputs.ranks)
         if fit.count and held_out.count:
             return fit, held_out
         return (fit.merge(held_out),) * 2

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fpgm.utils.distributed import ALONE, Ranks
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -89,6 +91,10 @@ class Equations(ABC):
             setattr(both, name, getattr(self, name) + getattr(other, name))
         both._merge_rows(self, other)
         return both
+
+    def _sums(self, ranks: Ranks) -> list[Tensor]:
+        """Return the tensors that are added up over ranks, in place."""
+        return [self.target_sums, self.target_squares]
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -166,6 +172,9 @@ class NormalEquations(Equations):
         for name in ("gram", "cross", "row_sum"):
             setattr(self, name, getattr(one, name) + getattr(other, name))
 
+    def _sums(self, ranks: Ranks) -> list[Tensor]:
+        return [*super()._sums(ranks), self.gram, self.cross, self.row_sum]
+
     def error(self, change: Tensor) -> float:
         gain = 2 * (change * self.cross).sum() - (change * (self.gram @ change)).sum()
         left = self.squared_residual - float(gain)
@@ -226,6 +235,18 @@ class RowEquations(Equations):
         self._parts = [*one._parts, *other._parts]
         self._products = None
 
+    def _sums(self, ranks: Ranks) -> list[Tensor]:
+        """Give the rows of other ranks a place, with zeros."""
+        counts = ranks.gather(self.count)
+        groups, columns, outputs = self.shape
+        rows, residuals = (self._zeros(groups, sum(counts), n) for n in (columns, outputs))
+        own = slice(sum(counts[: ranks.rank]), sum(counts[: ranks.rank + 1]))
+        if self.count:
+            rows[:, own], residuals[:, own] = self._concatenate()
+        self._parts = [(rows, residuals)]
+        self._products = None
+        return [*super()._sums(ranks), rows, residuals]
+
     def error(self, change: Tensor) -> float:
         return float((self.residuals - self.rows @ change).square().sum())
 
@@ -244,15 +265,40 @@ class RowEquations(Equations):
         return change
 
 
+def add_over_ranks_(parts: Sequence[Equations], ranks: Ranks) -> None:
+    """Turn the equations of each rank's rows into those of all rows, with one all-reduce."""
+    if ranks.size == 1:
+        return
+    tensors = [tensor for part in parts for tensor in part._sums(ranks)]
+    scalars = torch.tensor(
+        [[part.squared_residual, part.count] for part in parts], dtype=torch.float64
+    )
+    ranks.sum_(scalars, *tensors)
+    for part, (squared_residual, count) in zip(parts, scalars.tolist(), strict=True):
+        part.squared_residual, part.count = squared_residual, int(count)
+
+
 def best_change(
-    fit: Equations, held_out: Equations, both: Equations, ridges: Sequence[float]
+    fit: Equations,
+    held_out: Equations,
+    both: Equations,
+    ridges: Sequence[float],
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, float | None]:
     """Choose the ridge with the smallest held-out error, and solve all equations with it.
 
-    Returns the change and the ridge; a change of zero and None if no ridge reduces the error.
+    Returns the change and the ridge; a change of zero and None if no ridge reduces the error. Ranks
+    that have the same equations divide the ridges among them, and get the same change bit by bit.
     """
-    errors = {ridge: held_out.error(fit.solve(ridge)[0]) for ridge in ridges}
+    tried = torch.zeros(len(ridges), dtype=torch.float64)
+    for number, ridge in enumerate(ridges):
+        if ranks.owns(number):
+            tried[number] = held_out.error(fit.solve(ridge)[0])
+    ranks.sum_(tried)
+    errors = dict(zip(ridges, tried.tolist(), strict=True))
     best = min(errors, key=lambda ridge: errors[ridge])
-    change, ridge = both.solve(best)
+    change, used = both.solve(best)
+    strongest = torch.tensor(used, dtype=torch.float64)
+    ranks.copy_from_first_([change, strongest])
     improves = errors[best] < held_out.squared_residual
-    return (change, ridge) if improves else (torch.zeros_like(change), None)
+    return (change, float(strongest)) if improves else (torch.zeros_like(change), None)

@@ -3,7 +3,7 @@
 Layer by layer, in execution order, least squares finds the weights for which a layer's output is
 closest to the original's, given its inputs in the partly recovered compact model. No labels are
 needed. Distillation may follow. Every step gives a candidate; the one closest to the original on
-held-out inputs is returned (`candidates`).
+held-out inputs is returned (`candidates`). Several ranks divide the inputs (`utils.distributed`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fpgm.errors import RequestError
+from fpgm.errors import RankError, RequestError
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
@@ -33,9 +33,10 @@ from fpgm.recovery.solve_cache import SolveCache
 from fpgm.recovery.staged_forward import PairedForwards
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_held_out
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, tensors_in
+from fpgm.utils.distributed import current_ranks, fails_together
+from fpgm.utils.example_inputs import tensors_in
 from fpgm.utils.html_table import html_table
-from fpgm.utils.modules import unwrap_model
+from fpgm.utils.modules import named_tensors, tensors_sha256, unwrap_model
 from fpgm.utils.parameter_roles import layer_of
 from fpgm.utils.precision import full_precision
 from fpgm.utils.preserve_state import disable_fused_attention, preserve_state
@@ -132,6 +133,7 @@ def recovery_of(model: nn.Module) -> Recovery:
 
 
 @torch.no_grad()
+@fails_together
 def recover(
     model: nn.Module,
     plan: Plan,
@@ -167,6 +169,9 @@ def recover(
     returned: its weights are kept unless new ones bring the outputs closer to the original's.
     `method=None` runs only distillation.
 
+    If `torch.distributed` is initialized, all ranks call this with the same arguments: they divide
+    the batches among them, and all return the same weights.
+
     >>> import fpgm
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     >>> x = [torch.randn(8, 3, 8, 8) for _ in range(4)]
@@ -191,17 +196,27 @@ def recover(
     modes = [module.training for module in small.modules()]
     # Solved weights fit their own inputs already: only others show what a candidate is worth.
     held_out = DISTILLATION_VALIDATION_INPUTS if distil > 0 else VALIDATION_INPUTS
-    inputs, validation = read_held_out(move_batches(model, loader), images, held_out)
+    ranks = current_ranks()
+    inputs, validation = read_held_out(move_batches(model, loader), images, held_out, ranks)
     result = _Result({PRUNED: plain})
     distilled: DistillationResult | None = None
     solve_cache: SolveCache | None = None
     try:
+        if ranks.size > 1:
+            common = {
+                "weights": tensors_sha256(model),
+                "starting weights": tensors_sha256(small),
+                "plans": plan.to_json(),
+                "options": repr((method, images, distil)),
+                "inputs": inputs.digest() + validation.digest(),
+            }
+            ranks.check_same(common)
         explaining = explain_forward_errors(model, inputs, validation)
         with preserve_state(model), disable_fused_attention(), full_precision(), explaining:
             for net in (model, plain, small):
                 net.eval()
-            judging = validation if len(validation) else inputs
-            if cache is not None and method == "solve":
+            judging = validation if validation.batches else inputs
+            if cache is not None and method == "solve" and ranks.is_first:
                 solve_cache = SolveCache(Path(cache), model, small, plan, inputs)
             _add_candidates(result, model, small, plan, inputs, method, solve_cache, progress)
             nets = result.nets
@@ -210,7 +225,7 @@ def recover(
                 best = _choose(list(nets), candidates, judging.count)
                 nets[DISTILLED] = copy_model(nets[best])
                 batches = training_batches(model, loader, inputs, validation)
-                distilled = distil_(nets[DISTILLED], model, plan, batches, distil, progress)
+                distilled = distil_(nets[DISTILLED], model, plan, batches, distil, progress, ranks)
                 one = compare_candidates(model, {DISTILLED: nets[DISTILLED]}, judging)
                 candidates = candidates and one and [*candidates, *one]
     finally:
@@ -225,6 +240,7 @@ def recover(
     if distilled is not None:
         notes.append(_describe(distilled, distil, kept=kept == DISTILLED))
     small = result.nets[kept]
+    ranks.copy_from_first_(named_tensors(small).values())
     for module, mode in zip(small.modules(), modes, strict=True):
         module.training = mode
     errors = {c.name: c.error for c in candidates or ()}
@@ -284,7 +300,7 @@ def _add_candidates(
     """Add the models that a method makes; `small` may be changed."""
     nets = result.nets
     if method == "weights":
-        full, changed = compensate(model, plan, inputs[0])
+        full, changed = compensate(model, plan, inputs.first)
         nets[COMPENSATED] = compact(full, plan).eval()
         result.notes += [] if changed else ["No layer could compensate for the removed units."]
     elif method is not None:
@@ -314,6 +330,8 @@ def _reestimate_batch_norms(
     net = copy_model(small).eval()
     try:
         return net if reestimate_batch_norms_(net, inputs) else None
+    except RankError:
+        raise
     except Exception as error:  # the model's own code may raise anything
         if method == "norms":
             raise
@@ -392,11 +410,16 @@ def _solve_(
 
     Returns them, and those that cannot be solved with the reason.
     """
-    layers, largest, unsolvable = _find_layers(model, small, inputs[0])
-    available = MEMORY_FRACTION * memory_at(next(iter(tensors_in((inputs[0].args,))), None))
-    offload = 2 * PASS_MEMORY_FACTOR * largest * len(inputs) > available
+    layers, largest, unsolvable = _find_layers(model, small, inputs)
+    ranks = inputs.ranks
+    available = _available_memory(inputs)
+    # By the batches of all ranks, so that offloading does not depend on how many share a machine.
+    offload = 2 * PASS_MEMORY_FACTOR * largest * inputs.batches / ranks.size > available
     passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
-    solved = [] if cache is None else cache.read_(small, [layer.path for layer in layers])
+    paths = [layer.path for layer in layers]
+    solved = ranks.on_first(lambda: [] if cache is None else cache.read_(small, paths))
+    if solved:
+        ranks.copy_from_first_(named_tensors(small).values())
     try:
         for number, layer in enumerate(layers):
             if number < len(solved):
@@ -415,15 +438,25 @@ def _solve_(
     return solved, unsolvable
 
 
+def _available_memory(inputs: Inputs) -> float:
+    """Return the bytes that this rank's paused passes may hold."""
+    x = next(iter(tensors_in((inputs.first.args,))), None)
+    shares = x is None or x.device.type != "cuda"  # every rank has a GPU of its own
+    return MEMORY_FRACTION * memory_at(x) / (inputs.ranks.local_size if shares else 1)
+
+
 def _find_layers(
-    model: nn.Module, small: nn.Module, example: Example
+    model: nn.Module, small: nn.Module, inputs: Inputs
 ) -> tuple[list[SolvableLayer], int, dict[str, str]]:
     """Find layers to solve for, the bytes of the largest, and layers that cannot be solved.
 
     If the two models have different numbers of additions, these cannot be matched. Then the target
     of each layer is its own output.
     """
-    compact_layers, original_layers = (find_solvable_layers(net, example) for net in (small, model))
+    nets, ranks = (small, model), inputs.ranks
+    own = {n: find_solvable_layers(nets[n], inputs.first) for n in (0, 1) if ranks.owns(n)}
+    found = {n: layers for one in ranks.gather(own) for n, layers in one.items()}
+    compact_layers, original_layers = found[0], found[1]
     layers = compact_layers.layers
     if compact_layers.additions != original_layers.additions:
         layers = [replace(layer, addition=None) for layer in layers]

@@ -9,10 +9,9 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fpgm.errors import RequestError
-from fpgm.utils.distributed import mark_initialized
+from fpgm.utils.distributed import mark_initialized, store_after_restart, world_size
 from fpgm.utils.text import reason
 
 
@@ -52,20 +51,8 @@ def destroy_process_group() -> None:
 
 
 def _join_after_restart() -> None:
-    """Initialize the process group of this attempt.
-
-    torchrun's store still has the addresses of the failed attempt, and gloo would try to connect to
-    those. A separate prefix for each attempt avoids that.
-    """
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if not attempt or dist.is_initialized():
-        return
-    world = int(os.environ["WORLD_SIZE"])
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, world, is_master=False)
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore(f"attempt {attempt}", store),
-        rank=int(os.environ["RANK"]),
-        world_size=world,
-    )
+    """Initialize the process group of this attempt, if torchrun has restarted the processes."""
+    store = None if dist.is_initialized() else store_after_restart()
+    if store is not None:
+        rank, world = int(os.environ["RANK"]), world_size()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

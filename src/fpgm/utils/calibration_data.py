@@ -2,7 +2,8 @@
 
 They are needed again for every layer. A few stay in memory; others go to a temporary file, so that
 memory does not grow with their number. It is unnamed, so it disappears with the process, however
-that ends.
+that ends. If several ranks share the work, each reads all batches and keeps its part: with two
+ranks, every second batch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fpgm.errors import FileError, ForwardError, FpgmError, RequestError
+from fpgm.utils.distributed import ALONE, Ranks
 from fpgm.utils.example_inputs import (
     Example,
     describe_example,
@@ -36,11 +38,20 @@ _END = object()
 
 
 class Inputs:
-    """Batches of inputs as calls of the model, and how many inputs they hold together."""
+    """Batches of inputs as calls of the model: this rank's, and facts about those of all ranks."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        """The ranks that the batches are divided among."""
+        self.count = self.batches = 0
+        """Inputs and batches of all ranks."""
+        self.has_labels = False
+        """Whether some batch of some rank has labels."""
         self._kept: list[Example | _StoredBatch] = []
+        self._first: Example | None = None
+        self._places: list[tuple[int, int]] = []
+        """For each batch of this rank, how many batches and inputs of all ranks precede it."""
+        self._hash = hashlib.sha256()
         self._labels: list[Tensor | None] = []
         self._bytes = 0
         self._file: IO[bytes] | None = None
@@ -53,32 +64,44 @@ class Inputs:
         return kept if isinstance(kept, Example) else kept.read()
 
     @property
-    def has_labels(self) -> bool:
-        """Whether some batch has labels."""
-        return any(labels is not None for labels in self._labels)
+    def first(self) -> Example:
+        """The first batch, on every rank."""
+        assert self._first is not None
+        return self._first
+
+    def number_of(self, number: int) -> int:
+        """Return the number that a batch of this rank has among those of all ranks."""
+        return self._places[number][0]
+
+    def offset_of(self, number: int) -> int:
+        """Return how many inputs of all ranks precede a batch of this rank."""
+        return self._places[number][1]
 
     def labels(self, number: int) -> Tensor | None:
         """Return a batch's labels, if it has any."""
         return self._labels[number]
 
     def digest(self) -> str:
-        """Return a digest of the inputs and labels."""
-        digest = hashlib.sha256()
-        for number in range(len(self)):
-            example = self[number]
-            call = (example.args, dict(example.kwargs), self._labels[number])
-            leaves, tree = tree_flatten(call)
-            others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-            digest.update(repr((tree, others)).encode())
-            for tensor in tensors_in(call):
-                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                digest.update(flat.view(torch.uint8).numpy().data)
+        """Return a digest of the inputs and labels of all ranks."""
+        digest = self._hash.copy()
+        if self.ranks.size == 1:  # not computed before it is needed
+            for number in range(len(self)):
+                _add_to_hash(digest, self[number], self._labels[number])
         return digest.hexdigest()[:16]
 
     def add(self, example: Example, inputs: int, labels: Tensor | None = None) -> None:
-        """Keep a batch, in memory or in a file."""
+        """Keep a batch, in memory or in a file, if it is this rank's."""
+        number, offset = self.batches, self.count
+        self.batches += 1
         self.count += inputs
+        self.has_labels |= labels is not None
+        if self._first is None:
+            self._first = example
+        if self.ranks.size > 1:
+            _add_to_hash(self._hash, example, labels)
+        if not self.ranks.owns(number):
+            return
+        self._places.append((number, offset))
         self._labels.append(labels)
         size = sum(t.nbytes for t in tensors_in((example.args, dict(example.kwargs))))
         if self._bytes + size <= MAX_BYTES_IN_MEMORY or not self._kept:
@@ -99,8 +122,21 @@ class Inputs:
     def close(self) -> None:
         """Release the batches and the temporary file."""
         self._kept.clear()
+        self._first = None
         if self._file is not None:
             self._file.close()
+
+
+def _add_to_hash(digest: Any, example: Example, labels: Tensor | None) -> None:
+    """Add a batch to a hash: its structure, and the values of its tensors."""
+    call = (example.args, dict(example.kwargs), labels)
+    leaves, tree = tree_flatten(call)
+    others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+    digest.update(repr((tree, others)).encode())
+    for tensor in tensors_in(call):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
 
 
 class _StoredBatch:
@@ -175,13 +211,15 @@ def explain_forward_errors(model: nn.Module, *read: Inputs) -> Iterator[None]:
         raise
 
 
-def read_inputs(loader: Iterable[Any], images: int) -> Inputs:
+def read_inputs(loader: Iterable[Any], images: int, ranks: Ranks = ALONE) -> Inputs:
     """Read the first batches of a loader, up to about `images` inputs."""
-    inputs, _ = read_held_out(loader, images, 0)
+    inputs, _ = read_held_out(loader, images, 0, ranks)
     return inputs
 
 
-def read_held_out(loader: Iterable[Any], images: int, others: int) -> tuple[Inputs, Inputs]:
+def read_held_out(
+    loader: Iterable[Any], images: int, others: int, ranks: Ranks = ALONE
+) -> tuple[Inputs, Inputs]:
     """Read the first batches, and held-out inputs from those that follow, if there are any.
 
     Every second batch after the first ones is held out.
@@ -189,8 +227,9 @@ def read_held_out(loader: Iterable[Any], images: int, others: int) -> tuple[Inpu
     Args:
         images: inputs to read.
         others: held-out inputs to read.
+        ranks: the ranks to divide the batches among; all of them read the same loader.
     """
-    inputs, held_out = Inputs(), Inputs()
+    inputs, held_out = Inputs(ranks), Inputs(ranks)
     rest = iter(loader)
     try:
         for target, limit in ((inputs, images), (held_out, others)):
@@ -199,7 +238,7 @@ def read_held_out(loader: Iterable[Any], images: int, others: int) -> tuple[Inpu
                 target.add(batch_to_example(batch), count, _class_labels(batch, count))
                 if target is held_out:
                     next(rest, None)
-        if not len(inputs):
+        if not inputs.batches:
             raise RequestError("The loader is empty: recovery needs some batches of inputs.")
     except BaseException:
         inputs.close()
@@ -221,10 +260,11 @@ def count_inputs(batch: Any) -> int:
 
 
 class SeenInputs:
-    """A set of inputs, compared by their values."""
+    """A set of inputs, of all ranks, compared by their values."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._marks = {mark for n in range(len(inputs)) for mark in _hash_inputs(inputs[n])}
+        own = {mark for n in range(len(inputs)) for mark in _hash_inputs(inputs[n])}
+        self._marks = set().union(*inputs.ranks.gather(own))
 
     def remove_from(self, example: Example) -> Example | None:
         """Return a batch without the inputs in this set; None if nothing is left."""

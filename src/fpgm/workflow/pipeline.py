@@ -3,7 +3,8 @@
     run = run_pruning(model, example, PlanRequest(macs=0.5), recovery=RecoveryOptions(), data=data)
     save_pruning(run, Path("runs/small"), Origin("resnet20", weights, (1, 3, 32, 32)))
 
-`run_recovery` and `save_recovery` continue from the written folder.
+`run_recovery` and `save_recovery` continue from the written folder. If `torch.distributed` is
+initialized, all ranks call the `run_…` functions, which divide the work; only rank 0 saves.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from fpgm._version import __version__
 from fpgm.errors import FileError, RequestError
+from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate
 from fpgm.recovery.recover import Method, Recovery, recover, recovery_of
@@ -27,6 +29,7 @@ from fpgm.recovery.sensitivity.api import sensitivity
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.report.analysis.api import analyze_planner
 from fpgm.report.analysis.result import Analysis
+from fpgm.utils.distributed import current_ranks, fails_together
 from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.plain_json import to_json
 from fpgm.utils.run_files import (
@@ -126,6 +129,7 @@ class PruningRun:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+@fails_together
 def run_pruning(
     model: nn.Module,
     example: Tensor,
@@ -149,32 +153,44 @@ def run_pruning(
     """
     steps = steps or StepTimer()
     request = replace(request, progress=request.progress or steps.report_layer)
+    measured = _sensitivity(model, example, request, data, steps)
+    if measured is not None:
+        request = replace(request, allocate=measured)
+    # On one rank only: plans may depend on measured times.
+    plan, certificate, analysis = current_ranks().on_first(
+        lambda: _plan_and_verify(model, example, request, steps)
+    )
+    compacted = compact(model, plan)
+    small, recovered = compacted, None
+    if recovery is not None:
+        with steps.step("recover"):
+            small = _recover(model, plan, example, data, recovery, steps)
+            recovered = recovery_of(small)
+    accuracy = None
+    if data is not None:
+        with steps.step("count accuracy"):
+            models = {"original": model, "compact": compacted}
+            if recovered is not None:
+                models["recovered"] = small
+            accuracy = count_accuracy(models, data, test)
+    return PruningRun(
+        model, small, plan, certificate, request, analysis,
+        measured, recovered, accuracy, dict(steps.seconds),
+    )  # fmt: skip
+
+
+def _plan_and_verify(
+    model: nn.Module, example: Tensor, request: PlanRequest, steps: Steps
+) -> tuple[Plan, Certificate, Analysis]:
+    """Plan, verify the compact model, and analyze the original's filters."""
     with steps.step("trace and plan"):
-        measured = _sensitivity(model, example, request, data)
-        if measured is not None:
-            request = replace(request, allocate=measured)
         plan, planner = make_plan(model, example, request)
     check_prunes(plan)
     with steps.step("compact and verify"):
         pruned = compact_certified(planner, plan, request)
     with steps.step("analyze filters"):
         analysis = analyze_planner(planner, quick=True)
-    small, recovered = pruned.model, None
-    if recovery is not None:
-        with steps.step("recover"):
-            small = _recover(model, pruned.plan, example, data, recovery, steps)
-            recovered = recovery_of(small)
-    accuracy = None
-    if data is not None:
-        with steps.step("count accuracy"):
-            models = {"original": model, "compact": pruned.model}
-            if recovered is not None:
-                models["recovered"] = small
-            accuracy = count_accuracy(models, data, test)
-    return PruningRun(
-        model, small, pruned.plan, pruned.certificate, request, analysis,
-        measured, recovered, accuracy, dict(steps.seconds),
-    )  # fmt: skip
+    return pruned.plan, pruned.certificate, analysis
 
 
 def save_pruning(
@@ -211,7 +227,8 @@ def save_pruning(
     beside = {ANALYSIS: to_json(run.analysis.to_dict())}
     if run.sensitivity is not None:
         beside[SENSITIVITY] = run.sensitivity.to_json(indent=1)
-    write_pruned(out, run.model, run.plan, results, beside, force=force)
+    if current_ranks().is_first:
+        write_pruned(out, run.model, run.plan, results, beside, force=force)
     return results
 
 
@@ -231,6 +248,7 @@ class RecoveryRun:
         return tensors_sha256(self.model) != tensors_sha256(self.folder.small)
 
 
+@fails_together
 def run_recovery(
     folder: PrunedFolder,
     options: RecoveryOptions,
@@ -286,6 +304,8 @@ def save_recovery(
         results: What `recovery_results` returned.
         force: Replace an earlier run in `out`.
     """
+    if not current_ranks().is_first:
+        return
     source = run.folder.path
     beside = _read_texts(source, (ANALYSIS, SENSITIVITY, BENCH))
     small, plan = run.model, run.folder.plan
@@ -322,29 +342,41 @@ def recovery_results(
     return results
 
 
+@fails_together
 def count_accuracy(
     models: Mapping[str, nn.Module], data: LabelledData, count: int
 ) -> AccuracyResult:
-    """Measure the accuracy of models on test inputs; skip models that are not classifiers."""
-    counts = {name: data.count_correct(model, count) for name, model in models.items()}
-    shares = {name: correct / total for name, (correct, total) in counts.items() if total}
+    """Measure the accuracy of models on test inputs; skip models that are not classifiers.
+
+    Ranks divide the models among them.
+    """
+    ranks = current_ranks()
+    own = [name for number, name in enumerate(models) if ranks.owns(number)]
+    by_rank = ranks.gather({name: data.count_correct(models[name], count) for name in own})
+    counts = {name: counted for one in by_rank for name, counted in one.items()}
+    shares = {name: counts[name][0] / counts[name][1] for name in models if counts[name][1]}
     return AccuracyResult(shares, max((total for _, total in counts.values()), default=0))
 
 
 def _sensitivity(
-    model: nn.Module, example: Tensor, request: PlanRequest, data: LabelledData | None
+    model: nn.Module,
+    example: Tensor,
+    request: PlanRequest,
+    data: LabelledData | None,
+    steps: Steps,
 ) -> Sensitivity | None:
     """Measure the sensitivity for choosing rates, or return the given one."""
     if isinstance(request.allocate, Sensitivity):
         return request.allocate
     if request.allocate != "sensitivity" or data is None:
         return None
-    return sensitivity(
-        model, example, data,
-        rates=(), progress=request.progress,
-        criterion=request.criterion, distance=request.distance, residual=request.residual,
-        ignore=request.ignore, approximate=request.approximate,
-    )  # fmt: skip
+    with steps.step("measure sensitivity"):
+        return sensitivity(
+            model, example, data,
+            rates=(), progress=request.progress,
+            criterion=request.criterion, distance=request.distance, residual=request.residual,
+            ignore=request.ignore, approximate=request.approximate,
+        )  # fmt: skip
 
 
 def _recover(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +15,9 @@ from fpgm.data.base import ProcessShare
 from fpgm.data.registry import DataSpec, open_splits
 from fpgm.errors import FpgmError
 from fpgm.utils.atomic_io import atomic_write_stream, file_sha256
-from fpgm.utils.distributed import is_main_process, world_size
+from fpgm.utils.distributed import WAIT_TIMEOUT, is_main_process, work_alone, world_size
 
 T = TypeVar("T")
-
-WAIT_TIMEOUT = timedelta(days=1)
-"""How long processes wait for the first one: pruning with some methods takes hours."""
 
 
 def init_processes() -> torch.device:
@@ -49,7 +45,8 @@ def run_on_first(function: Callable[[], T]) -> T:
     sent: list[tuple[T | None, FpgmError | None] | None] = [None]
     if is_main_process():
         try:
-            sent = [(function(), None)]
+            with work_alone():  # the other processes wait
+                sent = [(function(), None)]
         except FpgmError as error:
             sent = [(None, error)]
     dist.broadcast_object_list(sent, group=_waiting_group())

@@ -16,6 +16,7 @@ from fpgm.planning.options import PlanKeywords, PlanOptions
 from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.recovery.sensitivity.runner import IMAGES, measure_sensitivity
+from fpgm.utils.distributed import fails_together
 from fpgm.utils.keywords import check_keywords
 from fpgm.utils.progress import Progress
 
@@ -31,6 +32,7 @@ PLACEHOLDER_BUDGET = Budget(rate=0.5)
 """A planner needs a budget, but the measurement covers all rates."""
 
 
+@fails_together
 def sensitivity(
     model: nn.Module,
     example_inputs: Any,
@@ -47,7 +49,8 @@ def sensitivity(
 
     The error is the squared error of the outputs, relative to their squares, that is left after
     the layers that consume the group are solved again (`fpgm.recover`). Give the result to `plan`
-    as `allocate=`.
+    as `allocate=`. If `torch.distributed` is initialized, all ranks call this with the same
+    arguments: they divide the inputs among them, and all get the same result.
 
     Args:
         model: unchanged.

@@ -2,7 +2,7 @@
 
 The gain says how much a small error in a layer's output changes the model's outputs. It is
 estimated with random probes: on average, it is the squared gradient of a random weighted sum of the
-outputs.
+outputs. Ranks that divide the inputs add up their sums.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fpgm.recovery.solvable_layers import (
 from fpgm.recovery.unfold import OutputSample, input_of, matrix_of
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
+from fpgm.utils.distributed import Ranks
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.modules import module_at
 from fpgm.utils.progress import Progress
@@ -90,8 +91,8 @@ class _RunningSums:
     squares: Tensor | None = None
     sums: Tensor | None = None
     gain: Tensor | None = None
-    positions: int = 0
-    probed: int = 0
+    positions: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    probed: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def mean_gram(self, inputs: int, *, constant: bool) -> Tensor | None:
         """Average the Gram matrix over inputs; only variances if that is all there is."""
@@ -104,6 +105,21 @@ class _RunningSums:
         if self.sums is None or self.squares is None:
             return None
         return (self.squares - self.sums.square() / self.positions).clamp(min=0) / inputs
+
+    def tensors(self) -> list[Tensor]:
+        """Return the sums that there are."""
+        values = (self.gram, self.squares, self.sums, self.gain, self.positions, self.probed)
+        return [value for value in values if value is not None]
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return their shapes by name."""
+        return {name: t.shape for name, t in vars(self).items() if t is not None}
+
+    def make_room(self, shapes: Mapping[str, torch.Size], device: torch.device) -> None:
+        """Add zeros for sums that there are not."""
+        for name, shape in shapes.items():
+            if getattr(self, name) is None:
+                setattr(self, name, torch.zeros(shape, dtype=torch.float64, device=device))
 
     def add(self, name: str, value: Tensor) -> None:
         total = getattr(self, name)
@@ -200,20 +216,22 @@ def collect_statistics(
         progress: called before each batch.
     """
     net = copy_sharing_weights(model).eval()
-    layers = {layer.path: layer for layer in find_solvable_layers(net, inputs[0]).layers}
-    hooks = _StatisticsHooks(net, layers, list(branches), len(inputs))
+    layers = {layer.path: layer for layer in find_solvable_layers(net, inputs.first).layers}
+    hooks = _StatisticsHooks(net, layers, list(branches), inputs.batches)
     hooks.register_()
     convolutions = OwnConvolutions(own_convolutions(net, layers.values()), hooks.add_convolution)
-    size = 0.0
-    random = torch.Generator().manual_seed(0)
+    size = torch.zeros((), dtype=torch.float64)
     for number in range(len(inputs)):
         if progress is not None:
             progress("measuring", number, len(inputs))
-        hooks.seed = number
+        hooks.seed = inputs.number_of(number)  # probes do not depend on who takes which batch
+        random = torch.Generator().manual_seed(hooks.seed)
         with convolutions:
             outputs = _run_probe(net, inputs[number], random)
         size += sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
-    scale = inputs.count / (size or 1.0)
+    device = next((p.device for p in net.parameters()), size.device)
+    _add_over_ranks_((hooks.consumer_sums, hooks.branch_sums), size, device, inputs.ranks)
+    scale = inputs.count / (float(size) or 1.0)
     statistics = ModelStatistics({}, {})
     for path, sums in hooks.consumer_sums.items():
         layer = layer_at(net, path)
@@ -230,6 +248,25 @@ def collect_statistics(
             gain = sums.gain / sums.probed * scale
             statistics.branches[path] = BranchStatistics(variance, gain)
     return statistics
+
+
+def _add_over_ranks_(
+    tables: Sequence[dict[str, _RunningSums]], size: Tensor, device: torch.device, ranks: Ranks
+) -> None:
+    """Turn the sums of each rank's inputs into those of all inputs, with one all-reduce."""
+    if ranks.size == 1:
+        return
+    everyone = ranks.gather([{p: sums.shapes() for p, sums in t.items()} for t in tables])
+    for number, table in enumerate(tables):
+        # A rank may have no batch that reaches a layer, and may have met them in another order.
+        paths = dict.fromkeys(path for own in everyone for path in own[number])
+        in_order = {path: table.get(path, _RunningSums()) for path in paths}
+        for path, sums in in_order.items():
+            for own in everyone:
+                sums.make_room(own[number].get(path, {}), device)
+        table.clear()
+        table.update(in_order)
+    ranks.sum_(size, *(t for table in tables for sums in table.values() for t in sums.tensors()))
 
 
 @torch.enable_grad()

@@ -1,7 +1,8 @@
 """Measure the sensitivity of all groups, and save each result to a cache file on the way.
 
 Output errors are estimated for all groups from one set of statistics, then corrected by trials;
-accuracy is measured by trials only.
+accuracy is measured by trials only. Ranks divide the inputs, and the groups where all of them have
+the same inputs; only rank 0 reads and writes the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from fpgm.recovery.sensitivity.trials import Trials
 from fpgm.tracing.grouping import ChannelGroup, Structure
 from fpgm.utils.atomic_io import explain_write_errors, write_text
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_inputs
+from fpgm.utils.distributed import current_ranks, fails_together
+from fpgm.utils.modules import tensors_sha256
 from fpgm.utils.preserve_state import preserve_state
 from fpgm.utils.progress import Progress
 
@@ -62,6 +66,7 @@ def correct_curve(curve: Floats, error: Callable[[int], float | None]) -> Floats
     return np.maximum.accumulate(curve * np.exp(np.interp(places, list(measured), ratios)))
 
 
+@fails_together
 def measure_sensitivity(
     planner: Planner,
     loader: Iterable[Any],
@@ -76,7 +81,8 @@ def measure_sensitivity(
 
     The other arguments are those of `fpgm.sensitivity`.
     """
-    inputs = read_inputs(move_batches(planner.model, loader), images)
+    ranks = current_ranks()
+    inputs = read_inputs(move_batches(planner.model, loader), images, ranks)
     try:
         with preserve_state(planner.model), explain_forward_errors(planner.model, inputs):
             planner.model.eval()
@@ -90,7 +96,10 @@ def measure_sensitivity(
                 progress,
                 trials,
             )
-            return run.run(inputs)
+            if ranks.size > 1:
+                ranks.check_same(run.common(inputs))
+            result = run.run(inputs)
+            return ranks.on_first(lambda: result)
     finally:
         inputs.close()
 
@@ -111,10 +120,16 @@ class SensitivityRun:
     trials: bool = True
     """Whether estimated errors are corrected by measured ones."""
 
+    def common(self, inputs: Inputs) -> dict[str, str]:
+        """Return digests of what all ranks must have in common."""
+        options = repr((dict(self.score_key), tuple(self.rates), self.trials))
+        weights = tensors_sha256(self.model)
+        return {"weights": weights, "options": options, "inputs": inputs.digest()}
+
     def run(self, inputs: Inputs) -> Sensitivity:
         """Measure everything that is not in the cache file yet."""
         rates = self.rates if inputs.has_labels else ()
-        result = self._read_cache(inputs)
+        result = inputs.ranks.on_first(lambda: self._read_cache(inputs))
         if result is not None and result.complete and all(g.has(rates) for g in result.groups):
             return result
         branches = [(point.module, point.dim) for point in self.structure.trace.insertion_points]
@@ -122,7 +137,8 @@ class SensitivityRun:
         trials = Trials(self.model, self.structure, statistics, inputs)
         if result is None:
             result = Sensitivity((), self._key(), inputs.count, inputs.digest(), complete=False)
-        return self._add_accuracies(self._add_errors(result, statistics, trials), trials, rates)
+        run = self if inputs.ranks.is_first else replace(self, cache=None)
+        return run._add_accuracies(run._add_errors(result, statistics, trials), trials, rates)
 
     def _read_cache(self, inputs: Inputs) -> Sensitivity | None:
         """Read the cache of an earlier run; refuse to overwrite any other file."""
@@ -162,19 +178,15 @@ class SensitivityRun:
         if result.complete:
             return result
         known = {group.place for group in result.groups}
-        for number, pool in enumerate(self.structure.groups):
-            if number in known:
-                continue
-            self._report(pool.name, number)
-            order = self.order(pool)
-            curve = error_curve(self.structure, order, statistics)
-            if curve is not None:
-                if self.trials:
-                    curve = correct_curve(curve, partial(trials.error_without, order))
-                units = len(pool.units)
-                group = GroupSensitivity(pool.name, units, tuple(curve.tolist()), number)
-                result = replace(result, groups=(*result.groups, group))
-                self._write_cache(result)
+        missing = [n for n in range(len(self.structure.groups)) if n not in known]
+        ranks = trials.ranks
+        for start in range(0, len(missing), ranks.size):
+            own = missing[start + ranks.rank : start + ranks.rank + 1]
+            groups = [self._measure_errors(number, statistics, trials) for number in own]
+            for group in chain.from_iterable(ranks.gather(groups)):
+                if group is not None:
+                    result = replace(result, groups=(*result.groups, group))
+                    self._write_cache(result)
         if not result.groups:
             raise ModelError(
                 "No group could be measured: gradients of the outputs reach no layer that "
@@ -183,6 +195,20 @@ class SensitivityRun:
         result = replace(result, complete=True)
         self._write_cache(result)
         return result
+
+    def _measure_errors(
+        self, number: int, statistics: ModelStatistics, trials: Trials
+    ) -> GroupSensitivity | None:
+        """Measure the output errors of a group; None if it cannot be measured."""
+        pool = self.structure.groups[number]
+        self._report(pool.name, number)
+        order = self.order(pool)
+        curve = error_curve(self.structure, order, statistics)
+        if curve is None:
+            return None
+        if self.trials:
+            curve = correct_curve(curve, partial(trials.error_without, order))
+        return GroupSensitivity(pool.name, len(pool.units), tuple(curve.tolist()), number)
 
     def _add_accuracies(
         self, result: Sensitivity, trials: Trials, rates: Sequence[float]

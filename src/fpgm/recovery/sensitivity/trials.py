@@ -1,12 +1,13 @@
-"""Measure output error and accuracy with part of a group removed and its consumers solved."""
+"""Measure output error and accuracy with part of a group removed and its consumers solved.
+
+Output errors are measured on a few inputs, which every rank has: ranks divide the groups. Accuracy
+is measured on all inputs, which ranks divide.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from fpgm.planning.plan_builder import EmptyAxisError, UnevenBlocksError, build_plan
 from fpgm.planning.selection import Choice
@@ -19,7 +20,13 @@ from fpgm.tracing.grouping import Structure
 from fpgm.utils.accuracy import AccuracyCounter
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, float_outputs, squared_error, tensors_in
+from fpgm.utils.example_inputs import (
+    Example,
+    float_outputs,
+    map_tensors,
+    squared_error,
+    tensors_in,
+)
 
 COMPARED_EVERY = 4
 """One input in so many is run to compare outputs."""
@@ -34,8 +41,12 @@ class Trials:
     ) -> None:
         self._model, self._structure = model, structure
         self._statistics, self._inputs = statistics, inputs
-        self._compared = _first_inputs(inputs, -(-inputs.count // COMPARED_EVERY))
-        self._targets = [float_outputs(model, example) for example in self._compared]
+        self.ranks = inputs.ranks
+        compared = _first_inputs(inputs, -(-inputs.count // COMPARED_EVERY))
+        outputs = [float_outputs(model, example) for example in compared]
+        both = _on_all_ranks(list(zip(compared, outputs, strict=True)), inputs)
+        self._compared = [example for example, _ in both]
+        self._targets = [targets for _, targets in both]
 
     def accuracy(self) -> float | None:
         """Measure the unpruned model's accuracy; None if it is not a classifier."""
@@ -48,7 +59,7 @@ class Trials:
 
     @torch.no_grad()
     def error_without(self, order: Tensor, count: int) -> float | None:
-        """Measure the relative squared output error without the first `count` units.
+        """Measure the relative squared output error without the first `count` units, on this rank.
 
         None if they cannot be removed, if the outputs' shapes change, or if a consumer is too wide
         to be solved here.
@@ -88,28 +99,45 @@ class Trials:
 
 
 def _first_inputs(inputs: Inputs, count: int) -> list[Example]:
-    """Return the first batches with `count` inputs; the last one is cut if its shapes allow it."""
+    """Return this rank's of the first batches, which have `count` inputs.
+
+    The last one is cut if its shapes allow it.
+    """
     examples: list[Example] = []
     for number in range(len(inputs)):
-        example = inputs[number]
-        sizes = [t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))]
-        size = sizes[0][0]
-        if size > count and set(sizes) == {sizes[0]}:
-            example = _cut(example, count)
-        examples.append(example)
-        count -= size
-        if count <= 0:
+        left = count - inputs.offset_of(number)
+        if left <= 0:
             break
+        example = inputs[number]
+        examples.append(_cut(example, slice(left)) if _can_be_cut(example) else example)
     return examples
 
 
-def _cut(example: Example, count: int) -> Example:
-    """Keep the first `count` inputs of a batch."""
+def _on_all_ranks(
+    compared: list[tuple[Example, list[Tensor]]], inputs: Inputs
+) -> list[tuple[Example, list[Tensor]]]:
+    """Return the batches of all ranks, in their order in the data, and the outputs for them."""
+    if inputs.ranks.size == 1:
+        return compared
+    device = tensors_in((inputs.first.args, dict(inputs.first.kwargs)))[0].device
+    own = [(map_tensors(x, Tensor.cpu), [t.cpu() for t in outputs]) for x, outputs in compared]
+    by_rank = inputs.ranks.gather(own)
+    longest = max(map(len, by_rank))
+    in_order = [own[place] for place in range(longest) for own in by_rank if place < len(own)]
+    return [
+        (map_tensors(x, lambda t: t.to(device)), [t.to(device) for t in outputs])
+        for x, outputs in in_order
+    ]
 
-    def cut(leaf: Any) -> Any:
-        return leaf[:count] if isinstance(leaf, Tensor) else leaf
 
-    return Example(tree_map(cut, example.args), tree_map(cut, dict(example.kwargs)))
+def _can_be_cut(example: Example) -> bool:
+    """Tell whether all tensors of a batch have one row for each input."""
+    return len({t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))}) == 1
+
+
+def _cut(example: Example, rows: slice) -> Example:
+    """Keep some inputs of a batch."""
+    return map_tensors(example, lambda tensor: tensor[rows])
 
 
 def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> None:
@@ -140,8 +168,13 @@ def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> No
 def _accuracy(net: nn.Module, inputs: Inputs) -> float | None:
     """Measure accuracy on labeled inputs; None if the outputs are not one score for each class."""
     counter = AccuracyCounter()
+    is_classifier = True
     for number in range(len(inputs)):
         labels = inputs.labels(number)
         if labels is not None and not counter.add(inputs[number].call(net), labels):
-            return None
-    return counter.accuracy
+            is_classifier = False
+            break
+    totals = torch.tensor([counter.correct, counter.total, not is_classifier], dtype=torch.float64)
+    inputs.ranks.sum_(totals)
+    correct, total, others = totals.tolist()
+    return None if others or not total else correct / total
