@@ -436,8 +436,8 @@ class TestCommand:
             (("table1", "--scale", "tiny"), "--scale is 'tiny': give quick or full."),
             (("table1", "--rows", "x*"), "--rows 'x*' matches no row"),
             (("fig4",), "fig4 needs results of the ablations: run fpgm reproduce ablations first"),
-            (("fig3", "--weights", "no"), "no has no cifar10_resnet56.safetensors."),
-            (("fig5", "--scale", "full", "--weights", "no"), "no imagenet_resnet50.safetensors."),
+            (("fig3", "--weights", "no"), "no trained weights no/cifar10_resnet56.safetensors."),
+            (("fig5", "--scale", "full", "--weights", "no"), "no trained weights no/imagenet_resnet50"),
             (
                 ("table1", "--set", "train.epochs=3"),
                 "--set changes recipes, which only --scale full uses.",

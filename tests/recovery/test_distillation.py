@@ -184,6 +184,17 @@ class TestSteps:
         assert small.fpgm_recovery.steps > 0
         assert all(p.isfinite().all() for p in small.parameters())
 
+    @pytest.mark.parametrize("bfloat16", [False, True])
+    def test_it_learns_with_and_without_bfloat16(
+        self, setting: Setting, monkeypatch: pytest.MonkeyPatch, bfloat16: bool
+    ) -> None:
+        """Whatever this processor has: products in bfloat16 must follow the weights' changes."""
+        monkeypatch.setattr(distil, "has_fast_bfloat16", lambda _: bfloat16)
+        model, plan, data = setting
+        small = fpgm.recover(model, plan, data, images=64, distil=2)
+        errors = {c.name: c.error for c in small.fpgm_recovery.candidates}
+        assert errors["distilled"] < 0.8 * errors["least squares"]
+
     def test_frozen_weights_learn_and_stay_frozen(self, setting: Setting) -> None:
         model, plan, data = setting
         model.requires_grad_(False)

@@ -47,5 +47,9 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def bfloat16_autocast(device: torch.device, enabled: bool = True) -> torch.autocast:
-    """Return a context in which products of float32 tensors are computed in bfloat16."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+    """Return a context in which products of float32 tensors are computed in bfloat16.
+
+    Without a cache of converted weights: inside another autocast context, such as that of
+    `full_precision`, it would outlive this one and keep weights that training has changed since.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
