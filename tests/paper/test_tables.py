@@ -437,7 +437,7 @@ class TestCommand:
             (("table1", "--rows", "x*"), "--rows 'x*' matches no row"),
             (("fig4",), "fig4 needs results of the ablations: run fpgm reproduce ablations first"),
             (("fig3", "--weights", "no"), "no trained weights no/cifar10_resnet56.safetensors."),
-            (("fig5", "--scale", "full", "--weights", "no"), "no trained weights no/imagenet_resnet50"),
+            (("fig5", "--scale", "full", "--weights", "no"), "weights no/imagenet_resnet50"),
             (
                 ("table1", "--set", "train.epochs=3"),
                 "--set changes recipes, which only --scale full uses.",
