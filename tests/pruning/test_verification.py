@@ -396,3 +396,33 @@ def test_a_masked_model_can_still_be_verified() -> None:
     with torch.no_grad():
         wrong[0].weight[0] += 1
     assert not fpgm.verify(model, plan, X, compacted=wrong).ok
+
+
+class Amplifies(nn.Module):
+    """Outputs that depend on the last digits of float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last = nn.Linear(6, 64), nn.Linear(64, 4)
+        self.shift = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.hidden(x).relu())
+        return torch.sin(3e8 * (y + self.shift))
+
+
+def test_a_model_that_amplifies_rounding_is_verified_with_a_larger_tolerance() -> None:
+    model = Amplifies().double()
+    plan = fpgm.plan(model, X.double(), rate=0.5, align=1)
+    certificate = fpgm.verify(model, plan, X.double())
+    assert certificate.ok, certificate
+    assert 1e-8 < certificate.max_error < certificate.tolerance <= 1e-5
+    assert "amplifies rounding" in certificate.notes[0]
+
+
+def test_a_real_difference_in_such_a_model_is_not_taken_for_rounding() -> None:
+    model = Amplifies().double()
+    plan = fpgm.plan(model, X.double(), rate=0.5, align=1)
+    small = fpgm.compact(model, plan)
+    small.shift = 1e-13
+    assert fpgm.verify(model, plan, X.double(), compacted=small).differs
