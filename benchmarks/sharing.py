@@ -24,8 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 import fpgm
+from fpgm.data.cifar10_sample import read_sample
+from fpgm.data.registry import CIFAR10
 from fpgm.utils.distributed import current_ranks
 from fpgm.workflow.original_model import build_model
 
@@ -38,6 +41,7 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet56")
+    parser.add_argument("--weights", type=Path, help="trained weights; without, random ones")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--batch", type=int, default=64)
@@ -48,8 +52,11 @@ def main() -> None:
     runs = [run for _ in range(options.repeats) for run in measure(options)]
     rows = [_row(what, [run for run in runs if run["what"] == what]) for what in WHAT]
     about = {
-        "command": shlex.join(["python", "benchmarks/sharing.py", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", "benchmarks/sharing.py", *(Path(word).name for word in sys.argv[1:])]
+        ),
         "model": options.model,
+        "weights": "trained" if options.weights else "random",
         "images": options.images,
         "batch": options.batch,
         "size": options.size,
@@ -90,15 +97,12 @@ def worker(rank: int, processes: int, port: int, folder: str, options: Any) -> N
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=processes)
     ranks = current_ranks()
-    model = build_model(options.model, None)
-    generator = torch.Generator().manual_seed(0)
-    shape = (options.batch, 3, options.size, options.size)
-    data = [
-        torch.randn(shape, generator=generator) for _ in range(-(-options.images // options.batch))
-    ]
-    with torch.no_grad():  # statistics of the data, as training leaves them
-        model.train()(data[0])
-        model.eval()
+    model = build_model(options.model, options.weights)
+    data = sample_batches(options)
+    if options.weights is None:
+        with torch.no_grad():  # statistics of the data, as training leaves them
+            model.train()(data[0])
+            model.eval()
     plan = fpgm.plan(model, data[0][:2], macs=options.macs)
     for what in WHAT:
         ranks.gather(what)  # all begin together
@@ -113,6 +117,14 @@ def worker(rank: int, processes: int, port: int, folder: str, options: Any) -> N
     ranks.gather("done")
     if processes > 1:
         os._exit(0)  # gloo's threads outlive their group, and may abort what Python takes down
+
+
+def sample_batches(options: argparse.Namespace) -> list[Tensor]:
+    """Return batches of the pictures that ship with the package, enlarged to the size asked for."""
+    images = CIFAR10.apply(read_sample()[0].images[: options.images])
+    if images.shape[-1] != options.size:
+        images = interpolate(images, size=options.size, mode="bilinear")
+    return list(images.split(options.batch))
 
 
 def recovered(model: torch.nn.Module, plan: fpgm.Plan, data: list[Tensor]) -> dict[str, Tensor]:
@@ -150,8 +162,9 @@ def _markdown(about: Row, rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield f"Made by `{about['command']}` with {versions}."
     yield (
-        f"{about['model']}, {about['macs']:.0%} of MACs removed, {about['images']} random images "
-        f"of {about['size']}×{about['size']} in batches of {about['batch']}; one thread a process, "
+        f"{about['model']} ({about['weights']} weights), {about['macs']:.0%} of MACs removed, "
+        f"{about['images']} CIFAR-10 images of {about['size']}×{about['size']} in batches of "
+        f"{about['batch']}; one thread a process, "
         f"{about['cores']} cores, load average before the start {about['load_before']}, best of "
         f"{about['repeats']}. *Difference* is the largest one of any tensor, relative to its "
         "largest value."
