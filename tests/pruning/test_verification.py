@@ -414,7 +414,9 @@ class Amplifies(nn.Module):
 def test_a_model_that_amplifies_rounding_is_verified_with_a_larger_tolerance() -> None:
     model = Amplifies().double()
     plan = fpgm.plan(model, X.double(), rate=0.5, align=1)
-    certificate = fpgm.verify(model, plan, X.double())
+    small = fpgm.compact(model, plan)
+    small.shift = 1e-16  # one digit of rounding: some processors sum both models alike
+    certificate = fpgm.verify(model, plan, X.double(), compacted=small)
     assert certificate.ok, certificate
     assert 1e-8 < certificate.max_error < certificate.tolerance <= 1e-5
     assert "amplifies rounding" in certificate.notes[0]
