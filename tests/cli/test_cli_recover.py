@@ -13,8 +13,8 @@ from tests.helpers.shell import refused, run
 
 from fpgm.cli._outcome import recovery_lines
 from fpgm.pruning.serialization import DIGEST, content_sha256
+from fpgm.recovery.api import DISTILLED, PRUNED, Recovery
 from fpgm.recovery.candidates import Candidate
-from fpgm.recovery.recover import DISTILLED, PRUNED, Recovery
 
 LOOK = ("--data", "synthetic", "--images", 128)
 NET = """

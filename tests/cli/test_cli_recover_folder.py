@@ -122,7 +122,7 @@ def test_weights_that_do_not_help_are_not_taken(
     pruned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = inside(pruned)
-    monkeypatch.setattr("fpgm.recovery.recover._add_candidates", lambda *_: None)
+    monkeypatch.setattr("fpgm.recovery.api._add_candidates", lambda *_: None)
     out = run("recover", pruned, *LOOK)[0].splitlines()
     assert (
         out[0]

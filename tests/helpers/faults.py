@@ -27,8 +27,8 @@ import pytest
 _COMMAND_LINE = """
 import contextlib, importlib
 from fpgm.cli import app
-for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.save", "altair", "jinja2",
-             "fpgm.training.trainer"):
+for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.image_files", "altair",
+             "jinja2", "fpgm.training.trainer"):
     with contextlib.suppress(ImportError):
         importlib.import_module(late)
 """

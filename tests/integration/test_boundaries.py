@@ -85,6 +85,16 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
     assert first & set(fpgm.__all__) == set()
 
 
+@pytest.mark.parametrize("package", [m for m in FILES if FILES[m].name == "__init__.py"])
+def test_a_package_is_an_index_whose_names_hide_no_module(package: str) -> None:
+    tree = ast.parse(FILES[package].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    assert not [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    modules = {m.rpartition(".")[2] for m in FILES if m.rpartition(".")[0] == package}
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert not {alias.name for node in froms for alias in node.names} & modules
+
+
 @pytest.mark.parametrize(
     "module",
     ["fpgm.errors", "fpgm.pruning.plan", "fpgm.planning.budget", "fpgm.pruning.plan_text"],

@@ -13,8 +13,8 @@ from torch import nn
 import fpgm
 from fpgm.latency.benchmark import Bench, BenchRow, ModelTiming
 from fpgm.pruning.plan import Frozen, Group, Latency
+from fpgm.recovery.api import Recovery
 from fpgm.recovery.layer_solver import SolvedLayer
-from fpgm.recovery.recover import Recovery
 from fpgm.utils.html_table import MAX_ROWS, html_table
 
 X = torch.zeros(1, 3, 8, 8)

@@ -12,8 +12,8 @@ from tests.helpers.recoverable import batches, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.recovery.api import NORMS, PRUNED, SOLVED, SOLVED_NORMS
 from fpgm.recovery.candidates import Candidate, choose_candidate, compare_candidates
-from fpgm.recovery.recover import NORMS, PRUNED, SOLVED, SOLVED_NORMS
 from fpgm.utils.calibration_data import read_inputs
 
 

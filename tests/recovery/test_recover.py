@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fpgm
 from fpgm.errors import RequestError
-from fpgm.recovery.recover import RECOVERY, recover
+from fpgm.recovery.api import RECOVERY, recover
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -208,7 +208,7 @@ def test_other_errors_are_not_attributed_to_the_inputs(
     def fail(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("fpgm.recovery.recover._solve_", fail)
+    monkeypatch.setattr("fpgm.recovery.api._solve_", fail)
     model, x = stir(chain(norm=True)), torch.randn(8, 3, 6, 6)
     with pytest.raises(RuntimeError, match=r"^a fault of ours$"):
         recover(model, fpgm.plan(model, x, rate=0.3, align=1), [x])

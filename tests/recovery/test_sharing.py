@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.errors import FpgmError, RankError, RequestError
 from fpgm.recovery import layer_solver
+from fpgm.recovery.api import recover
 from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
-from fpgm.recovery.recover import recover
 from fpgm.utils.calibration_data import read_inputs
 from fpgm.utils.distributed import current_ranks, work_alone
 

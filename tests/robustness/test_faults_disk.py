@@ -200,7 +200,7 @@ def test_inputs_that_are_kept_aside_go_with_a_process_that_is_killed(tmp_path: P
         before=f"""
 import time
 from pathlib import Path
-import fpgm.recovery.recover as recovery, fpgm.utils.calibration_data as batches
+import fpgm.recovery.api as recovery, fpgm.utils.calibration_data as batches
 batches.MAX_BYTES_IN_MEMORY = 0
 def slow(*args, **options):
     Path({str(mark)!r}).touch()

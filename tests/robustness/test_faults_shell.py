@@ -47,13 +47,13 @@ told({place!r}, {name!r})
 
 LONG: dict[str, tuple[str, str]] = {
     "prune": ("fpgm.workflow.pipeline", "compact_certified"),
-    "recover": ("fpgm.recovery.recover", "_solve_"),
+    "recover": ("fpgm.recovery.api", "_solve_"),
     "write": ("os", "fsync"),
     "sensitivity": ("fpgm.recovery.sensitivity.runner", "error_curve"),
     "bench": ("fpgm.latency.benchmark", "time_interleaved"),
     "report": ("fpgm.cli.report", "write_report"),
     "export": ("fpgm.exporters.api", "simplify"),
-    "analyze": ("fpgm.report.charts.save", "_render"),
+    "analyze": ("fpgm.report.charts.image_files", "_render"),
     "compare": ("fpgm.cli.compare", "run_one"),
     "train": ("fpgm.training.trainer", "evaluate_accuracy"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fpgm.pruning.plan import Latency
 from fpgm.pruning.verification import Certificate
-from fpgm.recovery.recover import PRUNED, Recovery
+from fpgm.recovery.api import PRUNED, Recovery
 from fpgm.utils.text import escape_text, format_number
 from fpgm.workflow.pipeline import AccuracyResult
 

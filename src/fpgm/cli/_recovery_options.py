@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from fpgm.errors import RequestError
-from fpgm.recovery.recover import Method
+from fpgm.recovery.api import Method
 from fpgm.workflow.pipeline import RecoveryOptions
 
 METHODS_HELP = (

@@ -34,7 +34,7 @@ def analyze(
     """Show every layer's norms, redundancy and fraction of the cost, and how far criteria agree."""
     shape = common.input_shape(input, model)
     if figures is not None:
-        from fpgm.report.charts.save import check_format
+        from fpgm.report.charts.image_files import check_format
 
         check_format(format)
     with common.StepBar(2 + (figures is not None)) as steps:
@@ -44,7 +44,7 @@ def analyze(
             analysis = look(net, example_input(shape), rate=rate)
         if figures is not None:
             with steps.step("draw"):
-                from fpgm.report.charts.save import save_analysis
+                from fpgm.report.charts.image_files import save_analysis
 
                 save_analysis(analysis, figures, format, steps.report_layer)
     if json:

@@ -24,7 +24,7 @@ from fpgm.errors import FileError, RequestError
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate
-from fpgm.recovery.recover import Method, Recovery, recover, recovery_of
+from fpgm.recovery.api import Method, Recovery, recover, recovery_of
 from fpgm.recovery.sensitivity.api import sensitivity
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.report.analysis.api import analyze_planner

@@ -20,7 +20,7 @@ from fpgm.paper.baselines.bn_scales import BatchNormScale, batch_norm_scales, me
 from fpgm.paper.baselines.global_threshold import prune_globally
 from fpgm.paper.baselines.short_training import train_
 from fpgm.planning.planner import Planner
-from fpgm.recovery.recover import recover
+from fpgm.recovery.api import recover
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.tracing.producers import rows_of
 from fpgm.utils.example_inputs import float_outputs
