@@ -204,8 +204,8 @@ def _flops() -> Iterator[str]:
     yield (
         "`python benchmarks/paper_flops.py`: the paper's numbers; the same counted like the "
         "authors' script, with fractional filters and without the layers it omits; and the whole "
-        "network with fractional and with whole filters. See [the paper and "
-        "us](../docs/paper.md)."
+        "network with fractional and with whole filters. See [reproducing the "
+        "paper](../docs/paper.md)."
     )
     yield ""
     yield markdown_table(paper_flops.HEADER, [paper_flops.cells(row) for row in flops_rows()], 3)

@@ -14,7 +14,7 @@ def test_a_short_command_says_nothing_beside() -> None:
     assert run(*INSPECT)[1] == ""
 
 
-def test_after_a_silence_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_named_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LOG_SECONDS", 0.0)
     out, err = run(*INSPECT)
     assert out.startswith("{")  # the log is beside it

@@ -159,10 +159,10 @@ def test_a_detector_with_a_pruned_backbone_trains_detects_and_comes_back(
     from torchvision.models import detection
 
     def make() -> nn.Module:
-        made: nn.Module = getattr(detection, name)(
+        result: nn.Module = getattr(detection, name)(
             weights=None, weights_backbone=None, num_classes=3, **DETECTORS[name]
         )
-        return made
+        return result
 
     detector, x = make(), torch.rand(1, 3, 96, 96)
     plan = fpgm.plan(detector.backbone, x, rate=0.3)
@@ -174,11 +174,11 @@ def test_a_detector_with_a_pruned_backbone_trains_detects_and_comes_back(
     losses = _one_step(detector)
     assert losses
     assert all(loss > 0 for loss in losses.values())
-    found = _detect(detector)
-    assert [sorted(one) for one in found] == [["boxes", "labels", "scores"]] * 2
+    results = _detect(detector)
+    assert [sorted(one) for one in results] == [["boxes", "labels", "scores"]] * 2
     fpgm.save(detector, tmp_path / "detector.safetensors")
     again = fpgm.load(tmp_path / "detector.safetensors", make)
-    for one, other in zip(found, _detect(again), strict=True):
+    for one, other in zip(results, _detect(again), strict=True):
         assert torch.equal(one["boxes"], other["boxes"])
 
 
@@ -193,8 +193,8 @@ def _one_step(detector: nn.Module) -> dict[str, float]:
 
 @torch.no_grad()
 def _detect(detector: nn.Module) -> list[dict[str, Tensor]]:
-    found: list[dict[str, Tensor]] = detector.eval()(_pictures())
-    return found
+    results: list[dict[str, Tensor]] = detector.eval()(_pictures())
+    return results
 
 
 def _pictures() -> list[Tensor]:

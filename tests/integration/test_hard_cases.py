@@ -264,7 +264,7 @@ def test_a_buffer_that_forward_replaces_is_put_back() -> None:
     assert float(net.calls) == 0
 
 
-def test_many_places_that_fix_a_size_are_all_left_alone() -> None:
+def test_many_fixed_sizes_are_all_frozen() -> None:
     blocks = [Between(lambda x: x.view(2, 16, 64).view(2, 16, 8, 8)) for _ in range(3)]
     for block in blocks[:-1]:
         block.head = nn.Conv2d(16, 3, 1)

@@ -96,7 +96,7 @@ def test_the_outcome_in_one_line(value: Any, text: str) -> None:
     assert repr(value) == text
 
 
-def test_a_pruner_tells_how_far_it_is() -> None:
+def test_a_pruner_reports_progress() -> None:
     pruner = fpgm.SoftPruner(net(), X, rate=0.5, align=1)
     assert repr(pruner) == "SoftPruner(soft, epoch 0: nothing zeroed yet)"
     assert "nothing zeroed yet" in pruner._repr_html_()

@@ -109,11 +109,11 @@ class TestBudget:
 
         config = budget_search.BackendConfig.of("ideal", 1)
         timed = budget_search.TimedModel(model, Example((X,), {}), config, Rounder())
-        found = budget_search.reach_budget(timed, Budget(latency=0.5), build)
-        assert found.cuts == first.cuts
-        assert found.latency is not None
-        assert found.latency.measured == pytest.approx(0.3, abs=0.05)
-        assert "% of the time, not 50.0%." in found.notes[-1]
+        results = budget_search.reach_budget(timed, Budget(latency=0.5), build)
+        assert results.cuts == first.cuts
+        assert results.latency is not None
+        assert results.latency.measured == pytest.approx(0.3, abs=0.05)
+        assert "% of the time, not 50.0%." in results.notes[-1]
 
     def test_weight_normalized_layers_shrink_too(self, ideal: Ideal) -> None:
         model = net()
@@ -224,8 +224,8 @@ class TestFailures:
         assert planner.budget == Budget(latency=0.31)
 
     def test_layers_of_other_dtypes_have_other_times(self) -> None:
-        called = [called_layers(own, Example((x,), {}))[0].layer
-                  for own, x in ((net(), X), (net().double(), X.double()))]  # fmt: skip
+        called = [called_layers(item, Example((x,), {}))[0].layer
+                  for item, x in ((net(), X), (net().double(), X.double()))]  # fmt: skip
         assert called[0].key() != called[1].key()
         assert called[1].module().weight.dtype == called[1].input().dtype == torch.float64
         border = replace(CONV, border="circular")

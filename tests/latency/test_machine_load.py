@@ -56,7 +56,7 @@ def test_only_where_cores_are_shared(
     assert (MachineLoad().describe_contention(threads) is not None) == reported
 
 
-def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_busy_seconds", lambda: None)
     assert MachineLoad().describe_contention(8) is None
 
@@ -71,8 +71,8 @@ def _spin(seconds: float) -> None:
 def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs meanwhile, a busy process adds about a core."""
     monkeypatch.setattr(neighbours, "_busy_seconds", REAL)
-    found = REAL()
-    assert found is not None
+    results = REAL()
+    assert results is not None
     started = MachineLoad()
     other = multiprocessing.get_context("spawn").Process(target=_spin, args=(30.0,))
     other.start()

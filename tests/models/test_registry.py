@@ -120,7 +120,7 @@ def net(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_factory_in_a_file_may_import_its_neighbours(net: Path) -> None:
+def test_a_factory_may_import_files_next_to_it(net: Path) -> None:
     path = list(sys.path)
     model = load_model(f"{net}:make")
     assert isinstance(model, nn.Linear)

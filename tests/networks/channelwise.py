@@ -123,8 +123,8 @@ class ChannelMean(nn.Module):
         self.conv = nn.Conv2d(2, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
-        return x * torch.sigmoid(self.conv(seen))
+        recorded = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+        return x * torch.sigmoid(self.conv(recorded))
 
 
 @block("channel_softmax", ANY)

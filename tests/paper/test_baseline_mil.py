@@ -198,7 +198,7 @@ def test_both_branches_get_a_gradient() -> None:
         assert weight.grad.abs().sum() > 0
 
 
-def test_attaching_draws_the_same_weights_for_a_seed_and_leaves_random_numbers_alone() -> None:
+def test_attaching_uses_its_own_seed_and_keeps_the_random_state() -> None:
     x = torch.rand(1, 1, 6, 6)
     net = Tiny()
     before = torch.random.get_rng_state()

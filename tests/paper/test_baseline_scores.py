@@ -239,7 +239,7 @@ class TestHRank:
         assert result["two.0"][1] > 3
         assert result["two.0"][2] > 1  # nothing of its own, but what it is added to
 
-    def test_layers_nobody_reads_a_map_of(self) -> None:
+    def test_layers_whose_feature_maps_have_no_consumer(self) -> None:
         """A convolution in front of a pooling counts by its own maps, linear units stay whole."""
         model = nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(),
@@ -273,9 +273,9 @@ class TestNisp:
         return layer.weight.detach().double().abs().sum((2, 3))
 
     @staticmethod
-    def check(found: Tensor, wanted: Tensor) -> None:
+    def check(results: Tensor, wanted: Tensor) -> None:
         """The same but for a factor."""
-        torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
+        torch.testing.assert_close(results / results.sum(), wanted / wanted.sum())
 
     def test_a_stream_gets_from_all_who_read_it(self) -> None:
         """By hand: what `three` and `short` hand back, and `one` through what it makes of `two`."""

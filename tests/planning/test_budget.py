@@ -75,8 +75,8 @@ def zoo(name: str) -> nn.Module:
     import_torchvision()
     from torchvision import models
 
-    made: nn.Module = getattr(models, name)()
-    return made
+    result: nn.Module = getattr(models, name)()
+    return result
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -146,7 +146,7 @@ def test_rates_by_pattern_hold_for_their_layers_and_rate_for_the_rest() -> None:
     }  # fmt: skip
 
 
-def test_rates_alone_leave_the_rest_whole() -> None:
+def test_only_rates_leaves_other_layers_unpruned() -> None:
     plan = fpgm.plan(digits(), DIGITS, rates={"stage1.0.conv1": 0.5})
     assert {name for name, kept in kept_of(plan).items() if kept not in (32, 64)} == {
         "stage1.0.conv1"

@@ -114,9 +114,9 @@ class TestAttributes:
         assert "leaves nothing of out_channels" in refusal(replace(plan, attributes=emptied))
 
     def test_a_user_s_own_sizes_follow(self, plan: Plan) -> None:
-        own = (Attribute("", "width", 8, 4), Attribute("", "parts", (4, 4), (2, 2)))
+        item = (Attribute("", "width", 8, 4), Attribute("", "parts", (4, 4), (2, 2)))
         layers = tuple(a for a in plan.attributes if a.module)
-        small = fpgm.compact(made(), replace(plan, attributes=(*layers, *own)))
+        small = fpgm.compact(made(), replace(plan, attributes=(*layers, *item)))
         assert (small.width, small.parts) == (4, [2, 2])
 
     def test_a_layer_s_sizes_are_those_of_its_weight(self, plan: Plan) -> None:
@@ -152,8 +152,8 @@ class TestAttributes:
         class Own(nn.Conv2d):
             pass
 
-        own = Own(3, 8, 3)
-        assert [n for n in vars(own) if holds_size(own, n)] == [
+        item = Own(3, 8, 3)
+        assert [n for n in vars(item) if holds_size(item, n)] == [
             "in_channels", "out_channels", "groups"
         ]  # fmt: skip
 
@@ -194,7 +194,7 @@ class TestAdapters:
         wide = replace(plan, adapters=(Adapter("norm", "output", "scatter", 1, (0,), 40),))
         earlier = replace(plan, adapters=(Adapter("norm", "output", "scatter", 1, (0,), 20),))
         check_places(made(), wide, [earlier])
-        with pytest.raises(PlanError, match="it wants 40 channels at 'norm'"):
+        with pytest.raises(PlanError, match="it needs 40 channels at 'norm'"):
             check_places(made(), wide, [])
 
 
@@ -274,11 +274,11 @@ class TestFiles:
     def signed(self, file: Path, change: Any) -> None:
         """Change a file and write a digest that agrees."""
         with safe_open(str(file), "pt") as stream:
-            told = dict(stream.metadata())
+            result = dict(stream.metadata())
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-        change(tensors, told)
-        told[DIGEST] = content_sha256(tensors, told)
-        save_file(tensors, file, told)
+        change(tensors, result)
+        result[DIGEST] = content_sha256(tensors, result)
+        save_file(tensors, file, result)
 
     @pytest.mark.parametrize(
         "dtype",
@@ -297,10 +297,10 @@ class TestFiles:
         assert fpgm.load(file, made).a.weight.dtype == torch.float16
 
     def test_more_plans_than_anyone_makes(self, file: Path) -> None:
-        def repeat(_: Any, told: dict[str, str]) -> None:
-            plans = json.loads(told["fpgm_plans"])
+        def repeat(_: Any, result: dict[str, str]) -> None:
+            plans = json.loads(result["fpgm_plans"])
             idle = {**plans[""][0], "cuts": [], "attributes": []}
-            told["fpgm_plans"] = json.dumps({"": [idle] * (MAX_PLANS + 1)})
+            result["fpgm_plans"] = json.dumps({"": [idle] * (MAX_PLANS + 1)})
 
         self.signed(file, repeat)
         with pytest.raises(FileError, match="holds 1,001 plans"):

@@ -103,9 +103,7 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize("outer", ["never", "before", "after"])
-def test_a_submodule_pruned_alone_is_saved_with_the_model_around_it(
-    tmp_path: Path, outer: str
-) -> None:
+def test_a_pruned_submodule_is_saved_with_its_model(tmp_path: Path, outer: str) -> None:
     model = Around()
     if outer == "before":
         model = fpgm.compact(model, fpgm.plan(model, X, rates={"head.*": 0.5}, align=1))
@@ -276,8 +274,8 @@ def test_files_that_are_not_ours(tmp_path: Path, file: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
 def test_a_truncated_file(file: Path, share: float) -> None:
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * share)])
+    complete = file.read_bytes()
+    file.write_bytes(complete[: int(len(complete) * share)])
     assert refused(file).startswith("FILE is truncated or damaged: ")
 
 
@@ -300,9 +298,9 @@ def rewritten(file: Path, **changes: str) -> Path:
     raw = file.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
-    told = header["__metadata__"]
-    told |= changes
-    told[store.DIGEST] = store.content_sha256(load_file(file), told)
+    output = header["__metadata__"]
+    output |= changes
+    output[store.DIGEST] = store.content_sha256(load_file(file), output)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
     return file
@@ -382,8 +380,8 @@ def test_a_file_of_the_first_format_is_still_read(tmp_path: Path) -> None:
 def test_a_digest_is_looked_at_in_a_file_of_any_format(file: Path) -> None:
     tensors = load_file(file)
     with safe_open(file, "pt") as stream:
-        told = stream.metadata()
-    save_file(tensors, file, {**told, "fpgm_format": "1"})
+        output = stream.metadata()
+    save_file(tensors, file, {**output, "fpgm_format": "1"})
     assert refused(file).startswith("FILE is damaged")
 
 

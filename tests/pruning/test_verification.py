@@ -227,7 +227,7 @@ def test_inputs_stay_as_they_are_and_in_their_domain() -> None:
     assert torch.equal(example, before)
 
 
-def test_outputs_may_shrink_when_asked() -> None:
+def test_outputs_may_shrink_on_request() -> None:
     model = network()
     small = fpgm.prune(model, X, rate=0.5, align=1, keep_outputs=False)
     assert small(X).shape[1] == model(X).shape[1] // 2

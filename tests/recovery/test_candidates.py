@@ -80,10 +80,10 @@ def test_agreement_divergence_and_error_by_hand() -> None:
     model = Scores(torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))
     other = Scores(torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0]]))
     inputs = read_inputs([(x, torch.tensor([0, 1]))], 2)
-    found = compare_candidates(model, {"same": model, "other": other}, inputs)
+    results = compare_candidates(model, {"same": model, "other": other}, inputs)
     inputs.close()
-    assert found is not None
-    same, swapped = found
+    assert results is not None
+    same, swapped = results
     assert (same.error, same.agreement, same.divergence) == (0.0, 1.0, 0.0)
     assert swapped.agreement == 0.5
     assert swapped.error == pytest.approx(8 / 8)
@@ -96,10 +96,10 @@ def test_short_rows_are_scores_only_if_the_data_has_classes() -> None:
     model = Scores(torch.randn(2, 3))
     for batch, scored in ((torch.eye(2), False), ((torch.eye(2), torch.tensor([0, 1])), True)):
         inputs = read_inputs([batch], 2)
-        found = compare_candidates(model, {"same": model}, inputs)
+        results = compare_candidates(model, {"same": model}, inputs)
         inputs.close()
-        assert found is not None
-        assert (found[0].agreement is not None) == scored
+        assert results is not None
+        assert (results[0].agreement is not None) == scored
 
 
 class SamePadding(nn.Conv2d):

@@ -181,8 +181,8 @@ def test_settings_of_reduced_precision_do_not_change_the_result() -> None:
         torch.set_float32_matmul_precision("highest")
     before, after = unseen(model, small, plan, torch.randn(64, 3, 6, 6))
     assert after < before
-    for own, same in zip(small.parameters(), usual.parameters(), strict=True):
-        assert torch.equal(own, same)
+    for item, same in zip(small.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(item, same)
 
 
 def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(

@@ -12,7 +12,7 @@ from tests.helpers.recoverable import batches, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import recover as recover_module
+from fpgm.recovery import api as recover_module
 from fpgm.recovery.solvable_layers import SolvableLayers, find_solvable_layers
 from fpgm.utils.example_inputs import Example
 
@@ -56,17 +56,17 @@ class ConvNormReLU(nn.Conv2d):
 
 @pytest.mark.parametrize("kind", [ThenReLU, ThenHalves])
 def test_forwards_that_do_more_than_a_convolution(kind: type[nn.Conv2d]) -> None:
-    found = found_in(kind(3, 4, 1))
-    assert [layer.path for layer in found.layers] == [""]
-    assert not found.unsolvable
+    results = found_in(kind(3, 4, 1))
+    assert [layer.path for layer in results.layers] == [""]
+    assert not results.unsolvable
 
 
 @pytest.mark.parametrize("kind", [WithoutBias, OtherGroups])
 def test_forwards_that_convolve_in_another_way(kind: type[nn.Conv2d]) -> None:
-    found = found_in(kind(3, 4, 1))
-    assert not found.layers
+    results = found_in(kind(3, 4, 1))
+    assert not results.layers
     reason = "its forward convolves with another bias or with other groups"
-    assert found.unsolvable == {"": reason}
+    assert results.unsolvable == {"": reason}
 
 
 @pytest.mark.parametrize("kind", [ThenReLU, ConvNormReLU])

@@ -98,8 +98,8 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rate": 0.4, "residual": "none"}, "residual is 'none': give 'coupled' or 'independent'."),
     ({"rate": 0.4, "rounding": "up"}, "rounding is 'up': give 'nearest' or 'paper'."),
-    ({"rate": 0.4, "align": 0}, "align is 0: give a whole number from 1 up."),
-    ({"rate": 0.4, "min_channels": 0}, "min_channels is 0: give a whole number from 1 up."),
+    ({"rate": 0.4, "align": 0}, "align is 0: give an integer of at least 1."),
+    ({"rate": 0.4, "min_channels": 0}, "min_channels is 0: give an integer of at least 1."),
 ]
 
 
@@ -182,7 +182,7 @@ def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
     assert answer(ForwardError, model, lambda: fpgm.plan(model, wrong, rate=0.4)) == (
         "The model's own forward fails on the example input: Given groups=1, weight of size "
         "[32, 1, 3, 3], expected input[1, 3, 8, 8] to have 1 channels, but got 3 channels instead "
-        f"(RuntimeError in digits.py:{DIGITS_FORWARD})."
+        f"(RuntimeError in digits_net.py:{DIGITS_FORWARD})."
     )
 
 
@@ -191,7 +191,7 @@ def test_a_half_precision_model_wants_a_half_precision_example() -> None:
     message = answer(ForwardError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
         "The model's own forward fails on the example input: expected scalar type Float but found "
-        f"Half (RuntimeError in digits.py:{DIGITS_FORWARD}). The example is float32, the weights "
+        f"Half (RuntimeError in digits_net.py:{DIGITS_FORWARD}). The example is float32, the weights "
         "are float16: convert one of them."
     )
     with unchanged(model):
@@ -293,7 +293,7 @@ def test_an_output_keeps_its_width_though_the_example_leaves_it_empty() -> None:
 
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
             boxes = self.boxes(self.body(x)).flatten(2).transpose(1, 2)
-            return [one[: int(picture.mean() > 1)] for one, picture in zip(boxes, x, strict=True)]
+            return [one[: int(photo.mean() > 1)] for one, photo in zip(boxes, x, strict=True)]
 
     plan = fpgm.plan(Boxes(), torch.zeros(2, 3, 8, 8), rate=0.5, align=1)
     assert [group.name for group in plan.groups] == ["body"]

@@ -184,8 +184,8 @@ class EdgeConvolution(nn.Module):
         n, c, p = x.shape
         index = near.flatten(1)[:, None].expand(-1, c, -1)
         others = x.gather(2, index).view(n, c, p, -1)
-        own = x[..., None].expand_as(others)
-        return torch.cat([own, others - own], 1)
+        item = x[..., None].expand_as(others)
+        return torch.cat([item, others - item], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         near = torch.cdist(x.mT, x.mT).topk(4, -1, largest=False).indices

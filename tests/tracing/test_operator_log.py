@@ -86,7 +86,7 @@ def test_code_that_reads_values_is_not_recorded() -> None:
     assert record_operators(Reads(3, 4, 3), as_examples(X)[0]) is None
 
 
-def test_recording_leaves_weights_and_counters_of_the_caller_alone() -> None:
+def test_recording_keeps_weights_and_counters() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     log_of(model)

@@ -478,9 +478,9 @@ def qat(how: str) -> nn.Module:
             activation=q.default_fake_quant, weight=q.default_per_channel_weight_fake_quant
         ),
     }.get(how, q.get_default_qat_qconfig("x86"))
-    made: nn.Module = q.prepare_qat(net)
-    made(X)
-    return made.eval()
+    result: nn.Module = q.prepare_qat(net)
+    result(X)
+    return result.eval()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*", "ignore:.*reduce_range.*")

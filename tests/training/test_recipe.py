@@ -38,9 +38,9 @@ def with_(**parts: Any) -> dict[str, Any]:
     [
         (with_(train={"epoch": 3}), "there is no 'train.epoch': did you mean 'epochs'?"),
         (with_(training={}), "there is no 'training': did you mean 'train'?"),
-        (with_(seed="x"), "seed is 'x': give a whole number."),
+        (with_(seed="x"), "seed is 'x': give an integer."),
         (with_(train={"lr": "fast"}), "train.lr is 'fast': give a number."),
-        (with_(train={"epochs": 2.5}), "train.epochs is 2.5: give a whole number."),
+        (with_(train={"epochs": 2.5}), "train.epochs is 2.5: give an integer."),
         (with_(data={"flip": 1}), "data.flip is 1: give true or false or 'alternate'."),
         (with_(train={"milestones": 3}), "train.milestones is 3: give a list."),
         (with_(prune={"rates": 0.5}), "prune.rates is 0.5: give a table."),
@@ -184,9 +184,9 @@ def test_single_values_are_replaced_from_the_command_line(tmp_path: Path) -> Non
     assert recipe.model.weights == "a b.safetensors"
     assert recipe.train.milestones == (1, 2)
     assert recipe.train.lr == read_recipe(file).train.lr
-    own = tmp_path / "own.toml"
-    own.write_text('extends = "cifar10-resnet20-quick"\n[prune]\nhold = 2\n')
-    held, free = (read_recipe(own, change).prune for change in ([], ["prune.hold=none"]))
+    item = tmp_path / "own.toml"
+    item.write_text('extends = "cifar10-resnet20-quick"\n[prune]\nhold = 2\n')
+    held, free = (read_recipe(item, change).prune for change in ([], ["prune.hold=none"]))
     assert held is not None
     assert free is not None
     assert (held.hold, free.hold) == (2, None)

@@ -106,7 +106,7 @@ class ByFunction(nn.Module):
         super().__init__()
         self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)
         layers, method = [self.a, self.b], self.features
-        ways: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+        variants: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
             "list": lambda: lambda x: layers[1](layers[0](x).relu()),
             "method": lambda: lambda x: method(x),
             "partial": lambda: partial(lambda k, x: self.features(x) * k, 2.0),
@@ -114,7 +114,7 @@ class ByFunction(nn.Module):
             "remembered": lambda: lambda x: self.features(x) * remembered(2).sum(),
         }
         remembered = lru_cache(self.scale)
-        self.run = ways[way]()
+        self.run = variants[way]()
 
     def scale(self, k: int) -> Tensor:
         return self.c.weight[:, 0] * k
@@ -128,10 +128,10 @@ class ByFunction(nn.Module):
         return out
 
 
-WAYS = ("list", "method", "partial", "compiled method", "remembered")
+VARIANTS = ("list", "method", "partial", "compiled method", "remembered")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_a_copys_functions_call_its_own_layers(way: str) -> None:
     net = ByFunction(way)
     copied = copy_model(net)
@@ -143,7 +143,7 @@ def test_a_copys_functions_call_its_own_layers(way: str) -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-@pytest.mark.parametrize("way", WAYS[:-1])
+@pytest.mark.parametrize("way", VARIANTS[:-1])
 def test_layers_that_a_function_runs_are_pruned(way: str) -> None:
     net = ByFunction(way)
     plan = fpgm.plan(net, X, rate=0.5, align=1)
@@ -169,7 +169,7 @@ def test_a_function_that_holds_itself_and_the_model_is_copied() -> None:
     assert copied.walk(torch.ones(1, 8, 5, 5), 2).abs().sum() > 0
 
 
-def test_a_compiled_part_is_pruned_and_the_original_left_alone() -> None:
+def test_a_compiled_part_is_pruned_and_the_original_unchanged() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
     net[1].compile(backend="eager")
     net.compile(backend="eager")

@@ -72,27 +72,27 @@ Named = namedtuple("Named", ["logits", "name"])
 
 
 def with_slot(logits: Tensor) -> MoreSlots:
-    made = MoreSlots(None)
-    made.extra = logits
-    return made
+    result = MoreSlots(None)
+    result.extra = logits
+    return result
 
 
 def itself(logits: Tensor) -> list[Any]:
-    made: list[Any] = [logits]
-    made.append(made)
-    return made
+    result: list[Any] = [logits]
+    result.append(result)
+    return result
 
 
 def in_array(logits: Tensor) -> Any:
-    made = np.empty(2, dtype=object)
-    made[0] = logits
-    return made
+    result = np.empty(2, dtype=object)
+    result[0] = logits
+    return result
 
 
 def with_attribute(logits: Tensor) -> Tensor:
-    made = torch.zeros(2)
-    made.logits = logits  # type: ignore[attr-defined]
-    return made
+    result = torch.zeros(2)
+    result.logits = logits  # type: ignore[attr-defined]
+    return result
 
 
 CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -150,9 +150,9 @@ def test_a_head_keeps_its_classes_in_every_container(kind: str) -> None:
     model = Head(wrap)
     small = fpgm.prune(model, X, rate=0.5, align=1)
     assert (small.body.out_features, small.head.out_features) == (4, 10)
-    found = [leaf.path for leaf in read_outputs(small(X)) if leaf.is_tensor]
-    assert found[0] == path
-    assert len(tensors_in(small(X))) == len(found)
+    results = [leaf.path for leaf in read_outputs(small(X)) if leaf.is_tensor]
+    assert results[0] == path
+    assert len(tensors_in(small(X))) == len(results)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
@@ -259,8 +259,8 @@ def test_a_packed_sequence_is_read() -> None:
 
 def test_a_transformers_output_counts_each_tensor_once() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
-    made = outputs.SequenceClassifierOutput(logits=torch.ones(2))
-    assert [leaf.path for leaf in read_outputs(made) if leaf.is_tensor] == ["out['logits']"]
+    result = outputs.SequenceClassifierOutput(logits=torch.ones(2))
+    assert [leaf.path for leaf in read_outputs(result) if leaf.is_tensor] == ["out['logits']"]
 
 
 def test_a_tensor_returned_twice_counts_twice() -> None:

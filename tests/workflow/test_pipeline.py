@@ -92,7 +92,7 @@ def test_a_criterion_of_ones_own_is_written_by_its_name() -> None:
     def largest(filters: Tensor) -> Tensor:
         return filters.abs().amax(1)
 
-    asked = PlanRequest(macs=0.3, criterion=largest, align="auto", threads=2).requested()
+    asked = PlanRequest(macs=0.3, criterion=largest, align="auto", threads=2).to_dict()
     assert (asked["criterion"], asked["align"], asked["threads"]) == ("largest", "auto", 2)
     assert json.dumps(asked)
 

@@ -110,7 +110,7 @@ def explain_assumed_shape(shape: Sequence[int], given: str | None) -> Iterator[N
         ) from error
 
 
-def shares_work(command: Callable[P, None]) -> Callable[P, None]:
+def divide_work(command: Callable[P, None]) -> Callable[P, None]:
     """Decorate a command whose work the processes of torchrun divide.
 
     All of them end with the same code, but only the first one prints.

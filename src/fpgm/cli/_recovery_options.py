@@ -37,7 +37,7 @@ def check_distil(distil: float) -> None:
 def check_images(images: int) -> None:
     """Refuse a number of images below 1."""
     if images < 1:
-        raise RequestError(f"--images is {images}: give a whole number from 1 up.")
+        raise RequestError(f"--images is {images}: give an integer of at least 1.")
 
 
 def check_data(data: str | None, option: str, *, needed: bool) -> None:

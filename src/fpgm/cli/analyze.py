@@ -61,7 +61,7 @@ def _print_summary(analysis: Analysis) -> None:
         [
             (
                 layer.layer, str(layer.filters), f"{layer.effective_rank or 0:.1f}",
-                f"{layer.deviation:.2f}", f"{layer.least:.3f}", f"{layer.nearest_share or 0:.2f}",
+                f"{layer.deviation:.2f}", f"{layer.least:.3f}", f"{layer.nearest_ratio or 0:.2f}",
                 f"{layer.overlap['fpgm and l2']:.0%}", f"{layer.macs_share:.1%}",
                 f"{layer.params_share:.1%}",
             )

@@ -43,7 +43,7 @@ def narrow_group_note(structure: Structure, groups: Sequence[Group]) -> str | No
 def find_narrow_groups(structure: Structure) -> set[int]:
     """Return the places of groups that wide groups with depthwise layers write and read."""
     groups = structure.groups
-    has_depthwise = [any(writer.carries for writer in group.producers) for group in groups]
+    has_depthwise = [any(producer.carries for producer in group.producers) for group in groups]
     if not any(has_depthwise):
         return set()
     place = torch.full((int(structure.classes.max()) + 1,), -1)
@@ -63,7 +63,7 @@ def find_narrow_groups(structure: Structure) -> set[int]:
                 wide[number] += [n for n in others if has_depthwise[n]]
 
     def width(number: int) -> int:  # a group may be a part of the channels, as after a shuffle
-        return max(len(writer.classes) for writer in groups[number].producers)
+        return max(len(producer.classes) for producer in groups[number].producers)
 
     def ratio(numbers: Sequence[int], number: int) -> float:
         return sum(map(width, numbers)) / (len(numbers) or 1) / width(number)

@@ -47,7 +47,7 @@ class PlanOptions:
         """Return the multiple that widths are rounded to; "auto" has to be measured first."""
         if self.align == "auto":
             raise RequestError(
-                "align='auto' is measured by fpgm.plan and fpgm.prune: give a whole number here."
+                "align='auto' is measured by fpgm.plan and fpgm.prune: give an integer here."
             )
         return self.align
 

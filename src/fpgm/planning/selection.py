@@ -144,7 +144,7 @@ class Selector:
             aim *= goal / reached * (1 - 1e-4)
         raise RequestError(
             f"{name}={1 - goal / whole:.3f} cannot be reached with the frozen channels and "
-            f"min_channels={self.rounder.min_channels}: ask for less."
+            f"min_channels={self.rounder.min_channels}: request less."
         )
 
     def _options(self, part: Component, fixed: Sequence[float | None]) -> list[Cells]:

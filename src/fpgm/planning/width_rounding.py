@@ -26,10 +26,10 @@ class Rounder:
 
     def __post_init__(self) -> None:
         if not isinstance(self.align, int) or self.align < 1:
-            raise RequestError(f"align is {self.align!r}: give a whole number from 1 up.")
+            raise RequestError(f"align is {self.align!r}: give an integer of at least 1.")
         if not isinstance(self.min_channels, int) or self.min_channels < 1:
             raise RequestError(
-                f"min_channels is {self.min_channels!r}: give a whole number from 1 up."
+                f"min_channels is {self.min_channels!r}: give an integer of at least 1."
             )
         if self.rounding not in ("nearest", "paper"):
             raise RequestError(f"rounding is {self.rounding!r}: give 'nearest' or 'paper'.")

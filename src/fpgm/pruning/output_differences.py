@@ -21,7 +21,7 @@ _ROUNDING = 5000
 """Units in the last place that may be lost where large and small values are added."""
 
 _MAX_ACROSS = 0.01
-"""Small values are never judged on more than this fraction of the large values' scale."""
+"""The scale of small values is at most this fraction of the scale of large values."""
 
 _MIN_SCALE = 1e-8
 _MASK, _EQUAL_MASK = 1e7, 1e4

@@ -74,7 +74,9 @@ def _check_cuts(cuts: Iterable[Cut], shapes: Mapping[str, tuple[int, ...]], wide
             and not shape[0] % c.blocks
         )
         if not fits or (c.tensor, c.dim) in once:
-            raise PlanError(f"The plan is damaged: '{c.tensor}' cannot be cut as it says.")
+            raise PlanError(
+                f"The plan is damaged: '{c.tensor}' cannot be cut as the plan requires."
+            )
         once.add((c.tensor, c.dim))
 
 
@@ -119,8 +121,8 @@ def _check_layers(
             _described_size(module, a.name, left, after) != a.after
         ):
             raise PlanError(
-                f"The plan is damaged: {a.name} of '{a.module}' becomes {a.after}, its weight "
-                f"something else."
+                f"The plan is damaged: {a.name} of '{a.module}' becomes {a.after}, but its "
+                f"weight has another size."
             )
         if a.name in ("groups", "num_groups") and (type(a.after) is not int or left[0] % a.after):
             raise PlanError(
@@ -157,7 +159,7 @@ def _check_adapters(
             raise PlanError(f"The plan is damaged: there is no module '{adapter.module}'.")
         if adapter.size > widest:
             raise PlanError(
-                f"The plan is damaged: it wants {adapter.size} channels at '{adapter.module}', and "
+                f"The plan is damaged: it needs {adapter.size} channels at '{adapter.module}', and "
                 f"no tensor of the model has more than {widest // WIDER}."
             )
         if at[adapter.module] > MAX_ADAPTERS:

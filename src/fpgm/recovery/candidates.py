@@ -1,7 +1,7 @@
 """Compare candidates for the recovered model with the original, and choose the best.
 
 Least squares can leave a smaller squared error and yet a worse classifier than re-estimated batch
-norms do. So where outputs are class scores, candidates are judged by how often their largest score
+norms do. So where outputs are class scores, candidates are ranked by how often their largest score
 is the original's; a divergence of the scores decides between those that are equally good.
 """
 

@@ -142,7 +142,7 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         given = args
         if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
-            given = (self._as_it_was(args[0]), *args[1:])
+            given = (self._alias_before_write(args[0]), *args[1:])
         inputs = rules.tensors((*args, *kwargs.values()) if kwargs else args)
         if any(tensor.is_nested for tensor in inputs):
             return self._run_nested(func, args, kwargs, inputs)
@@ -187,7 +187,7 @@ class Tracer(TorchDispatchMode):
         """Run the operator itself."""
         return func(*args, **kwargs)
 
-    def _as_it_was(self, tensor: Tensor) -> Tensor:
+    def _alias_before_write(self, tensor: Tensor) -> Tensor:
         """Return an alias with the current shape, for an operator that changes it in place."""
         alias = tensor.detach()
         self.set(alias, self.fields(tensor))
@@ -368,7 +368,7 @@ class Tracer(TorchDispatchMode):
         self._joins[self.current_call(self.module), source_line()] += 1
 
     def relate(self, a: Tensor, b: Tensor) -> None:
-        """Relate two fields that meet (with broadcasting): they belong to the same units."""
+        """Relate two fields that are combined, with broadcasting: their units are the same."""
         raise NotImplementedError
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
@@ -400,7 +400,7 @@ class Tracer(TorchDispatchMode):
         return False
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the label of a position where two related fields meet."""
+        """Return the label of a position where two related fields are combined."""
         return a
 
     def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:

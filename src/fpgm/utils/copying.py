@@ -2,7 +2,7 @@
 
 What cannot be copied (an open file, a generator, a logger's handlers) is shared with the original;
 locks are replaced by new ones. Modules, parameters and buffers are never shared, unless the caller
-says so by putting them into the memo.
+puts them into the memo.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _copies_itself(value: Any) -> bool:
 
 
 def _is_faithful(module: nn.Module, new: Any, memo: Memo) -> bool:
-    """Whether a copy has the tensors the memo says, and none of the original's."""
+    """Whether a copy has the tensors of the memo, and none of the original."""
     if type(new) is not type(module):
         return False
     tensors, copies = named_tensors(module), named_tensors(new)

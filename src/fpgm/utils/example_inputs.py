@@ -95,7 +95,7 @@ def describe_example(example: Example) -> str:
 def resize_batch(example: Example, batch: int) -> Example:
     """Change the batch size of an example, repeating inputs as needed."""
     if not isinstance(batch, int) or not 0 < batch <= _MAX_BATCH:
-        raise RequestError(f"batches has {batch!r}: give whole numbers from 1 to {_MAX_BATCH:,}.")
+        raise RequestError(f"batches has {batch!r}: give integers from 1 to {_MAX_BATCH:,}.")
     size = batch_size(example)
     return example if not size else take_rows(example, [n % size for n in range(batch)])
 

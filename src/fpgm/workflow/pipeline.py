@@ -218,7 +218,7 @@ def save_pruning(
         "weights": weights_record(origin.weights),
         "original_sha256": tensors_sha256(run.original),
         "input": list(origin.shape),
-        "asked": _drop_unset(run.request.requested() | dict(asked or {})),
+        "asked": _drop_unset(run.request.to_dict() | dict(asked or {})),
         "achieved": costs_dict(run.plan),
         "certificate": certificate_dict(run.certificate),
     }

@@ -41,9 +41,9 @@ class PlanRequest(PlanOptions):
         """Return the runtime in which time is measured."""
         return BackendConfig.of(self.backend, self.threads)
 
-    def requested(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the options that decide the plan, as results.json has them."""
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "rate": self.rate,
             "macs": self.macs,
             "params": self.params,
@@ -59,5 +59,5 @@ class PlanRequest(PlanOptions):
             "approximate": self.approximate,
         }
         if self.latency is not None or self.align == "auto":
-            asked |= {"backend": self.backend, "threads": self.threads}
-        return asked
+            request |= {"backend": self.backend, "threads": self.threads}
+        return request
