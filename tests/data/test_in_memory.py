@@ -21,7 +21,7 @@ PLAIN = Normalization((0.0,), (1 / 255,))
 
 
 def numbered(count: int = 10, size: int = 4) -> Images:
-    """Pictures whose every pixel says which picture and which place it is."""
+    """Images whose every pixel says which image and which place it is."""
     place = torch.arange(size * size).reshape(1, 1, size, size)
     number = torch.arange(count).reshape(-1, 1, 1, 1) * size * size
     return Images((1 + place + number).to(torch.uint8), torch.arange(count))
@@ -55,7 +55,7 @@ def test_labels_stay_with_their_images() -> None:
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_crop_is_a_window_of_the_padded_image(flip: bool) -> None:
-    """Every augmented picture is one of the (2·2 + 1)² windows, or its mirror image."""
+    """Every augmented image is one of the (2·2 + 1)² windows, or its mirror image."""
     data = numbered()
     batches = MemoryBatches(data, 10, PLAIN, augment=Augment(2, flip), seed=0)
     recorded = set()
@@ -139,7 +139,7 @@ def test_an_unknown_data_set_is_named() -> None:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """A folder of six small pictures in two classes, each of one colour."""
+    """A folder of six small images in two classes, each of one color."""
     for part in ("train", "val"):
         for number in range(6):
             folder = tmp_path / part / ("cats" if number % 2 else "dogs")
@@ -180,7 +180,7 @@ def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_process_without_images_gets_an_empty_batch(pictures: Path, workers: int) -> None:
-    """Six pictures by five are five and one, which only the first of two processes sees."""
+    """Six images by five are five and one, which only the first of two processes sees."""
     look = Normalization((0.0,) * 3, (1.0,) * 3)
     options = {"size": 16, "share": ProcessShare(1, 2), "workers": workers}
     batches = FolderBatches(pictures / "val", 5, look, **options)  # type: ignore[arg-type]

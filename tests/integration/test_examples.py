@@ -1,4 +1,4 @@
-"""The scripts in examples/ do what they say, each in a process of its own, on few pictures."""
+"""The scripts in examples/ do what they say, each in a process of its own, on few images."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_transformers(tmp_path: Path, environment: dict[str, str]) -> None:
 
 
 def test_accelerate_in_two_processes(tmp_path: Path, environment: dict[str, str]) -> None:
-    """By their digests both hold the same model, though each was trained on other pictures."""
+    """By their digests both hold the same model, though each was trained on other images."""
     said = run(
         tmp_path, environment, sys.executable, *TWO, str(EXAMPLES / "with_accelerate.py"), *BRIEF
     )

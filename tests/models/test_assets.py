@@ -1,4 +1,4 @@
-"""The network and the pictures that ship: small enough, what they are said to be, and of use."""
+"""The network and the images that ship: small enough, what they are said to be, and of use."""
 
 import json
 from pathlib import Path

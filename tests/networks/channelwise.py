@@ -78,7 +78,7 @@ class SqueezeExcite(nn.Module):
 
 @block("eca", kernel=(3, 5))
 class ChannelConv(nn.Module):
-    """A factor a channel, computed from its neighbours' means by a convolution over channels."""
+    """A factor a channel, computed from its neighbors' means by a convolution over channels."""
 
     def __init__(self, shape: Shape, kernel: int) -> None:
         super().__init__()

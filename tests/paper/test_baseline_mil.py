@@ -39,7 +39,7 @@ def exact_(layer: CollaborativeConv, weight: float, shift: float) -> None:
 
 
 class Tiny(nn.Module):
-    """With 6×6 pictures 36·9·2 = 648, 36·9·6 = 1944 and 36·3 = 108 MACs."""
+    """With 6×6 images 36·9·2 = 648, 36·9·6 = 1944 and 36·3 = 108 MACs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_saved_are_the_zeros_less_the_cheap_layers() -> None:
     shared = Tiny()
     attach_cheap_layers_(shared, call(x), shared=True)
     assert macs_saving(shared, call(x), {"second": 0.5}) == (972 - 72) / 2700
-    # as many pictures as one likes
+    # as many images as one likes
     assert macs_saving(net, call(x.expand(4, -1, -1, -1)), {"second": 0.5}) == (972 - 216) / 2700
 
 

@@ -206,7 +206,7 @@ class TestGroupNorm:
 
 class TestHRank:
     def test_ranks_of_maps(self) -> None:
-        """A channel that is constant over the picture has rank 1 at most; noise has full rank."""
+        """A channel that is constant over the image has rank 1 at most; noise has full rank."""
 
         class Maps(nn.Module):
             def __init__(self) -> None:
@@ -421,7 +421,7 @@ class TestRethinking:
     def test_where_factors_do_not_pass_scales_stay(
         self, activation: nn.Module, passes: bool
     ) -> None:
-        """Found on data: a picture of zeros would not tell."""
+        """Found on data: an image of zeros would not tell."""
 
         class Acted(Two):
             def forward(self, x: Tensor) -> Tensor:

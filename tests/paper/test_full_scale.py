@@ -85,7 +85,7 @@ class TestCommand:
 
 class TestTops:
     def test_counted_by_hand(self) -> None:
-        """A net that ranks classes 3, 2, 1, 0, … for every picture."""
+        """A net that ranks classes 3, 2, 1, 0, … for every image."""
 
         class Fixed(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:

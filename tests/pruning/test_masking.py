@@ -132,7 +132,7 @@ def test_parameters_stay_the_same_objects_and_trainable() -> None:
 
 
 class ChannelGate(nn.Module):
-    """A convolution along the channels (ECA): each gate also reads the neighbours' means."""
+    """A convolution along the channels (ECA): each gate also reads the neighbors' means."""
 
     def __init__(self) -> None:
         super().__init__()

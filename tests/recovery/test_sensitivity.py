@@ -142,7 +142,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def labelled(net: Classifier, count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    """Make images in many colours, and classes that are about equally frequent."""
+    """Make images in many colors, and classes that are about equally frequent."""
     data = [x + 2 * torch.randn(16, 3, 1, 1) for x in batches(count)]
     net.head.bias -= torch.cat([net(x) for x in data]).mean(0)
     return [(x, net(x).argmax(1)) for x in data]

@@ -191,8 +191,8 @@ def test_a_half_precision_model_wants_a_half_precision_example() -> None:
     message = answer(ForwardError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
         "The model's own forward fails on the example input: expected scalar type Float but found "
-        f"Half (RuntimeError in digits_net.py:{DIGITS_FORWARD}). The example is float32, the weights "
-        "are float16: convert one of them."
+        f"Half (RuntimeError in digits_net.py:{DIGITS_FORWARD}). The example is float32, the "
+        "weights are float16: convert one of them."
     )
     with unchanged(model):
         small = fpgm.prune(model, X.half(), rate=0.4)

@@ -151,7 +151,7 @@ def test_the_command_begins_there() -> None:
 
 
 def test_ctrl_c_ends_workers_too(tmp_path: Path) -> None:
-    """Folders of pictures are read by processes of their own."""
+    """Folders of images are read by processes of their own."""
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "val"):
         (tmp_path / part / "cat").mkdir(parents=True)
@@ -252,7 +252,7 @@ def test_other_alphabets(small: Path) -> None:
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"COLUMNS": "1"}, {}])
 def test_terminals(env: dict[str, str]) -> None:
-    """What is said is the same whatever the terminal, and has no colours."""
+    """What is said is the same whatever the terminal, and has no colors."""
     plain = {key: item for key, item in os.environ.items() if key not in ("TERM", "COLUMNS")}
     ended = command("inspect", "digits", env={**plain, **env})
     assert (ended.code, ended.err) == (0, "")

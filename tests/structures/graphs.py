@@ -71,7 +71,7 @@ class GraphByScatterAdd(nn.Module):
 
 @network(FAMILY, named(features=floats(NODES, 5), edge=edges))
 class GraphAttention(nn.Module):
-    """Attention over a node's neighbours, by a softmax over edges."""
+    """Attention over a node's neighbors, by a softmax over edges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class PointNet(nn.Module):
 
 @network(FAMILY, floats(2, 3, 20), floats(3, 3, 25))
 class EdgeConvolution(nn.Module):
-    """DGCNN: neighbours are found among features, edges are pairs."""
+    """DGCNN: neighbors are found among features, edges are pairs."""
 
     def __init__(self) -> None:
         super().__init__()

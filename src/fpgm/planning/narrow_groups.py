@@ -18,7 +18,7 @@ from fpgm.tracing.trace_values import ParameterInfo
 from fpgm.utils.text import shorten
 
 RATIO = 3
-"""On average, the layers that write and read a narrow group have so many times as many channels."""
+"""A group is narrow if the layers that write and read it have this many times its channels."""
 
 
 def narrow_group_note(structure: Structure, groups: Sequence[Group]) -> str | None:

@@ -259,7 +259,7 @@ class _Memory:
 
 
 class RestoreOnAccess(TorchFunctionMode):
-    """Restores tensors before code reads them in a way that is no operator, as `numpy` does."""
+    """Restores tensors before code reads them without an operator, as `numpy` does."""
 
     def __init__(self, live: LiveActivations) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ PRUNED, NORMS, SOLVED, SOLVED_NORMS, COMPENSATED, DISTILLED = (
 FEW_STEPS = 50
 """Distillation with fewer steps is not expected to help."""
 PASS_MEMORY_FACTOR = 4
-"""A paused pass holds about so many times the largest layer's input and output."""
+"""A paused pass holds about this many times the largest layer's input and output."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,7 @@ from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.example_inputs import float_outputs, squared_error
 
 MIN_CLASSES = 10
-"""Rows of at least so many numbers count as class scores, fewer only if the data has labels."""
+"""Rows of at least this many numbers count as class scores, shorter ones only with labels."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Processes that share work: who they are, and how they exchange tensors, values and errors.
 
 A computation that can be shared calls `current_ranks` once and uses its methods, which in one
-process return what they are given. Every rank calls them in the same order. Each exchange begins with a
-vote: a rank that has failed votes so instead, and all others raise a `RankError` instead of waiting
-for it.
+process return what they are given. Every rank calls them in the same order. Each exchange begins
+with a vote: a rank that has failed votes so instead, and all others raise a `RankError` instead of
+waiting for it.
 """
 
 from __future__ import annotations
