@@ -97,7 +97,7 @@ def test_mix_refuses_what_is_no_fraction() -> None:
 # Choosing
 
 
-def test_of_equal_scores_the_first_go() -> None:
+def test_of_equal_scores_the_first_are_removed() -> None:
     assert criteria.lowest(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0]), 3) == [0, 1, 4]
     assert criteria.lowest(torch.zeros(5000), 3) == [0, 1, 2]
     assert criteria.lowest(torch.zeros(4), 0) == []

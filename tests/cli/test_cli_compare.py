@@ -61,7 +61,7 @@ def test_a_table_and_what_is_behind_it(model: str, tmp_path: Path) -> None:
     assert json.loads(small)["rows"]
 
 
-def test_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
+def test_it_resumes_where_it_stopped(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a"
     first = compared(model, out, "--methods", "fpgm,l2")
     results = out / "fpgm" / "results.json"
@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
     assert len(again["rows"]) == 3
 
 
-def test_seeds_are_rows_of_their_own(model: str, tmp_path: Path) -> None:
+def test_each_seed_is_a_separate_row(model: str, tmp_path: Path) -> None:
     result = compared(model, tmp_path / "a", "--methods", "random", "--seeds", 2)
     assert [row["seed"] for row in result["rows"]] == [0, 1]
     assert "±" in (tmp_path / "a" / "compare.md").read_text()

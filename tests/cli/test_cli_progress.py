@@ -10,7 +10,7 @@ from fpgm.cli import _common as common
 INSPECT = ("inspect", "resnet20", "--json")
 
 
-def test_a_short_command_says_nothing_beside() -> None:
+def test_a_short_command_prints_nothing_else() -> None:
     assert run(*INSPECT)[1] == ""
 
 

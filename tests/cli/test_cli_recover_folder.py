@@ -215,7 +215,7 @@ def test_code_is_run_only_if_it_is_named(tmp_path: Path) -> None:
     run("recover", out, *LOOK, "--model", spec)
 
 
-def test_a_row_of_a_comparison_needs_a_folder_of_its_own(pruned: Path, tmp_path: Path) -> None:
+def test_a_row_of_a_comparison_needs_a_separate_folder(pruned: Path, tmp_path: Path) -> None:
     result = results(pruned)
     small = fpgm.load(pruned / "small.safetensors", fpgm.models.digits)
     result |= {"row": {"method": "l2"}, "small_sha256": pipeline.tensors_sha256(small)}

@@ -67,7 +67,7 @@ def test_a_pickle_that_would_run_code_runs_none(small: Small, root: Path) -> Non
     assert not mark.exists()
 
 
-def test_a_changed_pixel_is_found(small: Small, root: Path) -> None:
+def test_a_changed_pixel_is_detected(small: Small, root: Path) -> None:
     folder = small.put(root)
     content = bytearray(small.official["data_batch_3"])
     where = content.index(small.records["data_batch_3"][2, 1:].tobytes())
@@ -83,7 +83,7 @@ def test_a_changed_pixel_is_found(small: Small, root: Path) -> None:
     )
 
 
-def test_a_file_cut_anywhere_is_found(small: Small, root: Path) -> None:
+def test_a_file_cut_anywhere_is_detected(small: Small, root: Path) -> None:
     folder = small.put(root)
     content = small.official["test_batch"]
     for length in (*range(0, 200, 5), *range(200, len(content), 297), len(content) - 1):
@@ -95,7 +95,7 @@ def test_a_file_cut_anywhere_is_found(small: Small, root: Path) -> None:
     )
 
 
-def test_any_changed_byte_is_found_or_harmless(small: Small, root: Path) -> None:
+def test_any_changed_byte_is_detected_or_harmless(small: Small, root: Path) -> None:
     folder = small.put(root)
     content = small.official["test_batch"]
     random = np.random.default_rng(1)

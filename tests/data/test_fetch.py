@@ -42,7 +42,7 @@ def test_an_npm_package_is_converted(small: Small, root: Path) -> None:
     assert cifar10.find_origin(root) == "npm"
 
 
-def test_what_is_there_and_whole_stays(small: Small, root: Path) -> None:
+def test_complete_files_are_kept(small: Small, root: Path) -> None:
     """Only what is damaged or missing is made again, from whatever source there is."""
     folder = small.put(root)
     before = {name: (folder / name).stat().st_mtime_ns for name in FILES}
@@ -102,7 +102,7 @@ def test_without_network_and_npm(small: Small, root: Path) -> None:
     assert list((root / cifar10.FOLDER).iterdir()) == []
 
 
-def test_archives_that_are_none(small: Small, root: Path) -> None:
+def test_archives_that_are_invalid(small: Small, root: Path) -> None:
     def told(file: Path) -> str:
         text = refused(lambda: cifar10_fetch.fetch(root))
         assert list((root / cifar10.FOLDER).iterdir()) == []
@@ -220,7 +220,7 @@ def test_a_download(small: Small, root: Path, site: type[Site]) -> None:
     assert site.asked == [None]
 
 
-def test_a_download_that_breaks_off_goes_on(small: Small, root: Path, site: type[Site]) -> None:
+def test_a_download_that_breaks_off_continues(small: Small, root: Path, site: type[Site]) -> None:
     site.hang_up_after = [1000, 500]
     cifar10_fetch.fetch(root)
     assert small.is_in(root)

@@ -36,7 +36,7 @@ def test_without_a_seed_everything_comes_once_and_in_order() -> None:
     torch.testing.assert_close(torch.cat([b.images for b in got]), numbered().images.float())
 
 
-def test_an_epoch_is_a_shuffle_of_its_own_that_can_be_had_again() -> None:
+def test_every_epoch_has_its_own_reproducible_order() -> None:
     batches = MemoryBatches(numbered(), 4, PLAIN, seed=3)
     first, again, second = (
         torch.cat([b.labels for b in batches.epoch(n)]).tolist() for n in (0, 0, 1)
@@ -214,7 +214,7 @@ def test_options_that_folders_do_not_have_are_refused(
         open_splits(DataSpec("folder", 4, str(pictures), **given), 0, ProcessShare(), "cpu")
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_folders_that_are_invalid(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         open_splits(DataSpec("folder", 4), 0, ProcessShare(), "cpu")
     assert str(caught.value) == (

@@ -403,7 +403,7 @@ class TestCommand:
             (("--low-rank", 0.05), "low_rank", "small.low-rank.onnx", r"low rank, \d+ layers"),
         ],
     )
-    def test_what_is_lost_and_gained_stands_beside_the_float_model(
+    def test_int8_metrics_are_shown_next_to_the_float_model(
         self,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,

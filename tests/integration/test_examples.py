@@ -232,7 +232,7 @@ def test_one_index_of_the_sweep(tmp_path: Path, slurm: dict[str, str]) -> None:
     )
 
 
-def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, str]) -> None:
+def test_two_machines_are_preempted_and_resume(tmp_path: Path, slurm: dict[str, str]) -> None:
     """Out of time in the first epochs, the job asks to be queued again, and then goes on."""
     pytest.importorskip("accelerate")
     epochs = 4

@@ -132,7 +132,7 @@ DETECTORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detector_goes_on_running_with_its_backbone_pruned(name: str) -> None:
+def test_a_detector_continues_running_with_its_backbone_pruned(name: str) -> None:
     detector = vision(name, weights_backbone=None, num_classes=3, **DETECTORS[name])().eval()
     x = torch.randn(1, 3, 96, 96)
     maps = [tuple(t.shape) for t in detector.backbone(x).values()]

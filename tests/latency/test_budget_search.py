@@ -169,7 +169,7 @@ class TestAlignment:
     @pytest.mark.parametrize("overhead", [0.0, 0.02, 0.1, 0.5])
     @pytest.mark.parametrize("block", [1, 8, 16, 32])
     @pytest.mark.parametrize("width", [64, 128])
-    def test_block_sizes_are_found(self, block: int, overhead: float, width: int) -> None:
+    def test_block_sizes_are_detected(self, block: int, overhead: float, width: int) -> None:
         """For any constant overhead of a layer."""
         layer = LayerCall("0", CONV.with_widths(width, width), 1)
         assert best_step([layer], LatencyTable(Stepwise(block, overhead), 1)) == block
@@ -202,7 +202,7 @@ class TestAlignment:
 
 
 class TestFailures:
-    def test_a_runtime_that_cannot_run_it_says_so_in_a_line(self) -> None:
+    def test_a_runtime_that_cannot_run_it_reports_it_in_a_line(self) -> None:
         if why := BACKENDS["onnxruntime"].unavailable_reason():
             pytest.skip(why)
         with pytest.raises(fpgm.ModelError, match=r"^onnxruntime cannot run this model: .*\.$"):

@@ -84,7 +84,7 @@ def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.Monkey
         other.join()
 
 
-def test_the_summary_says_so_and_gives_no_other_reason() -> None:
+def test_the_summary_reports_it_and_gives_no_other_reason() -> None:
     summary = summarize(
         1.0, 2.0, 0.0, lambda: ["odd widths"], "other processes used 1.5 of 2 cores"
     )
@@ -112,7 +112,7 @@ class TestPlan:
         x = torch.randn(1, 3, 8, 8)
         return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
 
-    def test_a_plan_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_plan_reports_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(budget_search, "reach_budget", lambda *_: fpgm.Plan("", {}, ()))
         (note,) = self.planned().notes
         assert note == (
@@ -130,7 +130,7 @@ class TestPlan:
             self.planned()
 
 
-def test_a_bench_says_so(crowd: None) -> None:
+def test_a_bench_reports_it(crowd: None) -> None:
     net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3)).eval()
     x = torch.randn(1, 3, 16, 16)
     small = fpgm.prune(net, x, rate=0.5)

@@ -74,7 +74,7 @@ def test_torchvision_models_come_untrained(name: str) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_googlenet_comes_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_googlenet_loads_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     pytest.importorskip("torchvision")
     with torch.device("meta"):  # its initialisation is slow
         load_model("torchvision:googlenet")

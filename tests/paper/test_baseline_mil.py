@@ -266,7 +266,7 @@ def test_a_network_trained_with_cheap_layers_learns_and_the_callers_stays_as_it_
     assert pruned.notes[2] == "skipping needs a sparse kernel: the model is not faster in PyTorch"
 
 
-def test_a_network_without_a_place_for_a_cheap_layer_says_so() -> None:
+def test_a_network_without_a_place_for_a_cheap_layer_reports_it() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.Flatten())
     pruned = mil(Task(model, torch.rand(1, 3, 4, 4), 0.4, [torch.rand(2, 3, 4, 4)]))
     assert pruned.macs_removed == 0

@@ -78,7 +78,7 @@ class TestAll:
             assert method.summary.endswith(".")
             assert method.cite or method.name in ("l2", "random")
 
-    def test_a_name_that_is_none(self) -> None:
+    def test_a_name_that_is_invalid(self) -> None:
         with pytest.raises(
             fpgm.RequestError, match=r"Unknown method 'thinnet' \(did you mean 'thinet'"
         ):

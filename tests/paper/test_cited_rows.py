@@ -243,7 +243,7 @@ def test_mil_leaves_its_slow_start_however_short_the_training() -> None:
     assert rates("train.epochs=2", "train.warmup=0") == [0.1, 0.1]
 
 
-def test_mil_needs_a_layer_to_stand_beside() -> None:
+def test_mil_needs_a_suitable_layer() -> None:
     row = TABLE1.row("resnet32-mil-scratch")
     with pytest.raises(ModelError, match="no convolution that MIL"):
         quoted.build_collaborative(row, lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), 0)
@@ -265,7 +265,7 @@ def test_it_reads_few_images_at_once(tmp_path: Path, tiny: str) -> None:
     assert len(next(iter(task.training))[0]) == quoted.TRAIN_BATCH
 
 
-def test_a_killed_row_goes_on_from_another_place(
+def test_a_killed_row_continues_from_another_place(
     tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same folder by another path, with settings of another machine: nothing is made again."""

@@ -215,7 +215,7 @@ class TestRows:
         assert fresh is not None
         assert result.ours == fresh.ours
 
-    def test_a_baseline_of_another_machine_is_found(self, tmp_path: Path) -> None:
+    def test_a_baseline_of_another_machine_is_detected(self, tmp_path: Path) -> None:
         here, there = (
             full.FullScale(tmp_path, tmp_path, [f"data.root={root}", "data.workers=2"])
             for root in ("/a", "/b")
@@ -249,7 +249,7 @@ class Killed:
             raise KeyboardInterrupt
 
 
-def test_a_row_that_was_stopped_goes_on(tmp_path: Path, tiny: str) -> None:
+def test_a_row_that_was_stopped_continues(tmp_path: Path, tiny: str) -> None:
     """And counts the seconds of all epochs, not only of the last ones."""
     row = TABLE4.row("fpgm")
     rows = maker(tmp_path, tiny, epochs=3)

@@ -177,7 +177,7 @@ class TestResults:
         other = cells(results, "resnet20-fpgm-30-scratch", "baseline")
         assert other[1] == "missing"  # nothing is known of a row without a result
 
-    def test_a_row_from_trained_weights_has_a_baseline_of_its_own(self, tmp_path: Path) -> None:
+    def test_a_row_from_trained_weights_has_a_separate_baseline(self, tmp_path: Path) -> None:
         key = "resnet56-fpgm-40-trained"
         RowStore(tmp_path, BASELINES, "full").save(
             BASELINES.row("resnet56"), 0, RowResult({"top-1": 50.0}, 1.0, ""), ""

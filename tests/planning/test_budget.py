@@ -57,7 +57,7 @@ def test_the_paper_removes_the_whole_part_of_n_times_p(units: int, gone: int) ->
     assert units - Rounder(align=8, rounding="paper").kept(units, 0.4) == gone
 
 
-def test_a_product_that_only_rounding_brings_below_a_whole_number_counts_as_whole() -> None:
+def test_rounding_below_an_integer_counts_as_that_integer() -> None:
     assert 100 * 0.29 < 29  # in floating point
     assert Rounder(rounding="paper").kept(100, 0.29) == 71
 
@@ -191,12 +191,12 @@ def test_min_channels_holds_at_any_rate(least: int) -> None:
     assert set(kept_of(plan).values()) == {least}
 
 
-def test_a_layer_narrower_than_min_channels_stays_whole() -> None:
+def test_a_layer_narrower_than_min_channels_is_not_pruned() -> None:
     plan = fpgm.plan(digits(), DIGITS, rate=0.5, min_channels=48)
     assert kept_of(plan)["stem.0"] == 32
     assert kept_of(plan)["stage2.0.conv1"] == 48
 
 
-def test_what_cannot_be_reached_is_refused_with_the_most_that_can_go() -> None:
+def test_an_unreachable_target_is_refused_with_the_maximum() -> None:
     with pytest.raises(fpgm.RequestError, match=r"^macs=0\.9 cannot be reached"):
         fpgm.plan(digits(), DIGITS, macs=0.9, min_channels=24)

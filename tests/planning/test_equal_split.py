@@ -77,7 +77,7 @@ def test_what_would_empty_a_layer_falls_back_to_fewer() -> None:
     assert solve(pools, [[[0, 0, 1, 1], [2, 3, 4, 5]]], (2, 4)) == [1, 2]
 
 
-def test_what_no_number_solves_stays_whole() -> None:
+def test_unsolvable_counts_are_not_pruned() -> None:
     """One unit of two channels beside two of one: all of them or none."""
     assert solve([pool(0), pool(1, 2)], [[[0, 0], [1, 2]]], (0, 1)) == [0, 0]
 

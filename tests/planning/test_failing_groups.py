@@ -108,7 +108,7 @@ def test_the_reason_why_the_masked_model_cannot_run_is_reported() -> None:
 
 
 @pytest.mark.parametrize("guilty", [{0}, {6}, {2, 5}, {0, 3, 6}])
-def test_few_parts_that_fail_together_are_found(guilty: set[int]) -> None:
+def test_few_parts_that_fail_together_are_detected(guilty: set[int]) -> None:
     assert set(find_failing(range(7), lambda some: guilty <= set(some))) == guilty
 
 

@@ -77,7 +77,7 @@ def test_class_scores_next_to_boxes_are_compared_on_their_scale(factor: float) -
     assert certificate.worst.startswith("out, channel 6 of dim 1 ")
 
 
-def test_a_swap_of_two_channels_is_found() -> None:
+def test_a_swap_of_two_channels_is_detected() -> None:
     order = [0, 1, 2, 3, 5, 4, 6, 7, 8]
     assert not judged(Detector(), lambda y: y[:, order]).ok
 
@@ -122,7 +122,7 @@ class Norms(nn.Module):
 @pytest.mark.parametrize(
     "name", ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
 )
-def test_a_plan_that_takes_the_wrong_channels_of_a_fresh_norm_is_found(name: str) -> None:
+def test_a_plan_that_takes_the_wrong_channels_of_a_fresh_norm_is_detected(name: str) -> None:
     model = Norms()
     plan, _ = planned(model)
     assert fpgm.verify(model, plan, X).ok

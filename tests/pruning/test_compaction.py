@@ -264,7 +264,7 @@ def test_the_compact_model_can_be_pruned_again() -> None:
     assert [m.stem[0].out_channels for m in (model, once, twice)] == [32, 16, 8]
 
 
-def test_modules_are_found_under_the_paths_torch_gives_them() -> None:
+def test_modules_are_detected_under_the_paths_torch_gives_them() -> None:
     shared = nn.Conv2d(3, 3, 1)
     net = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleDict({"a": nn.ReLU()}))
     net.register_module("none", None)

@@ -225,7 +225,7 @@ class TestNumbers:
         line = refusal(replace(plan, cached=(Cached("", name, 1, 8, (0,)),)))
         assert line == f"The plan is damaged: '' caches nothing in '{name}'."
 
-    def test_lists_that_are_none(self, plan: Plan) -> None:
+    def test_lists_that_are_invalid(self, plan: Plan) -> None:
         raw = json.loads(plan.to_json())
         for key in ("cuts", "adapters", "notes", "groups"):
             for value in ("abc", {}, 5, None):

@@ -152,7 +152,7 @@ def test_tied_overlapping_and_transposed_tensors(tmp_path: Path) -> None:
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
-def test_the_model_comes_back_in_the_files_dtype(tmp_path: Path) -> None:
+def test_the_model_is_restored_in_the_files_dtype(tmp_path: Path) -> None:
     small = pruned().half()
     fpgm.save(small, tmp_path / "half.safetensors")
     again = fpgm.load(tmp_path / "half.safetensors", net)

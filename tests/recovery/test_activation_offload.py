@@ -49,7 +49,7 @@ def test_values_come_back_in_half_precision(store: ActivationOffload, scale: flo
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_comes_back_as_it_was(store: ActivationOffload, dtype: torch.dtype) -> None:
+def test_half_precision_is_restored_as_it_was(store: ActivationOffload, dtype: torch.dtype) -> None:
     values = torch.randn(64, 1024).to(dtype)
     activation = offloaded(store, values)
     assert activation.untyped_storage().nbytes() == 0
@@ -65,7 +65,7 @@ def test_what_half_precision_cannot_hold_stays(store: ActivationOffload, odd: fl
     assert torch.equal(activation.nan_to_num(), values.nan_to_num())
 
 
-def test_views_share_what_comes_back(store: ActivationOffload) -> None:
+def test_views_share_what_is_restored(store: ActivationOffload) -> None:
     values = torch.randn(64, 512)
     activation = values.clone()
     view = activation.t()

@@ -144,7 +144,7 @@ def mobile() -> nn.Module:
 
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
-def test_subclasses_with_a_forward_of_their_own_are_solved(residual: Any) -> None:
+def test_subclasses_with_custom_forwards_are_solved(residual: Any) -> None:
     model = mobile()
     plan = fpgm.plan(model, torch.zeros(1, 3, 9, 9), rate=0.3, align=1, residual=residual)
     small = fpgm.recover(model, plan, batches(3, 9, 9))
@@ -181,7 +181,7 @@ def test_what_is_not_solved_is_counted_and_named() -> None:
     assert any(note.startswith("2 of 3 layers solved; not solved: 2 (") for note in recovery.notes)
 
 
-def test_sensitivity_of_subclasses_with_a_forward_of_their_own() -> None:
+def test_sensitivity_of_subclasses_with_custom_forwards() -> None:
     model = mobile()
     data = batches(3, 9, 9)
     groups = fpgm.sensitivity(model, data[0], data, rates=()).groups

@@ -71,7 +71,7 @@ def test_forwards_that_convolve_in_another_way(kind: type[nn.Conv2d]) -> None:
 
 @pytest.mark.parametrize("kind", [ThenReLU, ConvNormReLU])
 @pytest.mark.parametrize("memory", [None, 1])
-def test_layers_in_the_middle_of_their_own_forwards_are_solved_exactly(
+def test_layers_in_the_middle_of_custom_forwards_are_solved_exactly(
     kind: Any, memory: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The removed filter equals a kept one, so that nothing is lost once readers are solved."""
@@ -170,7 +170,7 @@ class Positions(nn.Module):
         return self.head(y.relu())
 
 
-def test_additions_in_a_forward_of_its_own_are_counted_once() -> None:
+def test_additions_in_a_custom_forward_are_counted_once() -> None:
     torch.manual_seed(0)
     model = Positions().eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
@@ -188,7 +188,7 @@ class Sometimes(nn.Conv2d):
         return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias)
 
 
-def test_a_forward_of_its_own_that_skips_its_convolution() -> None:
+def test_a_custom_forward_that_skips_its_convolution() -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 1), Sometimes(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)]
     model = nn.Sequential(*layers).eval()

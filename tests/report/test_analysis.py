@@ -160,7 +160,7 @@ class TestLayer:
         assert net.training
         assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
-    def test_a_rate_that_is_none(self) -> None:
+    def test_a_rate_that_is_invalid(self) -> None:
         with pytest.raises(fpgm.RequestError, match="rate is 2"):
             analyze(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)), X, rate=2)
 

@@ -100,7 +100,7 @@ def test_a_norm_of_zero_on_a_logarithmic_scale(tmp_path: Path) -> None:
     assert "NaN" not in (tmp_path / "a.svg").read_text()
 
 
-def test_what_goes_is_marked() -> None:
+def test_removed_units_are_marked() -> None:
     kinds = [row["kind"] for row in rows_of(figures.filter_map(LAYER, {1, 2}))]
     assert kinds.count("removed") == 2
     assert kinds[1] == kinds[2] == "removed"

@@ -56,7 +56,7 @@ class TestFolders:
         with pytest.raises(fpgm.FileError, match="has neither results"):
             read_run(tmp_path)
 
-    def test_a_plan_that_is_none(self, tmp_path: Path) -> None:
+    def test_a_plan_that_is_invalid(self, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text("{}")
         (tmp_path / "plan.json").write_text("{}")
         with pytest.raises(fpgm.FileError, match=r"plan\.json cannot be read"):
@@ -100,7 +100,7 @@ class TestFolders:
             read_run(tmp_path)
         assert "\n" not in str(caught.value)
 
-    def test_numbers_that_are_none(self, tmp_path: Path) -> None:
+    def test_numbers_that_are_invalid(self, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text('{"accuracy": {"original": 0.5, "compact": NaN}}')
         (tmp_path / "metrics.jsonl").write_text(
             '{"epoch": 1, "test_accuracy": null}\n{"epoch": 2, "test_accuracy": NaN}\n'
@@ -213,7 +213,7 @@ class TestComparison:
         results = decode(ResultsRecord, {"model": "m", "accuracy": accuracy, "asked": requested})
         return Run(name, results, fpgm.Plan("", {}, (), macs_before=100, macs_after=left))
 
-    def test_only_runs_of_one_setting_stand_on_a_line(self) -> None:
+    def test_a_line_connects_only_runs_of_one_setting(self) -> None:
         runs = [
             self.point("a", 50, {"compact": 0.5}, macs=0.5, criterion="fpgm"),
             self.point("b", 70, {"compact": 0.6}, macs=0.3, criterion="fpgm"),
@@ -324,7 +324,7 @@ class TestCommand:
             "file": str(tmp_path / "a.html"), "bytes": (tmp_path / "a.html").stat().st_size
         }  # fmt: skip
 
-    def test_what_makes_no_sense(self, folder: Path, tmp_path: Path) -> None:
+    def test_invalid_values(self, folder: Path, tmp_path: Path) -> None:
         assert "add --compare" in refused("report", folder, folder)
         assert "--serve follows one folder" in refused(
             "report", folder, folder, "--compare", "--serve"

@@ -40,7 +40,7 @@ def folder(real_run: Path) -> Path:
 
 
 class TestPage:
-    def test_what_a_reader_wants_to_know_first(self, folder: Path) -> None:
+    def test_what_a_reader_needs_to_know_first(self, folder: Path) -> None:
         cards_by_name = {card.name: card for card in cards(read_run(folder))}
         assert list(cards_by_name) == ["MACs", "Parameters", "Latency", "Accuracy", "Certificate"]
         assert cards_by_name["MACs"].value.startswith("−50.")

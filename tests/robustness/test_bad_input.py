@@ -104,7 +104,7 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), REQUESTS, ids=[m for _, m in REQUESTS])
-def test_requests_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_invalid_requests(options: dict[str, Any], message: str) -> None:
     model = digits()
     assert answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, **options)) == message
     assert answer(fpgm.RequestError, model, lambda: fpgm.prune(model, X, **options)) == message
@@ -122,7 +122,7 @@ def test_the_nearest_requests_that_do_make_sense() -> None:
             assert isinstance(fpgm.plan(model, X, **options), fpgm.Plan)
 
 
-def test_a_target_out_of_reach_says_how_far_one_can_go() -> None:
+def test_an_unreachable_target_names_the_maximum() -> None:
     model = digits()
     message = answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, macs=0.9999))
     assert message == (
@@ -186,7 +186,7 @@ def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
     )
 
 
-def test_a_half_precision_model_wants_a_half_precision_example() -> None:
+def test_a_half_precision_model_needs_a_half_precision_example() -> None:
     model = digits().half()
     message = answer(ForwardError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (

@@ -115,7 +115,7 @@ LEFT = {"compare": ["rows"], "train": ["run"], "reproduce": ["paper"]}
     "name",
     mostly_swept([item for item in COMMANDS if item != "data"], ("prune", "export", "train")),
 )
-def test_no_room(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
+def test_no_space(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     args = COMMANDS[name](place, small, recipe)

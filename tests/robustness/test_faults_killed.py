@@ -152,7 +152,7 @@ def test_going_back_may_be_killed_too(tmp_path: Path) -> None:
     assert marks > 2
 
 
-def test_what_has_to_go_back_is_not_tidied_away(tmp_path: Path) -> None:
+def test_backups_to_restore_are_not_removed(tmp_path: Path) -> None:
     """Whoever writes there next removes leftovers: these are all there is of the old results."""
     work = Work(tmp_path / "place")
     work.write("old", res.ANALYSIS, res.BENCH)
@@ -166,7 +166,7 @@ def test_what_has_to_go_back_is_not_tidied_away(tmp_path: Path) -> None:
     assert work.whole() == "old"
 
 
-def test_a_swap_that_cannot_even_go_back_loses_nothing(
+def test_a_replacement_that_cannot_be_undone_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a second Ctrl-C: the next process to look goes back."""
@@ -196,7 +196,7 @@ def test_what_others_are_at_is_not_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_none_of_ours_is_not_removed(tmp_path: Path) -> None:
+def test_foreign_files_are_not_removed(tmp_path: Path) -> None:
     """Other programs call their unfinished files so too; and a pipe is not waited for."""
     (tmp_path / ".it.part").mkdir()
     (tmp_path / ".it.txt.part").mkdir()

@@ -38,7 +38,7 @@ def test_memory_without_bound_would_be_noticed() -> None:
         torch.zeros(2**32)
 
 
-def test_positions_that_are_none(tmp_path: Path) -> None:
+def test_positions_that_are_invalid(tmp_path: Path) -> None:
     """A plan whose adapters pick nothing at all: whatever becomes of it, Python says nothing."""
     model = digits()
     plan = fpgm.plan(model, GREY, rate=0.5, align=1, residual="independent")

@@ -144,7 +144,7 @@ NOISE: dict[str, Any] = {
 }
 
 
-def test_a_size_that_only_training_uses_is_found_behind_a_table_of_functions() -> None:
+def test_a_size_that_only_training_uses_is_detected_behind_a_table_of_functions() -> None:
     net = NoisyInTraining()
     with pytest.raises(fpgm.ModelError, match="nothing to prune"):
         fpgm.plan(net, X, rate=0.5, align=1)

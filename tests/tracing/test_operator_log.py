@@ -70,7 +70,7 @@ def test_an_attribute_that_nothing_reads_does_not_show() -> None:
     assert with_dim("nothing", 8).is_same(with_dim("nothing", 4), sizes_may_differ=False)
 
 
-def test_sizes_of_channels_may_differ_if_the_caller_says_so() -> None:
+def test_sizes_of_channels_may_differ_if_the_caller_reports_it() -> None:
     wide, narrow = Scaled("size"), Scaled("size", 4)
     narrow.first, narrow.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
     assert log_of(wide).is_same(log_of(narrow), sizes_may_differ=True)

@@ -96,7 +96,7 @@ def test_torchvision_resnet50() -> None:
 @pytest.mark.parametrize(
     ("name", "projections"), [("resnet18", (2, 3, 4)), ("resnet50", (1, 2, 3, 4))]
 )
-def test_projection_shortcuts_stay_whole(name: str, projections: tuple[int, ...]) -> None:
+def test_projection_shortcuts_are_not_pruned(name: str, projections: tuple[int, ...]) -> None:
     model = torchvision_model(name)
     plan = paper_plan(model, 64)
     small = fpgm.compact(model, plan)

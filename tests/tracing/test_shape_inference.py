@@ -141,7 +141,7 @@ def _checked(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("mind", [_quietly, _scaled_by_inverse, _checked])
-def test_a_model_that_minds_zeros_is_replayed_with_values(mind: Callable[[Tensor], Tensor]) -> None:
+def test_a_model_that_reads_values_is_run_with_values(mind: Callable[[Tensor], Tensor]) -> None:
     net = Minding(mind).eval()
     plan = fpgm.plan(net, X, rate=0.5, align=1)
     layers = {layer for group in plan.groups for layer in group.layers}

@@ -113,7 +113,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_makes_no_sense(table: dict[str, Any], message: str) -> None:
+def test_invalid_values(table: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         make_recipe(table, "r.toml")
     assert str(caught.value) == f"r.toml: {message}"
@@ -127,7 +127,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_recipe(tmp_path / "bad.toml")
 
 
-def test_a_circle_of_recipes_is_found(tmp_path: Path) -> None:
+def test_a_circle_of_recipes_is_detected(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"')
     (tmp_path / "b.toml").write_text('extends = "a.toml"')
     with pytest.raises(FileError, match=r"/a\.toml extends itself: "):
@@ -166,7 +166,7 @@ def test_a_shipped_recipe_can_be_built_on_and_one_budget_takes_another_s_place(
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet20-pretrained", "cifar10-vgg16-pretrained"])
-def test_a_recipe_from_trained_weights_wants_them(name: str) -> None:
+def test_a_recipe_from_trained_weights_needs_them(name: str) -> None:
     file = SHIPPED / f"{name}.toml"
     with pytest.raises(RequestError) as caught:
         read_recipe(file)
@@ -309,7 +309,7 @@ def test_a_recipe_is_a_table(tmp_path: Path) -> None:
         ({"interval": 3, "end": 2}, "prune.end"),
     ],
 )
-def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | None) -> None:
+def test_a_start_after_the_end(prune: dict[str, int], message: str | None) -> None:
     epochs = 3 if "end" in prune else 1
     table = with_(train={"epochs": epochs}, prune={"rate": 0.4, **prune})
     if message is None:
@@ -322,7 +322,7 @@ def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | 
     )
 
 
-def test_a_holding_that_never_comes() -> None:
+def test_a_hold_after_the_end() -> None:
     with pytest.raises(RequestError, match=r"own: prune\.hold comes after the last epoch\."):
         make_recipe(with_(train={"epochs": 2}, prune={"rate": 0.4, "hold": 3}), "own")
 

@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_comes_after_the_one_before(tmp_path: Path) -> None:
+def test_checkpoints_are_in_order(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for epoch in (99_999, 100_000):
         checkpoints.save(epoch, {"epoch": epoch})
@@ -217,7 +217,7 @@ def test_a_process_without_a_group_returns_normally(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_restarted_and_goes_on(tiny: str, tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_continues(tiny: str, tmp_path: Path) -> None:
     """One of two processes dies once in its third epoch; the launcher starts both again."""
     (tmp_path / "fatal.py").write_text(
         Path(tiny.partition(":")[0]).read_text()

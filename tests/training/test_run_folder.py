@@ -252,7 +252,7 @@ def test_checkpoints_of_another_network_are_refused(tiny: str, tmp_path: Path) -
         ("return y.view(7)", "The model's forward fails on an image of 1×3×16×16: "),
     ],
 )
-def test_outputs_that_are_none(tiny: str, tmp_path: Path, body: str, message: str) -> None:
+def test_outputs_that_are_invalid(tiny: str, tmp_path: Path, body: str, message: str) -> None:
     net = Path(tiny.partition(":")[0])
     net.write_text(
         f"{net.read_text()}\nclass Odd(nn.Module):\n"

@@ -227,7 +227,7 @@ def test_locks_are_new_and_what_cannot_be_copied_is_shared() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_scripted_part_stays_whole_and_the_rest_shrinks() -> None:
+def test_a_scripted_part_is_not_pruned_and_the_rest_shrinks() -> None:
     class Scripted(Chain):
         def __init__(self) -> None:
             super().__init__()

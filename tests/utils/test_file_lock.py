@@ -96,7 +96,7 @@ def test_a_forked_worker_does_not_keep_it(tmp_path: Path) -> None:
 
 
 @unix
-def test_a_lock_that_its_owner_takes_away_meanwhile_is_none(
+def test_a_lock_that_its_owner_removes_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A third process would make another file of that name, and hold its lock too."""

@@ -156,7 +156,7 @@ def test_a_head_keeps_its_classes_in_every_container(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
-def test_a_wrong_class_is_found_in_every_container(kind: str) -> None:
+def test_a_wrong_class_is_detected_in_every_container(kind: str) -> None:
     wrap, path = CONTAINERS[kind]
     model = Head(wrap)
     plan = fpgm.plan(model, X, rate=0.5, align=1)

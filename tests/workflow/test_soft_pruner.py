@@ -110,7 +110,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_without_a_jump(name: str) -> None:
+def test_training_continues_without_a_jump(name: str) -> None:
     """The next 20 steps of the compact model are those of the masked one, momentum included."""
     torch.manual_seed(0)
     net = Block().double()
@@ -158,7 +158,7 @@ def test_a_foreign_optimizer_is_refused_and_unchanged() -> None:
     assert all(a is b for a, b in zip(before, optimizer.param_groups[0]["params"], strict=True))
 
 
-def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
+def test_a_saved_state_resumes_as_if_never_stopped() -> None:
     def run(stop: bool) -> tuple[list[fpgm.workflow.soft_pruner.Step], Tensor]:
         torch.manual_seed(0)
         net = Block()

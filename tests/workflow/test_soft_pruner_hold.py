@@ -58,7 +58,7 @@ def test_soft_first_then_held() -> None:
     torch.testing.assert_close(small.eval()(X), net.eval()(X), rtol=1e-5, atol=1e-6)
 
 
-def test_holding_goes_on_after_resuming() -> None:
+def test_holding_continues_after_resuming() -> None:
     torch.manual_seed(0)
     net = Block(torch.sigmoid)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
