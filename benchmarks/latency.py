@@ -93,7 +93,7 @@ class Bench:
         self._pair: tuple[nn.Module, nn.Module]
         runs.mkdir(parents=True, exist_ok=True)
 
-    def kept(self, name: str, measure: Any) -> dict[str, Any]:
+    def load_or_measure(self, name: str, measure: Any) -> dict[str, Any]:
         """Return the stored result of this name; measure it if there is none."""
         file = self.runs / name
         if not file.exists():
@@ -274,7 +274,7 @@ def main() -> None:
     def known(name: str, measure: Any) -> dict[str, Any] | None:
         if options.only_table and not (options.runs / name).exists():
             return None
-        return bench.kept(name, measure)
+        return bench.load_or_measure(name, measure)
 
     targets = [
         known(f"target-{m}-{b}-{t}.json", lambda m=m, b=b, t=t: bench.target(m, b, t))

@@ -265,4 +265,4 @@ def test_a_budget_in_time_aligns_narrow_layers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(BACKENDS, "ideal", Ideal())
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 24, 3), nn.Conv2d(24, 64, 3))
     planned = Planner(model, torch.zeros(1, 3, 9, 9), budget=Budget(latency=0.3))
-    assert [planned.rounder.kept(n, 0.3) for n in (16, 24, 64)] == [8, 16, 48]
+    assert [planned.rounder.kept_units(n, 0.3) for n in (16, 24, 64)] == [8, 16, 48]

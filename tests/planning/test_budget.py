@@ -32,7 +32,7 @@ from fpgm.utils.example_inputs import as_examples
     ],
 )
 def test_nearest_aligned_width(units: int, rate: float, kept: int) -> None:
-    assert Rounder(align=8).kept(units, rate) == kept
+    assert Rounder(align=8).kept_units(units, rate) == kept
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_unit_of_several_channels_steps_in_channels() -> None:
 
 @pytest.mark.parametrize(("units", "gone"), [(16, 6), (32, 12), (64, 25)])
 def test_the_paper_removes_the_whole_part_of_n_times_p(units: int, gone: int) -> None:
-    assert units - Rounder(rounding="paper").kept(units, 0.4) == gone
-    assert units - Rounder(align=8, rounding="paper").kept(units, 0.4) == gone
+    assert units - Rounder(rounding="paper").kept_units(units, 0.4) == gone
+    assert units - Rounder(align=8, rounding="paper").kept_units(units, 0.4) == gone
 
 
 def test_rounding_below_an_integer_counts_as_that_integer() -> None:
     assert 100 * 0.29 < 29  # in floating point
-    assert Rounder(rounding="paper").kept(100, 0.29) == 71
+    assert Rounder(rounding="paper").kept_units(100, 0.29) == 71
 
 
 def test_paper_counts_in_a_network() -> None:

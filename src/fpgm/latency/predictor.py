@@ -191,7 +191,7 @@ def _time_grid(layer: LayerSpec, table: LatencyTable, rounder: Rounder) -> Float
 
 def _widths_to_time(width: int, rounder: Rounder) -> list[int]:
     """Return the rounded widths at a few fractions of a width."""
-    return sorted({rounder.kept(width, 1 - ratio) for ratio in WIDTH_RATIOS})
+    return sorted({rounder.kept_units(width, 1 - ratio) for ratio in WIDTH_RATIOS})
 
 
 def _interpolate(widths: Floats, timed: Sequence[int], times: Sequence[float]) -> Floats:

@@ -261,7 +261,7 @@ class Selector:
     def _removed_count(self, group: ChannelGroup, rate: float) -> int:
         """Count the units of a group removed at a rate, once its width is rounded."""
         units = len(group.units)
-        return units - self.rounder.kept(units, rate, group.channels_per_unit)
+        return units - self.rounder.kept_units(units, rate, group.channels_per_unit)
 
     def _step(self, group: ChannelGroup) -> int:
         """Return the alignment step of the group's width, in units."""

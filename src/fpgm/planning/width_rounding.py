@@ -34,12 +34,12 @@ class Rounder:
         if self.rounding not in ("nearest", "paper"):
             raise RequestError(f"rounding is {self.rounding!r}: give 'nearest' or 'paper'.")
 
-    def kept(self, units: int, rate: float, channels_per_unit: int = 1) -> int:
+    def kept_units(self, units: int, rate: float, channels_per_unit: int = 1) -> int:
         """Return how many units stay. `paper` removes int(n · rate); `nearest` aligns widths.
 
-        >>> Rounder(align=8).kept(64, 0.4), Rounder(align=8).kept(16, 0.4)
+        >>> Rounder(align=8).kept_units(64, 0.4), Rounder(align=8).kept_units(16, 0.4)
         (40, 10)
-        >>> Rounder(rounding="paper").kept(64, 0.4)
+        >>> Rounder(rounding="paper").kept_units(64, 0.4)
         39
         """
         lowest = min(units, math.ceil(self.min_channels / channels_per_unit))

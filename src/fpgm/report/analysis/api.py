@@ -180,7 +180,7 @@ def _analyze_layer(
 def _criteria_overlap(scores: Mapping[str, Tensor], rate: float) -> dict[str, float]:
     """Compute, for each pair of criteria, the fraction of filters that both would remove."""
     total = len(next(iter(scores.values())))
-    count = total - Rounder(align=1).kept(total, rate)
+    count = total - Rounder(align=1).kept_units(total, rate)
     chosen = {
         name: set(criteria.ranking(values)[:count].tolist()) for name, values in scores.items()
     }
