@@ -19,7 +19,7 @@ class ValuesNeededError(BaseException):
     """The model's own code reads values; not an `Exception`, which that code might catch."""
 
 
-_DATA_DEPENDENT = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+_LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
 def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
@@ -43,7 +43,7 @@ def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]
     if func is _BATCH_NORM:
         return _batch_norm(*args)
     if func not in _SHAPES:
-        if _reads_values(func, args):
+        if _looks_at_values(func, args):
             raise ValuesNeededError
         return None
     shape_of, count = _SHAPES[func]
@@ -70,7 +70,7 @@ def _batch_norm(
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
     """Normalize zeros; the statistics of the batch have no values either."""
     given = [t for t in (weight, bias, mean, variance) if t is not None]
-    fits = x.ndim > 1 and _is_plain(x) and _same_dtype_and_device(x, *given)
+    fits = x.ndim > 1 and _is_plain(x) and _alike(x, *given)
     if not fits or any(t.shape != x.shape[1:2] for t in given):
         return None
     if not training and (mean is None or variance is None):
@@ -79,18 +79,18 @@ def _batch_norm(
     return torch.zeros_like(x), _zeros(x, statistics), _zeros(x, statistics)
 
 
-def _reads_values(func: Any, args: tuple[Any, ...]) -> bool:
+def _looks_at_values(func: Any, args: tuple[Any, ...]) -> bool:
     if isinstance(func, HigherOrderOperator):
         return True
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype == torch.bool for index in args[1])
-    return _may_read_values(func)
+    return _may_look(func)
 
 
 @cache
-def _may_read_values(func: Any) -> bool:
+def _may_look(func: Any) -> bool:
     """Tell whether an operator reads values, or is a custom one, for which this is unknown."""
-    return func.namespace not in ("aten", "prims") or not _DATA_DEPENDENT.isdisjoint(func.tags)
+    return func.namespace not in ("aten", "prims") or not _LOOKS.isdisjoint(func.tags)
 
 
 def _convolution(
@@ -110,7 +110,7 @@ def _convolution(
     lists = (stride, padding, dilation, output_padding)
     if any(len(numbers) != x.ndim - 2 for numbers in lists):
         return None
-    if x.ndim != weight.ndim or x.shape[1] != reads or not _same_dtype_and_device(x, weight, bias):
+    if x.ndim != weight.ndim or x.shape[1] != reads or not _alike(x, weight, bias):
         return None
     if bias is not None and len(bias) != writes:
         return None
@@ -130,16 +130,12 @@ def _convolution(
 
 def _product(a: Tensor, b: Tensor) -> list[int] | None:
     fits = a.ndim == b.ndim and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
-    return [*a.shape[:-1], b.shape[-1]] if fits and _same_dtype_and_device(a, b) else None
+    return [*a.shape[:-1], b.shape[-1]] if fits and _alike(a, b) else None
 
 
 def _add_product(added: Tensor, a: Tensor, b: Tensor) -> list[int] | None:
     shape = _product(a, b)
-    fits = (
-        shape is not None
-        and list(added.shape) in (shape[-1:], shape)
-        and _same_dtype_and_device(added, a)
-    )
+    fits = shape is not None and list(added.shape) in (shape[-1:], shape) and _alike(added, a)
     return shape if fits else None
 
 
@@ -152,7 +148,7 @@ def _max_pool(
     ceil_mode: bool = False,
 ) -> list[int] | None:
     """Compute sizes like torch's `pooling_output_shape`; None where torch raises or warns."""
-    lists = [_as_pair(numbers) for numbers in (kernel, stride or kernel, padding, dilation)]
+    lists = [_both(numbers) for numbers in (kernel, stride or kernel, padding, dilation)]
     if x.ndim != 4 or not x.is_floating_point() or any(len(numbers) != 2 for numbers in lists):
         return None
     sizes = []
@@ -167,12 +163,12 @@ def _max_pool(
     return [*x.shape[:2], *sizes] if min(*x.shape, *sizes) > 0 else None
 
 
-def _as_pair(numbers: Sequence[int]) -> Sequence[int]:
+def _both(numbers: Sequence[int]) -> Sequence[int]:
     """Repeat a single number for both dims."""
     return [*numbers, *numbers] if len(numbers) == 1 else numbers
 
 
-def _same_dtype_and_device(*tensors: Tensor | None) -> bool:
+def _alike(*tensors: Tensor | None) -> bool:
     return len({(t.dtype, t.device) for t in tensors if t is not None}) == 1
 
 

@@ -60,7 +60,7 @@ FIXED_SIZE_OPS = movement.FIXED_SIZE_OPS | slice_concat.FIXED_SIZE_OPS | factory
 """Operators whose sizes may be constants in the user's code; the tracer records them."""
 
 _ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", *factory.RULES} - {"equal"}
-"""Operators whose results need no labels: a weight reads them, or only shapes are read."""
+"""Operators at which labels rightly end: a weight reads them, or nothing but shapes is read."""
 
 _OFFSETS = {"add", "clamp", "clamp_min", "maximum", "exp", "sigmoid", "softplus"}
 
