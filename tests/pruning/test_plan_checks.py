@@ -39,6 +39,7 @@ class Net(nn.Module):
         self.b = nn.Conv2d(8, 4, 1)
         self.width, self.parts, self.stride, self.flag = 8, [4, 4], 8, True
         self.set = 0
+        self.mean = torch.zeros(8)
 
     @property
     def height(self) -> int:
@@ -95,7 +96,7 @@ class TestAttributes:
 
     @pytest.mark.parametrize(
         ("name", "before"),
-        [("training", 0), ("flag", 1), ("__class__", 8), ("width", 9), ("height", 8)],
+        [("training", 0), ("flag", 1), ("__class__", 8), ("width", 9), ("height", 8), ("mean", 8)],
     )
     def test_what_is_not_there_stays(self, plan: Plan, name: str, before: int) -> None:
         other = Attribute("", name, max(before, 1), 1)
@@ -139,6 +140,13 @@ class TestAttributes:
         check_places(net, replace(plan, attributes=(same,)), ())
         with pytest.raises(PlanError, match=f"{name} of 'extra' becomes 3"):
             check_places(net, replace(plan, attributes=(other,)), ())
+
+    def test_a_cut_of_a_dim_of_size_one_removes_nothing(self, plan: Plan) -> None:
+        net, cut = made(), Cut("b.weight", 3, 3, (0,), "reads")
+        odd = replace(plan, cuts=(*plan.cuts, cut))
+        assert fpgm.compact(net, odd).b.weight.shape == (4, 4, 1, 1)  # type: ignore[union-attr]
+        assert fpgm.verify(net, odd, X).ok
+        fpgm.mask_(net, odd)
 
     def test_none_is_changed_twice(self, plan: Plan) -> None:
         twice = replace(plan, attributes=plan.attributes * 2)

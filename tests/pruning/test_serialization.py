@@ -257,6 +257,13 @@ def test_state_that_is_no_tensor_cannot_be_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sparse_buffer_cannot_be_saved(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(2).to_sparse())
+    with pytest.raises(fpgm.ModelError, match="its state 'adjacency' is stored as sparse_coo"):
+        fpgm.save(model, tmp_path / "x.safetensors")
+
+
 def test_files_that_are_not_ours(tmp_path: Path, file: Path) -> None:
     path = tmp_path / "wrong"
     assert refused(path) == "FILE does not exist."

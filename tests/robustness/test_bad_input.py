@@ -100,6 +100,14 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"rate": 0.4, "rounding": "up"}, "rounding is 'up': give 'nearest' or 'paper'."),
     ({"rate": 0.4, "align": 0}, "align is 0: give an integer of at least 1."),
     ({"rate": 0.4, "min_channels": 0}, "min_channels is 0: give an integer of at least 1."),
+    ({"rate": 0.4, "ignore": [1]}, "ignore is [1]: give a list of patterns."),
+    ({"rate": 0.4, "ignore": None}, "ignore is None: give a list of patterns."),
+    ({"rate": 0.4, "criterion": None}, "criterion is None: give a name or a function."),
+    ({"rate": 0.4, "seed": "0"}, "seed is '0': give a whole number below 2**62."),
+    ({"rate": 0.4, "seed": 2**70}, f"seed is {2**70}: give a whole number below 2**62."),
+    ({"rate": 0.4, "approximate": "no"}, "approximate is 'no': give True or False."),
+    ({"rates": [0.4]}, 'rates is [0.4]: give a dict such as {"layer3.*": 0.2}.'),
+    ({"rates": {1: 0.4}}, 'rates is {1: 0.4}: give a dict such as {"layer3.*": 0.2}.'),
 ]
 
 

@@ -206,3 +206,17 @@ class SparseAdjacency(nn.Module):
         sparse = self.dense.to_sparse()
         parts = [torch.sparse.mm(sparse, self.a(one)).relu() for one in x]
         return self.head(self.b(torch.stack(parts)).relu())
+
+
+@network(FAMILY, floats(NODES, 5))
+class SparseBuffer(nn.Module):
+    """The adjacency is kept as a sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", adjacency().to_sparse())
+        self.a, self.b, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sparse.mm(self.adjacency, self.a(x)).relu()
+        return self.head((self.adjacency @ self.b(x)).relu())

@@ -244,3 +244,24 @@ def test_a_scripted_part_is_not_pruned_and_the_rest_shrinks() -> None:
         before = small(X)
         next(net.b.parameters()).add_(1)
         assert torch.equal(small(X), before)
+
+
+def traced(layers: nn.Module) -> nn.Module:
+    module: nn.Module = torch.jit.trace(layers, torch.randn(2, 8, 4, 4))  # type: ignore[no-untyped-call]
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, traced])
+def test_training_a_copy_of_a_scripted_part_leaves_the_original_alone(
+    compiled: Callable[[nn.Module], nn.Module],
+) -> None:
+    net: Any = Chain()
+    net.a = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    net.b = compiled(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()))
+    next(net.b.parameters()).requires_grad_(False)
+    small = fpgm.prune(net, X, rate=0.5, align=1)
+    assert all(p.is_leaf for p in small.parameters())
+    assert not next(small.b.parameters()).requires_grad  # type: ignore[union-attr]
+    small(X).sum().backward()
+    assert all(p.grad is None for p in net.parameters())

@@ -233,9 +233,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
             "padded tensor."
         ),
     ),
+    "masked tensor": (
+        lambda y: torch.masked.masked_tensor(y.detach(), y > 0),
+        "a MaskedTensor at out, which few operators support: return its data and its mask.",
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_read_is_refused_by_name(kind: str) -> None:
     wrap, message = REFUSED[kind]
@@ -269,3 +274,17 @@ def test_a_tensor_returned_twice_counts_twice() -> None:
 
 def test_inputs_that_are_no_output_are_skipped_quietly() -> None:
     assert tensors_in((X, object(), (n for n in range(2)))) == [X]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda y: torch.quantize_per_tensor(y.float(), 0.01, 0, torch.qint8),
+        lambda y: y.to_sparse(),
+        lambda y: y.to_sparse_csr(),
+    ],
+    ids=["quantized", "sparse", "sparse rows"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_outputs_that_are_not_stored_densely_are_certified(store: Callable[[Tensor], Any]) -> None:
+    assert fpgm.prune(Head(store), X, rate=0.5, align=1).fpgm_plans

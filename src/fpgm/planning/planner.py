@@ -422,6 +422,9 @@ def check_model(model: nn.Module) -> nn.Module:
                 f"'{name}' has no values yet: run the model once (lazy modules) or load its "
                 "weights (meta device) before pruning."
             )
+        if tensor.layout != torch.strided and isinstance(tensor, nn.Parameter):
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise ModelError(f"'{name}' is stored as {layout}: make it dense before pruning.")
     return model
 
 

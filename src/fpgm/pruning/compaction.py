@@ -66,6 +66,7 @@ def compact(
     return small
 
 
+@torch.inference_mode(False)  # its weights must be trainable, wherever the user calls this
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     """Build the compact model; without `values`, its parameters are zeros of the right shape."""
     cuts = by_tensor(plan.cuts)

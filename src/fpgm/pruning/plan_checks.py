@@ -86,7 +86,8 @@ def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.
         module = modules.get(a.module)
         held = None if module is None else _attribute_value(module, a.name)
         held = tuple(held) if isinstance(held, list) else held
-        if module is None or type(held) is bool or held != a.before:
+        is_size = isinstance(held, int | tuple) and type(held) is not bool
+        if module is None or not is_size or held != a.before:
             raise PlanError(f"The plan is damaged: '{a.module}' has no {a.name} of {a.before}.")
         if not holds_size(module, a.name):
             raise PlanError(

@@ -39,7 +39,12 @@ class RemovedSlices:
 
     @classmethod
     def of(cls, c: Cut, tensor: Tensor) -> RemovedSlices:
-        """Look up what a cut removes from a tensor of this shape and device."""
+        """Look up what a cut removes from a tensor of this shape and device.
+
+        As in `cut`, dims of size 1 lose nothing.
+        """
+        if tensor.shape[c.dim] == 1 and c.size > 1:
+            return cls(c.dim, ())
         rows = tensor.shape[0] // c.blocks
         parts = [
             (

@@ -181,7 +181,11 @@ class OperatorLog:
             if tensor.layout is not torch.strided or tensor.numel() > _MAX_NUMBERS:
                 self.complete = False
                 return None
-            return str(tensor.dtype), tuple(tensor.shape), repr(tensor.tolist())
+            try:
+                return str(tensor.dtype), tuple(tensor.shape), repr(tensor.tolist())
+            except (RuntimeError, TypeError):  # a subclass may hold no numbers of its own
+                self.complete = False
+                return None
 
     def _number(self, tensor: Tensor, number: Any) -> None:
         numbers, key = self._numbers, id(tensor)

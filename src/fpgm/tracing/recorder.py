@@ -144,6 +144,9 @@ class TraceRecorder(Tracer):
             raise shape_inference.ValuesNeededError  # initialized from its first input
         return super().call(func, args, kwargs)
 
+    def on_rule_error(self, func: Any, args: tuple[Any, ...], out: Any, error: Exception) -> None:
+        rules.give_up(self, f"the rule for '{rules.name_of(func)}' failed ({error!r})", args, out)
+
     def note_read_by(self, weight: Tensor, labels: Tensor) -> None:
         if self.is_lifted(weight) or not self.is_constant(weight):
             self.offset_reads.append(labels)
@@ -424,7 +427,10 @@ def record_eval_passes(
 ) -> list[tuple[Example, ForwardError]]:
     """Run the examples in eval mode; return those that fail, or raise if all of them do."""
     if recorder.code.changes_mode or any(m.training for m in all_modules(recorder.model)):
-        recorder.model.eval()
+        try:
+            recorder.model.eval()
+        except Exception as cause:  # the model's own code; that of torch.export always raises
+            raise ModelError(f"The model's own eval() fails: {describe_error(cause)}.") from cause
     failed = []
     for example in examples:
         error = _run_or_error(_run, recorder, example, keep_outputs)
@@ -564,4 +570,5 @@ def _parameter_infos(model: nn.Module) -> dict[int, ParameterInfo]:
     return {
         id(tensor): ParameterInfo(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
         for name, tensor in named_tensors(model).items()
+        if tensor.layout == torch.strided  # a sparse adjacency matrix stays whole
     }

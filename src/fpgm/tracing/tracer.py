@@ -166,9 +166,12 @@ class Tracer(TorchDispatchMode):
             ValueError,
             AssertionError,
         ) as error:
-            # An error in our code must not look like one in the user's code.
-            raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
+            self.on_rule_error(func, (*args, *kwargs.values()), out, error)
         return out
+
+    def on_rule_error(self, func: Any, args: tuple[Any, ...], out: Any, error: Exception) -> None:
+        """Raise an error of our own: one in our code must not look like one in the user's."""
+        raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
 
     def _run_nested(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Tensor]

@@ -87,7 +87,8 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
 
 def _copies_by_attributes(kind: type[nn.Module]) -> bool:
     return (
-        not hasattr(kind, "__deepcopy__")
+        not issubclass(kind, torch.jit.ScriptModule)
+        and not hasattr(kind, "__deepcopy__")
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__setstate__.__module__.startswith(_DEFAULT_SETSTATE)
         and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
@@ -135,6 +136,8 @@ def _copy(value: Any, memo: Memo) -> Any:
             *(_copy(v, memo) for v in value.args),
             **{k: _copy(v, memo) for k, v in value.keywords.items()},
         )
+    elif isinstance(value, torch.jit.ScriptModule):
+        new = _copy_scripted(value, memo)
     elif isinstance(value, Tensor) and not value.is_leaf:
         new = value.detach().clone()  # a cached result: deepcopy refuses those
     else:
@@ -144,6 +147,18 @@ def _copy(value: Any, memo: Memo) -> Any:
 
 
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set, deque))
+
+
+def _copy_scripted(module: torch.jit.ScriptModule, memo: Memo) -> torch.jit.ScriptModule:
+    """Copy a scripted or traced module; torch would record the copying of its parameters.
+
+    Then training the copy would put gradients into the original's parameters.
+    """
+    with torch.no_grad():
+        new: torch.jit.ScriptModule = _deepcopy(module, memo)
+    for parameter, copied in zip(module.parameters(), new.parameters(), strict=True):
+        copied.requires_grad_(parameter.requires_grad)
+    return new
 
 
 def _copy_items(value: Any, memo: Memo) -> Any:

@@ -40,7 +40,7 @@ def _wide_tensors(model: nn.Module) -> list[Tensor]:
     return [
         t.detach()
         for t in named_tensors(model).values()
-        if t.dtype in _WIDE and not t.is_meta and t.numel()
+        if t.dtype in _WIDE and not t.is_meta and t.numel() and t.layout == torch.strided
     ]
 
 

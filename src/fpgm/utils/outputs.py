@@ -82,6 +82,8 @@ class _OutputReader:
         if isinstance(value, Tensor):
             if self.strict and value.is_nested:
                 raise _unreadable_error(value, path, "return a list of tensors, or a padded tensor")
+            if self.strict and type(value).__name__ == "MaskedTensor":  # of torch.masked
+                raise _unreadable_error(value, path, "return its data and its mask")
             yield Leaf(path, value)
             yield from self._tensor_attributes(value, path)
         elif isinstance(value, PLAIN_TYPES):
@@ -197,8 +199,12 @@ def _check_readable(value: Any, path: str) -> None:
 def _unreadable_error(value: Any, path: str, why: str, link: str = "") -> ModelError:
     name = type(value).__name__
     if isinstance(value, Tensor):
-        name = "nested tensor"
-        link, why = "", f"whose rows differ in size: {why}"
+        name, problem = (
+            ("nested tensor", "whose rows differ in size")
+            if value.is_nested
+            else (name, "which few operators support")
+        )
+        link, why = "", f"{problem}: {why}"
     article = "an" if name[0].lower() in "aeiou" else "a"
     return ModelError(f"The model returns {article} {name} at {path}, {link}{why}.")
 
@@ -242,4 +248,13 @@ def _slots(kind: type) -> list[str]:
 
 def find_nan(outputs: list[Leaf]) -> set[str]:
     """Return the paths of the outputs that hold NaN."""
-    return {leaf.path for leaf in outputs if leaf.is_tensor and bool(leaf.value.isnan().any())}
+    tensors = {leaf.path: to_dense(leaf.value) for leaf in outputs if leaf.is_tensor}
+    return {path for path, tensor in tensors.items() if bool(tensor.isnan().any())}
+
+
+def to_dense(value: Tensor) -> Tensor:
+    """Return the numbers of a tensor, which may be sparse or quantized, as a regular tensor."""
+    value = value.detach()
+    value = value.dequantize() if value.is_quantized else value
+    dense: Tensor = value.to_dense() if value.layout != torch.strided else value
+    return dense

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fpgm.errors import RequestError
 from fpgm.latency.budget_search import BackendConfig
 from fpgm.planning.budget import Budget
-from fpgm.planning.options import PlanOptions, criterion_name
+from fpgm.planning.options import PlanOptions, are_texts, criterion_name
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.utils.progress import Progress
 
@@ -33,6 +34,8 @@ class PlanRequest(PlanOptions):
     @property
     def budget(self) -> Budget:
         """Return the amount to remove."""
+        if not isinstance(self.rates or {}, Mapping) or not are_texts(self.rates or {}):
+            raise RequestError(f'rates is {self.rates!r}: give a dict such as {{"layer3.*": 0.2}}.')
         rates = dict(self.rates or {})
         return Budget(self.rate, self.macs, self.params, rates, self.latency)
 

@@ -137,7 +137,7 @@ def _relate_weight(
     elif read is not None and reads is None:
         tracer.freeze([read], _READS_FIXED)
     elif read is not None and reads is not None:
-        tracer.relate(reads.reshape(groups, -1), read.reshape(1, -1))
+        tracer.relate(reads if transposed else reads.reshape(groups, -1), read)
         tracer.note_read_by(weight, read)
     if groups > 1 and writes is not None:
         writes = writes if not transposed else writes.repeat(groups)
@@ -225,6 +225,15 @@ def _addmm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tens
         terms = [tracer.fields(out), tracer.fields(bias)]
         tracer.set(out, combine_fields(tracer, [out, bias], tuple(out.shape)))
         note_sum(tracer, [bias, a, b], terms, out)
+
+
+def _sparse_addmm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Multiply by a sparse matrix; `torch.sparse.mm` adds zeros to the product, times zero."""
+    beta = args[3] if len(args) > 3 else kwargs.get("beta", 1)
+    if beta == 0:
+        _product(tracer, args[1], args[2], out)
+    else:
+        _addmm(tracer, name, args, kwargs, out)
 
 
 def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -354,6 +363,7 @@ RULES: dict[str, Rule] = {
     "convolution": _convolution,
     **{name: _mm for name in ("mm", "bmm")},
     **{name: _addmm for name in ("addmm", "baddbmm")},
+    "_sparse_addmm": _sparse_addmm,
     **{name: _vector for name in ("mv", "dot", "vdot")},
     **{
         name: _attention

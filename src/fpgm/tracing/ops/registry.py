@@ -59,7 +59,9 @@ TABLE: dict[str, Rule] = {
 FIXED_SIZE_OPS = movement.FIXED_SIZE_OPS | slice_concat.FIXED_SIZE_OPS | factory.FIXED_SIZE_OPS
 """Operators whose sizes may be constants in the user's code; the tracer records them."""
 
-_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", *factory.RULES} - {"equal"}
+_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", "_sparse_addmm", *factory.RULES} - {
+    "equal"
+}
 """Operators at which labels rightly end: a weight reads them, or nothing but shapes is read."""
 
 _OFFSETS = {"add", "clamp", "clamp_min", "maximum", "exp", "sigmoid", "softplus"}
@@ -153,8 +155,13 @@ def _is_pointwise(name: str) -> bool:
 
 
 def _unknown(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    for tensor in tensors((*args, *kwargs.values())):
-        tracer.freeze(tracer.fields(tensor), f"'{name}' has no pruning rule")
+    give_up(tracer, f"'{name}' has no pruning rule", (*args, *kwargs.values()), out)
+
+
+def give_up(tracer: LabelTracer, reason: str, args: Args, out: Any) -> None:
+    """Freeze all channels that reach an operator; what it returns has none."""
+    for tensor in tensors(args):
+        tracer.freeze(tracer.fields(tensor), reason)
     for result in tensors((out,)):  # an input that was resized in place has no labels that fit
         fits = [f for f in tracer.fields(result) if lb.fits(f, tuple(result.shape))]
         tracer.set(result, fits)
