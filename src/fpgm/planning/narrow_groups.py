@@ -46,17 +46,20 @@ def find_narrow_groups(structure: Structure) -> set[int]:
     has_depthwise = [any(writer.carries for writer in group.producers) for group in groups]
     if not any(has_depthwise):
         return set()
-    place = torch.full((int(structure.classes.max()) + 1,), -1)
+    group_of_class = torch.full((int(structure.classes.max()) + 1,), -1)
     for number, group in enumerate(groups):
-        place[group.units] = number
+        group_of_class[group.units] = number
+    group_of_label = group_of_class[structure.classes].numpy()
 
     def groups_of(info: ParameterInfo, role: str) -> set[int]:
-        numbers = [place[structure.classes_of(rows)] for rows in _rows(info, role)]
-        return {n for found in numbers for n in found.unique().tolist() if n >= 0}
+        numbers = [group_of_label[rows.numpy()].tolist() for rows in _rows(info, role)]
+        return {n for found in numbers for n in found if n >= 0}
 
     written: list[list[int]] = [[] for _ in groups]
     read: list[list[int]] = [[] for _ in groups]
     for info in structure.trace.parameter_infos.values():
+        if not {"reads", "filter"} <= set(info.roles):
+            continue
         inputs, outputs = groups_of(info, "reads"), groups_of(info, "filter")
         for own, others, wide in ((outputs, inputs, written), (inputs, outputs, read)):
             for number in own:
