@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fpgm.pruning.plan import Group
-from fpgm.tracing.grouping import Structure
+from fpgm.tracing.grouping import Structure, distinct
 from fpgm.tracing.producers import rows_of
 from fpgm.tracing.trace_values import ParameterInfo
 from fpgm.utils.text import shorten
@@ -52,8 +52,8 @@ def find_narrow_groups(structure: Structure) -> set[int]:
     group_of_label = group_of_class[structure.classes].numpy()
 
     def groups_of(info: ParameterInfo, role: str) -> set[int]:
-        numbers = [group_of_label[rows.numpy()].tolist() for rows in _rows(info, role)]
-        return {n for found in numbers for n in found if n >= 0}
+        numbers = [distinct(group_of_label[rows.numpy()]) for rows in _rows(info, role)]
+        return {n for found in numbers for n in found.tolist() if n >= 0}
 
     written: list[list[int]] = [[] for _ in groups]
     read: list[list[int]] = [[] for _ in groups]

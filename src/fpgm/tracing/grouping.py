@@ -179,10 +179,10 @@ def _channel_groups(structure: Structure) -> list[ChannelGroup]:
     for producer in structure.producers:
         all_classes = producer.classes.numpy()
         keys = signature[all_classes]
-        for key in _distinct(keys).tolist():
+        for key in distinct(keys).tolist():
             if key and key not in units:
                 classes_of_key = all_classes[keys == key]
-                units[key] = torch.from_numpy(_distinct(classes_of_key))
+                units[key] = torch.from_numpy(distinct(classes_of_key))
                 rows[key] = len(classes_of_key)
             producers.setdefault(key, []).append(producer)
     return [
@@ -198,10 +198,10 @@ def _channel_groups(structure: Structure) -> list[ChannelGroup]:
     ]
 
 
-def _distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return numbers without repetitions, in the order in which they first occur.
 
-    >>> _distinct(np.array([3, 5, 3, 4])).tolist()
+    >>> distinct(np.array([3, 5, 3, 4])).tolist()
     [3, 5, 4]
     """
     if len(numbers) and bool((numbers == numbers[0]).all()):

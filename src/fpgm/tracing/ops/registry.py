@@ -93,8 +93,10 @@ def apply(
         dims = slice_concat.sized_dims(name, args)
         for result in results:
             tracer.note_fixed_size_op(result, source, dims)
-    for result in results:
-        tracer.mark_zero(result, zero_tracking.zero_after(tracer, name, inputs, result))
+    if results:  # of several results, as of a batch norm, the first one decides
+        zero = zero_tracking.zero_after(tracer, name, inputs, results[0])
+        for result in results:
+            tracer.mark_zero(result, zero)
 
 
 def tensors(values: Any) -> list[Tensor]:
