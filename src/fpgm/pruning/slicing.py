@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fpgm.pruning.plan import Cut
 
-
 Positions = dict[int, Tensor]
 """Kept positions as tensors, by the id of the tuple: a layer and its norm share one."""
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-
 Infer = Callable[[tuple[Any, ...]], Tensor | tuple[Tensor, ...] | None]
 
 
