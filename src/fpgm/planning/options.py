@@ -46,7 +46,7 @@ class PlanOptions:
         if self.residual not in ("coupled", "independent"):
             raise RequestError(f"residual is {self.residual!r}: give 'coupled' or 'independent'.")
         if not isinstance(self.seed, int) or abs(self.seed) > _MAX_SEED:
-            raise RequestError(f"seed is {self.seed!r}: give a whole number below 2**62.")
+            raise RequestError(f"seed is {self.seed!r}: give an integer below 2**62.")
         for name in ("approximate", "keep_outputs"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}: give True or False.")

@@ -194,9 +194,12 @@ def _widest(tensors: Mapping[str, Tensor], earlier: Iterable[Plan]) -> int:
 
 def _attribute_value(module: nn.Module, name: str) -> Any:
     """Return an attribute's value without running the model's code; None for a property."""
-    bases = (vars(base) for base in type(module).__mro__)
-    of_class = next((names[name] for names in bases if name in names), None)
-    return None if hasattr(type(of_class), "__set__") else vars(module).get(name, of_class)
+    of_class = None
+    for base in type(module).__mro__:
+        if name in base.__dict__:
+            of_class = base.__dict__[name]
+            break
+    return None if hasattr(type(of_class), "__set__") else module.__dict__.get(name, of_class)
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -131,7 +132,7 @@ class TraceRecorder(Tracer):
         if self.weights is not None:
             self.weights.note(func, args, kwargs)
         out = self._call(func, args, kwargs)
-        log.add_results(rules.tensors((out,)))
+        log.add_results([out] if isinstance(out, Tensor) else rules.tensors((out,)))
         return out
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,9 +219,10 @@ class TraceRecorder(Tracer):
         passed = [f for result in rules.tensors((out,)) for f in self._existing_labels(result)]
         same = set(map(id, passed))
         missing = [f for f in carried.fields if id(f) not in same]
-        if missing:
-            places = {f.data_ptr() for f in passed}
-            missing = [f for f in missing if f.data_ptr() not in places]
+        if not missing:
+            return
+        places = {f.data_ptr() for f in passed}
+        missing = [f for f in missing if f.data_ptr() not in places]
         if not missing:
             return
         freeze_constraints, pairs = (
@@ -232,8 +234,10 @@ class TraceRecorder(Tracer):
             *(s.labels for s in freeze_constraints),
             *(side for pair in pairs for side in pair),
         ]
-        known_labels = torch.cat([f.reshape(-1) for f in known]) if known else torch.zeros(0).long()
-        lost = [f for f in missing if not bool(torch.isin(f, known_labels).any())]
+        is_known = np.zeros(self.count, dtype=np.bool_)
+        for f in known:
+            is_known[f.numpy()] = True
+        lost = [f for f in missing if not is_known[f.numpy()].any()]
         self.freeze(lost, f"'{name}' does not pass them on")
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:

@@ -76,6 +76,11 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
                 new[name] = kind()
             elif kind in _TABLES and not value and name in MODULE_ATTRIBUTES:
                 new[name] = kind()  # nothing else refers to it
+            elif name in _TENSOR_TABLES and kind is dict and id(value) not in memo:
+                new[name] = memo[id(value)] = {
+                    key: memo[id(tensor)] if id(tensor) in memo else _copy(tensor, memo)
+                    for key, tensor in value.items()
+                }
             elif name != "_compiled_call_impl":  # which calls the original; torch drops it too
                 new[name] = _copy(value, memo)
     for module in reversed(modules):
@@ -104,6 +109,7 @@ _ATOMIC = frozenset(
      torch.device, torch.Size, torch.memory_format)
 )  # fmt: skip
 
+_TENSOR_TABLES = ("_parameters", "_buffers")
 _TABLES = (OrderedDict, dict, set)
 """What a module keeps parameters, buffers, children and hooks in."""
 

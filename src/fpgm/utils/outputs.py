@@ -62,13 +62,30 @@ def read_outputs(value: Any) -> list[Leaf]:
 
 def find_tensors(value: Any) -> list[Tensor]:
     """List the tensors in a nested value; unsupported values are skipped."""
-    if type(value) in (tuple, list) and all(type(item) in _NUMBERS for item in value):
-        return []  # a stride, a padding: what most modules hold
+    if _is_plain(value):
+        return []  # a stride, a padding, settings: what most modules hold
     leaves = _OutputReader(strict=False).leaves(value, "")
     return [leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)]
 
 
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
+_MAX_DEPTH = 4
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Tell whether a value is a number, text, or a few levels of containers of them.
+
+    >>> _is_plain([{"name": "conv", "stride": (2, 2)}, None]), _is_plain([object()])
+    (True, False)
+    """
+    kind = type(value)
+    if kind in _NUMBERS:
+        return True
+    if depth > _MAX_DEPTH:
+        return False
+    if kind is dict:
+        return all(type(key) is str and _is_plain(value[key], depth + 1) for key in value)
+    return kind in (tuple, list) and all(_is_plain(item, depth + 1) for item in value)
 
 
 class _OutputReader:
