@@ -103,7 +103,8 @@ class GroupNormInCode(nn.Module):
 def test_a_fixed_number_of_groups_keeps_the_channels_of_a_norm() -> None:
     with pytest.raises(fpgm.ModelError, match="the number of groups is fixed in the code"):
         fpgm.plan(GroupNormInCode(0), X, rate=0.5, align=1)
-    net = GroupNormInCode(4)
-    plan = fpgm.plan(net, X, rate=0.5, align=1)
-    assert [(group.units, group.kept) for group in plan.groups] == [(4, 2)]
-    assert fpgm.verify(net, plan, X).ok
+    for per_group, units in ((2, 8), (4, 4)):  # 4 is also the number of groups
+        net = GroupNormInCode(per_group)
+        plan = fpgm.plan(net, X, rate=0.5, align=1)
+        assert [(group.units, group.kept) for group in plan.groups] == [(units, units // 2)]
+        assert fpgm.verify(net, plan, X).ok
