@@ -79,6 +79,7 @@ class ValidatingTracer(AdapterChecks):
         super().__init__(small, _kept_parameter_infos(small, structure, plan))
         self.structure = structure
         self._frozen: Counter[tuple[Place, str]] = Counter()
+        self._norm_groups: Counter[tuple[Place, str]] = Counter()
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[tuple[str, Side], Adapter] = {}
         self._latest: list[Tensor] = []
@@ -290,6 +291,14 @@ class ValidatingTracer(AdapterChecks):
             stays = self.kept[wanted]
             self.relate(labels[stays], wanted[stays])
         return True
+
+    def note_norm_group(self, size: int) -> None:
+        key = self.current_call(self.module), source_line()
+        number, self._norm_groups[key] = self._norm_groups[key], self._norm_groups[key] + 1
+        sizes = self.structure.trace.norm_groups.get(key, [])
+        if number >= len(sizes) or sizes[number] != size:
+            reason = f"the number of groups is fixed in the code in {self.where()}"
+            raise self._attribute_mismatch(reason, None)
 
     def next_fixed_size_op(self) -> tuple[Place, int]:
         """Return the trace's key for the running operator: the next one of the same line of code.

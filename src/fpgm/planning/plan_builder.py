@@ -264,6 +264,7 @@ def _group_names(module: nn.Module, groups: int) -> list[str]:
         if type(value) is int
         and value == groups
         and ("group" in name or "channel" in name)
+        and not any(part in name for part in ("per", "size", "width"))  # of one group
         and holds_size(module, name)
     ]
 

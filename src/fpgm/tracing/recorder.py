@@ -97,6 +97,8 @@ class TraceRecorder(Tracer):
         self.sums: list[ParameterSum] = []
         self.op_costs: list[OpCost] = []
         self.groupings: list[GroupedOp] = []
+        self.norm_groups: dict[tuple[Place, str], list[int]] = {}
+        """How many channels each group norm has per group, by its call and line of code."""
         self.pairings: list[tuple[Tensor, Tensor]] = []
         self.windows: list[InsertionPoint] = []
         self.parts: dict[tuple[Join, int], Tensor] = {}
@@ -269,6 +271,11 @@ class TraceRecorder(Tracer):
 
     def note_grouped_op(self, blocks: Tensor) -> None:
         self.groupings.append(GroupedOp(self.module, blocks))
+
+    def note_norm_group(self, size: int) -> None:
+        self.norm_groups.setdefault((self.current_call(self.module), source_line()), []).append(
+            size
+        )
 
     def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
         if not self.module or not isinstance(

@@ -141,6 +141,9 @@ class LabelTracer(Protocol):
     def note_grouped_op(self, blocks: Tensor) -> None:
         """Note that a grouped operator ran, with these labels in each group."""
 
+    def note_norm_group(self, size: int) -> None:
+        """Note how many channels share a group norm's statistics; pruning must not change it."""
+
     def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
         """Tell whether a convolution that slides along labels can be given the full width."""
 

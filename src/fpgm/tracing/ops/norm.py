@@ -111,6 +111,7 @@ def _group_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
         elif blocks.shape[1] > 1:
             tracer.tie(blocks, [1])
         tracer.note_grouped_op(blocks)
+        tracer.note_norm_group(blocks.shape[1])
         tracer.set(out[0], _with_row(tracer, x, row))
     else:
         tracer.set(out[0], tracer.fields(x))
