@@ -5,6 +5,8 @@ Needs Debian's chromium (`apt-get install chromium`) and playwright; skipped whe
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from tests.report.test_page import TestEscapes as Escapes
 import fpgm
 from fpgm.pruning.plan import Cut, Group
 from fpgm.report.page import compare, render_page, report
-from fpgm.report.records import AnalysisRecord, decode
+from fpgm.report.records import AnalysisRecord, ResultsRecord, decode
 from fpgm.report.run import Run
 from fpgm.report.serve import create_server
 
@@ -32,9 +34,15 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get i
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "small"
     run(
-        "prune", "resnet20", "--weights", "shipped", "--macs", 0.5, "--recover", "weights",
+        "prune", "resnet20", "--weights", "shipped", "--macs", 0.5, "--recover", "solve",
         "--data", "cifar10-sample", "--images", 64, "--test", 64, "--out", place,
     )  # fmt: skip
+    timing = {"backend": "onnxruntime", "batch": 1, "threads": 1, "figures": [
+        {"model": "original", "seconds": 0.002, "faster": 1.0},
+        {"model": "small", "seconds": 0.001, "faster": 2.0, "theory": 2.0},
+    ]}  # fmt: skip
+    busy = {**timing, "backend": "openvino", "crowd": "other processes used 1.6 of 2 cores"}
+    (place / "bench.json").write_text(json.dumps({"rows": [timing, busy]}))
     return place
 
 
@@ -95,9 +103,95 @@ def marks(shown: Opened, place: str, mark: str) -> int:
 
 def test_charts_are_drawn_and_nothing_is_fetched(opened: Opened) -> None:
     assert opened.page.title() == "resnet20 · fpgm"
-    assert opened.page.locator("[data-chart] svg").count() == 2
-    assert marks(opened, "[data-chart='0']", "bar") == 3  # original, compact, recovered
-    assert marks(opened, "[data-chart='1']", "bar") == 2 * 12
+    assert opened.page.locator("[data-chart] svg").count() == 1
+    assert marks(opened, "[data-chart='0']", "point") == 2 * 19  # layers with an error
+
+
+def test_the_outcome_is_a_sentence_on_top(opened: Opened) -> None:
+    sentence = opened.page.locator("#summary")
+    assert re.fullmatch(
+        r"Half of the work removed, \d+\.\d points lost, 2\.0× faster in ONNX Runtime; verified\.",
+        sentence.inner_text(),
+    )
+    box = sentence.bounding_box()
+    assert box["y"] + box["height"] < opened.page.locator(".cards").bounding_box()["y"]
+
+
+def test_frozen_layers_are_drawn_as_frozen(opened: Opened) -> None:
+    """With a pattern of their own, which the caption explains."""
+    bars = opened.page.locator(".layer:has(.frozen)")
+    assert bars.count() == 1
+    assert "linear" in bars.inner_text()
+    assert bars.locator(".kept").count() == 0
+    label = bars.get_attribute("aria-label")
+    assert label.startswith("linear: 10 of 10 filters kept (frozen); consumes stream")
+    assert opened.page.locator(".key .frozen").count() == 1
+
+
+def test_why_a_far_filter_went(opened: Opened) -> None:
+    opened.page.click(".layer >> text=/^conv1$/")
+    text = opened.page.locator("#details").inner_text()
+    why = "removed although nearer ones are kept: the group decided, by the mean score over its 10"
+    assert why in text
+
+
+def test_few_filters_have_no_density(opened: Opened) -> None:
+    """A curve over 16 filters would show its bandwidth; each has a tick instead."""
+    for layer, count, curves in (("layer1.0.conv1", 16, 0), ("layer3.0.conv1", 64, 1)):
+        opened.page.click(f".layer >> text={layer}")
+        opened.page.wait_for_selector("#norms svg")
+        ticks = "#norms svg path[aria-roledescription='tick']"
+        opened.page.wait_for_function(f'document.querySelectorAll("{ticks}").length === {count}')
+        density = opened.page.locator("#norms svg text >> text='density'")
+        assert density.count() == curves
+
+
+CLIPPED = """selector => [...document.querySelectorAll(selector)].filter(cell => {
+    const own = cell.getBoundingClientRect();
+    const page = cell.closest('section').getBoundingClientRect();
+    return own.width && (own.right > page.right + 1 || cell.scrollWidth > cell.clientWidth + 1);
+}).map(cell => cell.textContent)"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_no_cell_of_a_table_is_clipped(browser: Any, address: str, width: int) -> None:
+    shown = Opened(browser, address, viewport={"width": width, "height": 900})
+    for table in ("#table", "#speeds"):
+        assert shown.page.evaluate(CLIPPED, f"{table} th, {table} td, {table} .link") == []
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+    labels = (
+        shown.page.locator("#table tbody tr")
+        .first.locator("td")
+        .evaluate_all("cells => cells.map(cell => getComputedStyle(cell, '::before').content)")
+    )
+    stacked = width < 760
+    assert labels[:2] == (['"Filters"', '"Kept"'] if stacked else ["none", "none"])
+    shown.page.close()
+
+
+def test_long_names_break_in_the_table(browser: Any, tmp_path: Path) -> None:
+    shown = Opened(browser, wide(tmp_path), viewport={"width": 1024, "height": 900})
+    assert shown.page.evaluate(CLIPPED, "#table th, #table td, #table .link") == []
+    shown.page.close()
+
+
+def test_columns_have_plain_names(opened: Opened) -> None:
+    assert opened.page.locator("#table thead th").all_inner_texts() == [
+        "Layer", "Filters", "Kept", "Removed", "Share of MACs", "Spread of norms", "Smallest norm",
+        "Effective rank", "Group", "Why frozen",
+    ]  # fmt: skip
+
+
+def test_labels_of_axes_are_horizontal_and_complete(opened: Opened) -> None:
+    texts = opened.page.locator("[data-chart='0'] svg text")
+    names = [text for text in texts.all_text_contents() if re.match(r"\d+\. ", text)]
+    assert len(names) == 19
+    heights = texts.evaluate_all("all => all.map(text => text.getBoundingClientRect().height)")
+    assert max(heights) < 20  # none is rotated
+    sizes = texts.evaluate_all(
+        "all => all.map(text => parseFloat(getComputedStyle(text).fontSize))"
+    )
+    assert min(sizes) >= 11
 
 
 def test_choosing_a_layer_shows_its_filters(opened: Opened) -> None:
@@ -137,13 +231,13 @@ def column(opened: Opened, number: int) -> list[str]:
 
 
 def test_sorting_both_ways(opened: Opened) -> None:
-    opened.page.click("#table thead >> text=filters")
+    opened.page.click("#table thead >> text=Filters")
     counts = [int(text) for text in column(opened, 2)]
     assert counts == sorted(counts)
-    assert opened.page.locator("th[aria-sort='ascending']").inner_text().startswith("filters")
-    opened.page.click("#table thead >> text=filters")
+    assert opened.page.locator("th[aria-sort='ascending']").inner_text().startswith("Filters")
+    opened.page.click("#table thead >> text=Filters")
     assert [int(text) for text in column(opened, 2)] == sorted(counts, reverse=True)
-    opened.page.click("#table thead >> text=deviation")
+    opened.page.click("#table thead >> text=Spread of norms")
     fractions = [float(text) for text in column(opened, 6)]
     assert fractions == sorted(fractions)
 
@@ -204,12 +298,10 @@ def test_on_paper_everything_is_shown_on_white(opened: Opened) -> None:
 
 
 def test_charts_in_the_dark_have_its_colours(opened: Opened) -> None:
-    bar = opened.page.locator("[data-chart='0'] svg path[aria-roledescription='bar']").first
-    assert bar.get_attribute("fill") == "#0072b2"
+    point = "[data-chart='0'] svg path[aria-roledescription='point']"
+    assert opened.page.locator(f"{point}[fill='#0072b2']").count() == 19
     opened.page.click("#theme")
-    opened.page.wait_for_selector(
-        "[data-chart='0'] svg path[aria-roledescription='bar'][fill='#56b4e9']"
-    )
+    opened.page.wait_for_selector(f"{point}[fill='#56b4e9']")
     assert opened.page.locator("#theme").inner_text() == "Dark"  # pressed, and not renamed too
 
 
@@ -236,7 +328,7 @@ def test_what_a_reader_of_the_screen_hears(opened: Opened) -> None:
 def test_all_groups_of_a_layer(opened: Opened) -> None:
     opened.page.click(".layer >> text=layer3.2.conv2")
     text = opened.page.locator("#details").inner_text()
-    assert "Groups: 1. conv1, with 9 other layers; 6. layer2.0.conv2, with 5" in text
+    assert "Groups: 1. conv1 (10 layers); 6. layer2.0.conv2 (6 layers)" in text
 
 
 def test_without_values_last_and_no_empty_columns(browser: Any, tmp_path: Path) -> None:
@@ -247,10 +339,18 @@ def test_without_values_last_and_no_empty_columns(browser: Any, tmp_path: Path) 
     (tmp_path / "a.html").write_text(render_page(loaded_run))
     shown = Opened(browser, (tmp_path / "a.html").as_uri())
     heads = shown.page.locator("#table thead th").all_inner_texts()
-    assert heads == ["layer", "filters", "kept", "removed", "MACs", "deviation", "group"]
+    assert heads == [
+        "Layer",
+        "Filters",
+        "Kept",
+        "Removed",
+        "Share of MACs",
+        "Spread of norms",
+        "Group",
+    ]
     orders = []
     for _ in range(2):
-        shown.page.click("#table thead >> text=deviation")
+        shown.page.click("#table thead >> text=Spread of norms")
         orders.append(column(shown, 1))
     assert orders == [["c", "a", "b"], ["a", "c", "b"]]
     assert shown.complaints == []
@@ -280,7 +380,9 @@ def wide(tmp_path: Path) -> str:
     layers.append({"layer": "head", "norms": [1.0] * 1000})
     cuts = tuple(Cut(f"{name}.weight", 0, 64, tuple(range(40)), "filter") for name in names)
     plan = fpgm.Plan("", {}, cuts, groups=tuple(groups), macs_before=2, macs_after=1)
-    loaded_run = Run("a", plan=plan, analysis=decode(AnalysisRecord, {"layers": layers}))
+    solved = [{"layer": name, "before": 0.5, "after": 0.25} for name in names]
+    results = decode(ResultsRecord, {"recovery": {"layers": solved}})
+    loaded_run = Run("a", results, plan, decode(AnalysisRecord, {"layers": layers}))
     (tmp_path / "a.html").write_text(render_page(loaded_run))
     return (tmp_path / "a.html").as_uri()
 
@@ -313,7 +415,7 @@ def test_a_long_chart_scrolls_in_its_place_by_keyboard_too(browser: Any, tmp_pat
     assert chart.bounding_box()["height"] <= 620
     assert chart.evaluate("e => e.scrollHeight") > 1000
     assert chart.get_attribute("tabindex") == "0"
-    axis = chart.locator("svg text >> text='units'").bounding_box()
+    axis = chart.locator("svg text >> text='squared error'").bounding_box()
     assert axis["y"] < chart.bounding_box()["y"] + 60  # at the top, where reading begins
     shown.page.emulate_media(media="print")
     assert chart.bounding_box()["height"] > 1000
@@ -340,7 +442,10 @@ def test_headings_are_an_outline(opened: Opened) -> None:
     levels = [int(name[1]) for name in result]
     assert all(after - before <= 1 for before, after in pairwise(levels))
     above = opened.page.locator("h2").all_inner_texts()
-    assert above == ["Summary", "The network", "Charts", "Layers", "How to reproduce"]
+    assert above == [
+        "Summary", "Use this model", "The network", "Charts", "Measured times", "Layers",
+        "How to reproduce",
+    ]  # fmt: skip
 
 
 def test_arrows_go_from_layer_to_layer(opened: Opened) -> None:
@@ -365,13 +470,15 @@ def test_on_a_phone_a_layer_s_filters_come_into_sight(browser: Any, address: str
     narrow.page.close()
 
 
-def test_on_a_phone_names_stay_in_sight_when_the_table_is_pushed(
-    browser: Any, address: str
+def test_on_a_phone_names_stay_in_sight_when_a_comparison_is_pushed(
+    browser: Any, folder: Path, tmp_path: Path
 ) -> None:
-    narrow = Opened(browser, address, viewport={"width": 360, "height": 740})
-    name = narrow.page.locator("#table tbody th").first
+    file = compare([folder, folder, folder], tmp_path / "all.html")
+    narrow = Opened(browser, file.as_uri(), viewport={"width": 360, "height": 740})
+    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 360
+    name = narrow.page.locator(".compare tbody th").first
     before = name.bounding_box()["x"]
-    narrow.page.locator(".scroll").evaluate("e => { e.scrollLeft = 200; }")
+    narrow.page.locator(".scroll").evaluate("e => { e.scrollLeft = 100; }")
     assert name.bounding_box()["x"] == pytest.approx(before, abs=2)
     narrow.page.close()
 
@@ -397,8 +504,9 @@ def test_where_the_clipboard_is_closed_the_command_is_selected(opened: Opened) -
         "Object.defineProperty(navigator, 'clipboard', "
         "{ value: { writeText: () => Promise.reject(new Error('no')) } })"
     )
-    opened.page.click("#copy")
-    opened.page.wait_for_selector("#copy >> text=Selected")
+    button = ".code:has(#command) .copy"
+    opened.page.click(button)
+    opened.page.wait_for_selector(f"{button} >> text=Selected")
     assert opened.page.evaluate("String(getSelection())").startswith("fpgm prune resnet20")
 
 
@@ -420,7 +528,15 @@ def test_a_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     shown = Opened(browser, file.as_uri())
     assert "other" in shown.page.locator("thead").inner_text()
     assert shown.page.locator("tbody tr:has-text('Accuracy') td").nth(1).inner_text() == "–"
-    assert "Settings" in shown.page.locator("tbody th[scope='rowgroup']").all_inner_texts()
+    headings = shown.page.locator("tbody th[scope='rowgroup']").all_inner_texts()
+    assert headings == ["Settings that differ", "Settings in common"]
+    marked = shown.page.locator(".differs th[scope='row']").all_inner_texts()
+    assert {"≠ rate", "≠ macs", "≠ recover"} <= set(marked)
+    page_color, row_color = (
+        shown.page.locator(place).first.evaluate("e => getComputedStyle(e).backgroundColor")
+        for place in ("body", ".differs td")
+    )
+    assert page_color != row_color
     assert shown.page.locator("[data-chart] svg").count() >= 1
     assert shown.complaints == []
     shown.page.close()

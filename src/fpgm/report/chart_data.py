@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fpgm.report import charts
-from fpgm.report.charts.style import KEPT, SERIES, inline_data, load_altair, name_axis
+from fpgm.report.charts.style import (
+    GREY,
+    ROW_HEIGHT,
+    SERIES,
+    inline_data,
+    load_altair,
+    name_axis,
+)
 from fpgm.report.layers import LayerRow, truncate_middle
 from fpgm.report.run import Run
 
@@ -17,8 +24,6 @@ MAX_POINTS = 65
 """Points of one curve."""
 _MAX_NAME_LENGTH = 80
 """Characters shown of a name."""
-_MIN_SPEEDUP = 0.01
-"""Slower models are left out, as they would stretch the axis."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,7 @@ def run_charts(run: Run, rows: Sequence[LayerRow]) -> list[Chart]:
     """List the charts that the run has data for."""
     return [
         *_training_chart(run),
-        *_accuracy_chart(run),
-        *_width_chart(run),
         *_recovery_chart(rows),
-        *_speedup_chart(run),
         *_sensitivity_chart(run),
     ]
 
@@ -48,81 +50,6 @@ def page_spec(figure: Any) -> dict[str, Any]:
     spec.pop("config", None)
     spec["width"] = "container"
     return spec
-
-
-_RECOVERY_STEPS = {
-    "solve": "after least squares",
-    "norms": "after batch-norm re-estimation",
-    "weights": "after data-free compensation",
-}
-
-
-def _accuracy_chart(run: Run) -> Iterator[Chart]:
-    accuracy = run.results.accuracy
-    if not isinstance(accuracy, dict):
-        return
-    values = {
-        truncate_middle(name, _MAX_NAME_LENGTH): value
-        for name, value in accuracy.items()
-        if value is not None
-    }
-    if len(values) < 2:
-        return
-    alt = load_altair()
-    bars = alt.Chart(
-        inline_data(
-            [
-                {"model": name, "accuracy": value, "shown": f"{value:.2%}"}
-                for name, value in values.items()
-            ]
-        )
-    ).encode(
-        y=alt.Y("model:N", sort=list(values), title=None),
-        x=alt.X(
-            "accuracy:Q",
-            axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1]),
-            scale=alt.Scale(domain=[0, 1.25]),
-        ),
-        tooltip=["model:N", alt.Tooltip("shown:N", title="accuracy")],
-    )
-    chart = bars.mark_bar(color=KEPT, height=20) + bars.mark_text(
-        align="left", dx=4, fontSize=11
-    ).encode(text="shown:N")
-    count = run.results.test_images
-    yield Chart(
-        "Accuracy",
-        _accuracy_caption(run) + ("" if count is None else f" Test images: {count:.0f}."),
-        page_spec(chart.properties(height=30 * len(values))),
-    )
-
-
-def _accuracy_caption(run: Run) -> str:
-    recovery = run.results.recovery
-    if recovery is None:
-        return "Original model and pruned model (compact)."
-    how = _RECOVERY_STEPS.get(recovery.method, "after recovery")
-    if recovery.steps:
-        how += " and distillation"
-    return f"Original model, pruned model (compact), and pruned model {how} (recovered)."
-
-
-def _width_chart(run: Run) -> Iterator[Chart]:
-    groups = () if run.plan is None else run.plan.groups
-    if not groups:
-        return
-    most_removed = sorted(range(len(groups)), key=lambda n: groups[n].kept - groups[n].units)
-    shown = sorted(most_removed[:MAX_GROUPS])
-    note = (
-        f" Shown are the {MAX_GROUPS} of {len(groups)} groups that lose the most units."
-        if len(shown) < len(groups)
-        else ""
-    )
-    yield Chart(
-        "Units in each group",
-        "A unit is a filter of one layer, or filters of several layers that can only be removed "
-        f"together. Units of the same layers form a group.{note}",
-        page_spec(charts.group_widths([groups[n] for n in shown], numbers=shown, axis_on_top=True)),
-    )
 
 
 def _recovery_chart(rows: Sequence[LayerRow]) -> Iterator[Chart]:
@@ -146,25 +73,25 @@ def _recovery_chart(rows: Sequence[LayerRow]) -> Iterator[Chart]:
     ]
     order = list(dict.fromkeys(row["layer"] for row in points))
     kinds = ["before", "after"]
-    chart = (
-        alt.Chart(inline_data(points))
-        .mark_point(filled=True, size=50)
-        .encode(
-            x=alt.X(
-                "layer:N", sort=order, title=None,
-                axis=name_axis(),
-            ),
-            y=alt.Y("error:Q", title="squared error", scale=alt.Scale(type="symlog")),
-            color=alt.Color(
-                "when:N", sort=kinds, scale=alt.Scale(domain=kinds, range=[SERIES[1], SERIES[0]]),
-            ),
-            shape=alt.Shape(
-                "when:N", sort=kinds, scale=alt.Scale(domain=kinds, range=["cross", "circle"]),
-            ),
-            tooltip=["layer:N", "when:N", "error:Q"],
-        )
-        .properties(height=200)
+    base = alt.Chart(inline_data(points)).encode(
+        y=alt.Y("layer:N", sort=order, title=None, axis=name_axis()),
+        x=alt.X(
+            "error:Q", title="squared error", scale=alt.Scale(type="symlog"),
+            axis=alt.Axis(orient="top", tickCount=5),
+        ),
     )  # fmt: skip
+    lines = base.mark_line(color=GREY, strokeWidth=1.5).encode(detail="layer:N")
+    marks = base.mark_point(filled=True, size=55, opacity=1).encode(
+        color=alt.Color(
+            "when:N", sort=kinds, scale=alt.Scale(domain=kinds, range=[SERIES[1], SERIES[0]]),
+            legend=alt.Legend(orient="top"),
+        ),
+        shape=alt.Shape(
+            "when:N", sort=kinds, scale=alt.Scale(domain=kinds, range=["cross", "circle"]),
+        ),
+        tooltip=["layer:N", "when:N", alt.Tooltip("error:Q", format=".3g")],
+    )  # fmt: skip
+    chart = (lines + marks).properties(height=ROW_HEIGHT * len(order))
     note = (
         f" Shown are the {MAX_GROUPS} layers with the largest error."
         if len(solved) < len(all_solved)
@@ -176,33 +103,6 @@ def _recovery_chart(rows: Sequence[LayerRow]) -> Iterator[Chart]:
         f"were solved by least squares.{note}",
         page_spec(chart),
     )
-
-
-def _speedup_chart(run: Run) -> Iterator[Chart]:
-    rows = []
-    warning = ""
-    for row in run.bench.rows[:MAX_GROUPS] if run.bench else ():
-        theory, faster = (
-            row.theoretical_speedup,
-            row.figures[-1].faster if len(row.figures) > 1 else None,
-        )
-        if theory is not None and faster is not None and min(theory, faster) > _MIN_SPEEDUP:
-            warning = warning or row.crowd or ""
-            rows.append(
-                {
-                    "runtime": truncate_middle(row.backend, _MAX_NAME_LENGTH),
-                    "model": f"batch {row.batch}, threads {row.threads}",
-                    "theory": 1 - 1 / theory,
-                    "realised": 1 - 1 / faster,
-                }
-            )
-    if rows:
-        yield Chart(
-            "Measured and theoretical time saving",
-            "Fraction of the time saved in each runtime. On the dashed line it equals the fraction "
-            "of MACs removed." + (f" Some times are unreliable: {warning}." if warning else ""),
-            page_spec(charts.time_savings(rows)),
-        )
 
 
 def _sensitivity_chart(run: Run) -> Iterator[Chart]:

@@ -32,13 +32,33 @@ class LayerRow:
     removed: tuple[int, ...]
     """Indices of the removed filters, if the analysis has data of single filters."""
     groups: tuple[str, ...]
-    """The groups of its units, each with the number of other layers in it."""
+    """The groups of its units, each with the number of its layers."""
     reason: str
     """Why some or all of its filters are frozen; empty if none are."""
     analysis: LayerRecord | None = None
     """The layer's entry in `analysis.json`."""
     error: tuple[Number, Number] | None = None
     """Output error before and after recovery."""
+    chosen_by: str = ""
+    """Why removed filters need not be the nearest to the median of this layer."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether no filter of the layer can be removed."""
+        return bool(self.reason) and not self.groups
+
+    @property
+    def far(self) -> tuple[int, ...]:
+        """Return removed filters that are farther from the median than filters that are kept.
+
+        As many as are removed are nearest; those are not meant.
+        """
+        distances = self.analysis.to_median if self.analysis is not None else ()
+        if not self.removed or not distances or None in distances:
+            return ()
+        order = sorted(range(len(distances)), key=lambda n: distances[n] or 0.0)
+        nearest = set(order[: len(self.removed)])
+        return tuple(n for n in self.removed if n not in nearest)
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,7 @@ def layer_rows(run: Run) -> list[LayerRow]:
                 "; ".join(dict.fromkeys(reasons.get(path, ()))),
                 analysis,
                 solved.get(name),
+                _explain_choice(run, [plan.groups[n] for n in groups.get(path, ())]),
             )
         )
     return rows
@@ -123,8 +144,27 @@ def group_label(number: int, group: Group) -> str:
 def _describe_group(number: int, group: Group) -> str:
     others = len(set(group.layers)) - 1
     if not others:  # then the group has the layer's name
-        return f"{number + 1}, this layer only"
-    return f"{group_label(number, group)}, with {others} other layer{'s' * (others > 1)}"
+        return f"{number + 1} (this layer only)"
+    return f"{group_label(number, group)} ({others + 1} layers)"
+
+
+def _explain_choice(run: Run, groups: Sequence[Group]) -> str:
+    """Say what decided which filters of a layer are removed, if not their distances in the layer.
+
+    `groups` are those of the layer's units.
+    """
+    if any(len(set(group.layers)) > 1 for group in groups):
+        if len(groups) == 1:
+            return (
+                f"the group decided, by the mean score over its {len(set(groups[0].layers))} layers"
+            )
+        return "the groups decided, each by the mean score over its layers"
+    criterion = run.settings.get("criterion", run.settings.get("prune.criterion", "fpgm"))
+    if criterion != "fpgm":
+        return f"the criterion {criterion!r} decided, not the distance to the median"
+    if len(groups) > 1:
+        return "each of the layer's groups removes its own nearest filters"
+    return "the sum of distances to all other filters decided, which is close to this order"
 
 
 def truncate_middle(text: str, max_length: int = _MAX_LENGTH) -> str:
@@ -197,6 +237,7 @@ def row_data(row: LayerRow, strings: StringTable, detail: int) -> Mapping[str, A
         "groups": [strings.index(text) for text in row.groups],
         "reason": strings.index(row.reason),
         "error": row.error,
+        "frozen": row.frozen or None,
     }
     if analysis is not None:
         values |= {
@@ -211,6 +252,8 @@ def row_data(row: LayerRow, strings: StringTable, detail: int) -> Mapping[str, A
                 "norms": analysis.norms,
                 "to_median": analysis.to_median,
                 "removed": row.removed,
+                "far": row.far,
+                "chosen_by": strings.index(row.chosen_by) if row.far else None,
             }
         if detail > 1:
             values["places"] = analysis.places

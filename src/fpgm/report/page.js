@@ -75,7 +75,7 @@
       button.title = layer.name;
       button.setAttribute("aria-pressed", "false");
       const lanes = makeSvg("svg", { width: columns ? step * columns + 4 : 0, height: 26, "aria-hidden": "true", focusable: "false" });
-      const labelParts = [layer.name + ": " + (layer.filters === undefined ? "all filters kept" : layer.kept + " of " + layer.filters + " filters kept")];
+      const labelParts = [layer.name + ": " + (layer.filters === undefined ? "all filters kept" : layer.kept + " of " + layer.filters + " filters kept") + (layer.frozen ? " (frozen)" : "")];
       lanesByRow[number].forEach((lane) => {
         const x = step * (lane.stream.column + 0.5) + 2, name = "c" + lane.color;
         if (lane.top) lanes.append(makeSvg("line", { class: "lane " + name, x1: x, y1: 0, x2: x, y2: 13 }));
@@ -85,12 +85,12 @@
         if (lane.produces || lane.consumes) labelParts.push((lane.produces ? "produces" : "consumes") + " stream " + lane.stream.name);
       });
       button.setAttribute("aria-label", labelParts.join("; "));
-      const bar = makeElement("span", undefined, "bar"), kept = makeElement("span", undefined, "kept"), lost = makeElement("span", undefined, "removed");
+      const bar = makeElement("span", undefined, "bar"), kept = makeElement("span", undefined, layer.frozen ? "frozen" : "kept"), lost = makeElement("span", undefined, "removed");
       bar.setAttribute("aria-hidden", "true");
       if (layer.filters) {
         kept.style.width = length(layer) * layer.kept / layer.filters + "%";
         lost.style.width = length(layer) * removedCount(layer) / layer.filters + "%";
-      }
+      } else if (layer.frozen) kept.style.width = "14px"; // its number of filters is unknown
       bar.append(kept, ...(removedCount(layer) ? [lost] : []));
       const name = makeElement("span", undefined, "name"), count = makeElement("span", layer.filters === undefined ? "all" : String(layer.kept), "count");
       name.append(makeElement("bdi", layer.name));
@@ -140,22 +140,23 @@
     const margin = 0.15 * (high - low) || 0.1;
     return norms.length ? [Math.max(0, low - margin), high + margin] : [0, 1];
   };
-  const normSpec = (layer) => ({
-    width: "container", height: 170, data: { values: points(layer) },
-    layer: [
-      { transform: [{ density: "norm", as: ["norm", "density"], extent: normRange(layer) }], mark: { type: "area", opacity: 0.25, color: color("--kept"), line: { color: color("--kept") } },
-        encoding: { x: { field: "norm", type: "quantitative", title: "norm", scale: { domain: normRange(layer), nice: false } }, y: { field: "density", type: "quantitative", title: "density" } } },
-      { mark: { type: "tick", thickness: 1.5, size: 14, yOffset: 0 },
-        encoding: { x: { field: "norm", type: "quantitative" }, y: { value: 163 }, color: { field: "kind", type: "nominal", scale: kinds(false) },
-          tooltip: [{ field: "filter" }, { field: "norm", format: ".3g" }, { field: "kind" }] } },
-    ],
-  });
+  const MIN_DENSITY = 32; // a density curve of fewer filters would show its bandwidth more than their norms
+  const normSpec = (layer) => {
+    const x = { field: "norm", type: "quantitative", title: "norm", scale: { domain: normRange(layer), nice: false } };
+    const ticks = { mark: { type: "tick", thickness: 1.5, size: 14 },
+      encoding: { x, color: { field: "kind", type: "nominal", scale: kinds(false) }, tooltip: [{ field: "filter" }, { field: "norm", format: ".3g" }, { field: "kind" }] } };
+    const curve = { transform: [{ density: "norm", as: ["norm", "density"], extent: normRange(layer) }], mark: { type: "area", opacity: 0.25, color: color("--kept"), line: { color: color("--kept") } },
+      encoding: { x, y: { field: "density", type: "quantitative", title: "density" } } };
+    const spec = { width: "container", data: { values: points(layer) } };
+    if (spec.data.values.length < MIN_DENSITY) return { ...spec, height: 40, ...ticks };
+    return { ...spec, height: 170, layer: [curve, { ...ticks, encoding: { ...ticks.encoding, y: { value: 163 } } }] };
+  };
   const mapSpec = (layer) => ({
     width: "container", height: 170, data: { values: points(layer).concat([{ x: 0, y: 0, kind: "median" }]) },
     mark: { type: "point", filled: true, size: 45, opacity: 0.8 },
     encoding: {
       x: { field: "x", type: "quantitative", title: "first direction" }, y: { field: "y", type: "quantitative", title: "second direction" },
-      color: { field: "kind", type: "nominal", scale: kinds(true) },
+      color: { field: "kind", type: "nominal", scale: kinds(true), legend: { columns: 2 } },
       shape: { field: "kind", type: "nominal", scale: { domain: kinds(true).domain, range: ["circle", "cross", "diamond"] } },
       tooltip: [{ field: "filter" }, { field: "norm", format: ".3g" }, { field: "distance", title: "distance to the median", format: ".3g" }, { field: "kind" }],
     },
@@ -172,6 +173,11 @@
     });
     return cells;
   };
+  const removedFarAway = (far) => {
+    const shown = far.slice(0, 8), rest = far.length - shown.length;
+    return (far.length > 1 ? "Filters " : "Filter ") + (rest ? shown.join(", ") + " and " + rest + " more"
+      : shown.length > 1 ? shown.slice(0, -1).join(", ") + " and " + shown.at(-1) : shown[0]) + (far.length > 1 ? " are" : " is");
+  };
   const showLayer = (number) => {
     selected = number;
     const layer = layers[number];
@@ -185,11 +191,13 @@
     if (layer.verdict !== undefined) addParagraph("Norms: " + lookup(layer.verdict) + ".");
     if (layer.error && layer.error[0] !== 0) addParagraph("Output error before → after least squares: " + layer.error.map((v) => v === null ? "?" : v.toPrecision(2)).join(" → ") + ".");
     if (!layer.norms) return;
-    addParagraph("Filters sorted by " + (layer.to_median ? "distance to the geometric median" : "norm") + "; framed ones are removed:", "caption");
+    addParagraph("Filters, sorted by " + (layer.to_median ? "distance to the geometric median, the nearest first" : "norm") + "; framed ones are removed:", "caption");
     const left = makeElement("div", undefined, "chart"), right = makeElement("div", undefined, "chart"), pair = makeElement("div", undefined, "pair");
     left.id = "norms"; right.id = "map";
     pair.append(left, ...(layer.places ? [right] : []));
-    place.append(strip(layer), pair);
+    place.append(strip(layer));
+    if (layer.far) addParagraph(removedFarAway(layer.far) + " removed although nearer ones are kept: " + lookup(layer.chosen_by) + ".");
+    place.append(pair);
     addParagraph(layer.places ? "Left: filter norms. Right: filters in the two directions of largest variance, around their geometric median." : "Filter norms.", "caption");
     draw(left, normSpec(layer));
     if (layer.places) draw(right, mapSpec(layer));
@@ -210,31 +218,31 @@
   const table = document.getElementById("table");
   if (table) {
     const all = [
-      ["layer", (layer) => layer.name, String],
-      ["filters", (layer) => layer.filters, String],
-      ["kept", (layer) => layer.kept, String],
-      ["removed", (layer) => layer.filters ? removedCount(layer) / layer.filters : undefined, percent],
-      ["MACs", (layer) => layer.macs_share, percent],
-      ["deviation", (layer) => layer.deviation, (value) => value.toFixed(2)],
-      ["min norm", (layer) => layer.least, (value) => value.toFixed(3)],
-      ["rank", (layer) => layer.effective_rank, (value) => value.toFixed(1)],
-      ["group", (layer) => layer.groups && layer.groups.map(lookup).join("; "), String],
-      ["frozen because", (layer) => lookup(layer.reason) || undefined, String],
+      ["Layer", (layer) => layer.name, String],
+      ["Filters", (layer) => layer.filters, String],
+      ["Kept", (layer) => layer.kept, String],
+      ["Removed", (layer) => layer.filters ? removedCount(layer) / layer.filters : undefined, percent],
+      ["Share of MACs", (layer) => layer.macs_share, percent],
+      ["Spread of norms", (layer) => layer.deviation, (value) => value.toFixed(2)],
+      ["Smallest norm", (layer) => layer.least, (value) => value.toFixed(2)],
+      ["Effective rank", (layer) => layer.effective_rank, (value) => value.toFixed(1)],
+      ["Group", (layer) => layer.groups && layer.groups.map(lookup).join("; "), String],
+      ["Why frozen", (layer) => lookup(layer.reason) || undefined, String],
     ];
     const columns = all.filter(([, value]) => layers.some((layer) => value(layer) !== undefined));
-    const isText = (name) => name === "layer" || name === "group" || name === "frozen because";
+    const isText = (name) => name === "Layer" || name === "Group" || name === "Why frozen";
     const head = table.tHead.rows[0], body = table.tBodies[0];
     const rows = layers.map((layer, number) => {
       const row = makeElement("tr");
       columns.forEach(([name, value, show]) => {
         const own = value(layer), text = own === undefined ? "" : show(own);
-        if (name === "layer") {
+        if (name === "Layer") {
           const cell = makeElement("th"), link = makeElement("button", undefined, "link");
           cell.scope = "row"; link.type = "button"; link.dataset.layer = number; link.title = layer.name;
-          link.append(makeElement("bdi", text));
+          text.split(".").forEach((part, n) => link.append(...(n ? [".", makeElement("wbr")] : []), part)); // long names break at dots
           cell.append(link);
           row.append(cell);
-        } else if (name === "group") {
+        } else if (name === "Group") {
           const cell = makeElement("td", undefined, "text groups"), groups = (layer.groups || []).map(lookup);
           const shown = groups.length > 3 ? groups.slice(0, 2) : groups;
           cell.append(...shown.map((group) => makeElement("div", group)));
@@ -242,6 +250,7 @@
           cell.title = text;
           row.append(cell);
         } else row.append(makeElement("td", text, isText(name) ? "text" : ""));
+        row.lastChild.dataset.label = name; // shown on phones, where the columns are stacked
       });
       const words = columns.filter(([name]) => isText(name)).map(([, value]) => value(layer) || "");
       return { row, layer, text: words.join(" ").toLowerCase() };
@@ -286,18 +295,17 @@
     if (search.value) find();
   }
 
-  const copy = document.getElementById("copy");
-  if (copy) copy.addEventListener("click", async () => {
-    const command = document.getElementById("command");
+  document.querySelectorAll(".copy").forEach((button) => button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
     try {
-      await navigator.clipboard.writeText(command.textContent);
-      copy.textContent = "Copied";
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
     } catch { // clipboard access denied: select the text instead
-      getSelection().selectAllChildren(command);
-      copy.textContent = "Selected";
+      getSelection().selectAllChildren(code);
+      button.textContent = "Selected";
     }
-    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
-  });
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  }));
 
   if (layers.length) {
     const before = layers.findIndex((layer) => layer.name === storedState("layer"));

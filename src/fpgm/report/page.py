@@ -18,7 +18,7 @@ from fpgm._version import __version__
 from fpgm.errors import RequestError
 from fpgm.report.chart_data import Chart, run_charts
 from fpgm.report.compare import comparison_values
-from fpgm.report.headline import cards
+from fpgm.report.headline import cards, summary
 from fpgm.report.layers import (
     LayerRow,
     Stream,
@@ -30,6 +30,9 @@ from fpgm.report.layers import (
 )
 from fpgm.report.records import StringMap
 from fpgm.report.run import Run, read_run
+from fpgm.report.settings import used_settings
+from fpgm.report.speed import speeds
+from fpgm.report.usage import snippets
 from fpgm.utils.atomic_io import explain_write_errors, write_text
 from fpgm.utils.plain_json import replace_non_finite
 from fpgm.utils.run_files import REPORT
@@ -39,6 +42,8 @@ MAX_PAGE_BYTES = 3_000_000
 _MAX_SETTING_LENGTH = 1000
 """Characters shown of a setting's value."""
 _MAX_SETTINGS = 200
+_MAX_SPEEDS = 100
+"""Rows in the table of measured times."""
 
 
 def report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -76,13 +81,18 @@ def render_page(run: Run, *, live: str | None = None) -> str:
     values: dict[str, Any] = {
         "title": truncate_middle(run.model or run.name),
         "name": truncate_middle(run.name),
+        "summary": truncate_middle(summary(run)),
+        "untrained": run.results.untrained,
         "cards": cards(run),
+        "snippets": snippets(run),
+        "speeds": speeds(run)[:_MAX_SPEEDS],
         "notes": []
         if run.plan is None
         else [truncate_middle(n, _MAX_SETTING_LENGTH) for n in run.plan.notes[:20]],
+        "has_frozen": any(row.frozen for row in rows),
         "in_run_order": run.analysis is not None,
         "command": truncate_middle(_command_line(run), 4 * _MAX_SETTING_LENGTH),
-        "settings": _setting_pairs(run.settings),
+        "settings": _setting_pairs(used_settings(run)),
         "environment": _setting_pairs(run.results.versions or run.environment.others),
         "seconds": _setting_pairs(run.results.seconds),
     }

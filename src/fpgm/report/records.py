@@ -51,6 +51,9 @@ class RecoveryRecord:
     layers: tuple[SolvedLayerRecord, ...] = ()
     steps: Number = 0
     """Steps of distillation that were kept."""
+    inputs: Number = None
+    kept: str = ""
+    """The candidate with the best result."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,12 @@ class ResultsRecord:
     """`results.json`, written by `fpgm prune` or `fpgm train`."""
 
     model: str = ""
+    weights: StringMap = field(default_factory=dict)
+    """File and digest of the original's trained weights."""
+    untrained: bool | None = None
+    """Whether the original has random weights, if known."""
+    input: tuple[Number, ...] = ()
+    """Shape of the example input."""
     command: str = ""
     accuracy: dict[str, Number] | Number = None
     test_images: Number = None
@@ -118,6 +127,9 @@ class TimingRecord:
     """One model in one runtime: measured and theoretical speedup over the first model."""
 
     model: str
+    seconds: Number = None
+    spread: Number = None
+    """Of the times, relative to their median."""
     faster: Number = None
     theory: Number = None
 
@@ -175,7 +187,7 @@ def decode(kind: type[RecordT], value: Any) -> RecordT:
     """Convert parsed JSON to a record, or raise a `FieldTypeError` that names the field.
 
     >>> decode(TimingRecord, {"model": "small", "faster": float("nan"), "more": 1})
-    TimingRecord(model='small', faster=None, theory=None)
+    TimingRecord(model='small', seconds=None, spread=None, faster=None, theory=None)
     >>> decode(TimingRecord, {"model": 3})
     Traceback (most recent call last):
         ...

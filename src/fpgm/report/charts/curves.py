@@ -9,6 +9,7 @@ from fpgm.report.charts.style import (
     COLUMN_WIDTH,
     DASHES,
     GREY,
+    ROW_HEIGHT,
     SERIES,
     SHAPES,
     apply_style,
@@ -21,6 +22,8 @@ Points = Mapping[str, Sequence[tuple[float, float]]]
 """Lines by name, each a sequence of (x, y) from left to right."""
 Bands = Mapping[str, Sequence[tuple[float, float, float]]]
 """Shaded bands by line name, each a sequence of (x, lower, upper) from left to right."""
+_MAX_LABELS = 12
+"""Whole numbers on an axis that are all labeled."""
 
 
 def accuracy_by_macs(
@@ -62,10 +65,17 @@ def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN_WIDTH
     """
     alt = load_altair()
     names = [row["run"] for row in rows]
-    scale = alt.Scale(zero=False, padding=12)  # keeps points off the frame
+    x_scale, y_scale = (
+        alt.Scale(domain=_padded_range([row[key] for row in rows], least), nice=False)
+        for key, least in (("macs", 0.1), ("accuracy", 0.02))
+    )
     base = alt.Chart(inline_data([dict(row) for row in rows])).encode(
-        x=alt.X("macs:Q", title="MACs removed", axis=alt.Axis(format="%"), scale=scale),
-        y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format=".1%"), scale=scale),
+        x=alt.X(
+            "macs:Q", title="MACs removed", scale=x_scale, axis=alt.Axis(format="%", tickCount=5)
+        ),
+        y=alt.Y(
+            "accuracy:Q", title="accuracy", scale=y_scale, axis=alt.Axis(format=".1%", tickCount=6)
+        ),
     )
     line = base.mark_line(color=GREY, strokeWidth=1).encode(detail="setting:N")
     points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
@@ -77,6 +87,17 @@ def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN_WIDTH
         ],
     )  # fmt: skip
     return apply_style((line + points).properties(width=width, height=round(0.7 * width)))
+
+
+def _padded_range(values: Sequence[float], least: float) -> list[float]:
+    """Return a range around fractions that is at least so long, and keeps points off the frame.
+
+    >>> [round(end, 3) for end in _padded_range([0.5, 0.5], 0.1)]
+    [0.44, 0.56]
+    """
+    low, high = min(values), max(values)
+    margin = max(0.0, least - (high - low)) / 2 + 0.1 * max(least, high - low)
+    return [low - margin, high + margin]
 
 
 def kept_by_group(
@@ -96,25 +117,21 @@ def kept_by_group(
         for name, fractions in kept.items()
         for group, fraction in zip(groups, fractions, strict=True)
     ]
-    chart = (
-        alt.Chart(inline_data(rows))
-        .mark_line(point=alt.OverlayMarkDef(filled=True, size=35), interpolate="step")
-        .encode(
-            x=alt.X("group:N", sort=list(groups), title=None, axis=name_axis()),
-            y=alt.Y(
-                "kept:Q",
-                axis=alt.Axis(format="%"),
-                scale=alt.Scale(domain=[0, 1]),
-                title="units kept",
-            ),
-            color=_color_scale(names, "run"),
-            shape=_shape_scale(names, "run"),
-            strokeDash=_dash_scale(names, "run"),
-            tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
-        )
-        .properties(width=width, height=220)
+    base = alt.Chart(inline_data(rows)).encode(
+        y=alt.Y("group:N", sort=list(groups), title=None, axis=name_axis()),
+        x=alt.X(
+            "kept:Q", title="units kept", scale=alt.Scale(domain=[0, 1]),
+            axis=alt.Axis(format="%", orient="top"),
+        ),
+    )  # fmt: skip
+    lines = base.mark_line(color=GREY, strokeWidth=1.5).encode(detail="group:N")
+    points = base.mark_point(filled=True, size=55, opacity=0.9).encode(
+        color=_color_scale(names, "run"),
+        shape=_shape_scale(names, "run"),
+        tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
     )
-    return apply_style(chart)
+    height = ROW_HEIGHT * len(groups)
+    return apply_style((lines + points).properties(width=width, height=height))
 
 
 def sensitivity_curves(errors: Mapping[str, Sequence[float]], *, width: int = COLUMN_WIDTH) -> Any:
@@ -196,7 +213,7 @@ def _line_chart(
         {"line": name, x_title: x, y_title: y} for name, points in lines.items() for x, y in points
     ]
     names = list(lines)
-    axis = alt.Axis(format="%") if percent_x else alt.Axis(tickMinStep=1)
+    axis = alt.Axis(format="%") if percent_x else _integer_axis(lines)
     chart = (
         alt.Chart(inline_data(rows))
         .mark_line(point=alt.OverlayMarkDef(filled=True, size=40))
@@ -230,6 +247,13 @@ def _line_chart(
         )
         chart = chart + rule.encode(y=f"{y_title}:Q")
     return apply_style(chart.properties(width=width, height=round(0.7 * width)))
+
+
+def _integer_axis(lines: Points) -> Any:
+    """Create an axis with a label at every value, or at few of them if there are many."""
+    values = {x for points in lines.values() for x, _ in points}
+    few = {"values": sorted(values)} if len(values) <= _MAX_LABELS else {}
+    return load_altair().Axis(format="d", tickMinStep=1, **few)
 
 
 def _color_scale(names: Sequence[str], field: str) -> Any:

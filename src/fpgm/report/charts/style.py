@@ -52,14 +52,14 @@ def shorten_label_expression(max_length: int) -> str:
     )
 
 
+ROW_HEIGHT = 18
+"""Points per name on an axis of names, so that every name is drawn."""
+
+
 def name_axis() -> Any:
-    """Create an axis for names that are too long for horizontal labels."""
+    """Create a vertical axis of names; long ones lose their middle."""
     return load_altair().Axis(
-        labelAngle=-60,
-        labelLimit=110,
-        labelOverlap="greedy",
-        labelExpr=shorten_label_expression(18),
-        labelFontSize=9,
+        labelLimit=190, labelOverlap=False, labelExpr=shorten_label_expression(28)
     )
 
 
