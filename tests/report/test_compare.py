@@ -11,7 +11,7 @@ import re
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ class TestFolders:
         loaded_run = read_run(tmp_path)
         assert [epoch.test_accuracy for epoch in loaded_run.metrics] == [None, None]
         assert cards(loaded_run)[0].value == "unknown"
+        assert cards(loaded_run)[0].detail == "original 50.00%; test data"
         render_page(loaded_run)
 
     def test_a_plan_that_claims_a_hundred_million_filters(self, tmp_path: Path) -> None:
@@ -230,20 +231,48 @@ class TestComparison:
     def test_the_request_of_a_training_run(self) -> None:
         recipe = {"model.name": "m", "prune.rate": "0.4", "train.epochs": "3"}
         text = render_comparison([self.point("a", 50, 0.5, rate=0.3), Run("b", recipe=recipe)])
-        words = [word.strip() for word in Parts(text).words if word.strip()]
+        words = [word.strip() for word in Parts(text).words if word.strip(" ≠\n")]
         row = words.index("rate")
         assert words[row : row + 3] == ["rate", "0.3", "0.4"]
         assert "train.epochs" in words
 
     def test_groups_by_number_and_networks_apart(self) -> None:
         same = plan_of([("a", ("a",)), ("a", ("a", "b"))])
+        narrow = replace(same, groups=(replace(same.groups[0], kept=2), same.groups[1]))
         other = plan_of([("z", ("z",))])
-        runs = [Run("one", plan=same), Run("two", plan=same), Run("three", plan=other)]
-        first, second = embedded(render_comparison(runs))["specs"]
-        assert {row["group"] for row in first["data"]["values"]} == {"1. a", "2. a"}
-        assert len(first["data"]["values"]) == 4
-        assert [row["run"] for row in second["data"]["values"]] == ["three"]
-        assert {"color", "shape", "strokeDash"} <= set(first["encoding"])
+        runs = [Run("one", plan=same), Run("two", plan=narrow), Run("three", plan=other)]
+        (chart,) = embedded(render_comparison(runs))["specs"]
+        assert {row["group"] for row in chart["data"]["values"]} == {"1. a", "2. a"}
+        assert {row["run"] for row in chart["data"]["values"]} == {"one", "two"}
+        assert {"color", "shape"} <= set(chart["layer"][1]["encoding"])
+
+    def test_equal_widths_are_said_once(self) -> None:
+        same, said = plan_of([("a", ("a", "b"))]), "All runs keep the same number of filters"
+        text = render_comparison([Run("one", plan=same), Run("two", plan=same)])
+        assert embedded(text)["specs"] == []
+        assert said in text
+        other = replace(same, groups=(replace(same.groups[0], kept=3),))
+        assert said not in render_comparison([Run("one", plan=same), Run("two", plan=other)])
+        assert said not in render_comparison([Run("one", plan=same), Run("two")])
+
+    def test_settings_that_differ_are_marked(self) -> None:
+        runs = [
+            self.point("a", 50, 0.5, macs=0.5, criterion="fpgm", seed=1),
+            self.point("b", 50, 0.5, macs=0.5, criterion="l2", seed=1, recover="solve"),
+        ]
+        text = render_comparison(runs)
+        above, _, below = text.partition("Settings in common")
+        marked = re.findall(r"≠</span> (\w+)</th>", text)
+        assert marked == ["criterion", "recover"]
+        assert all(f"</span> {name}</th>" in above for name in marked)
+        assert '<th scope="row">macs</th>' in below
+        assert "seed" not in Parts(text).words  # the same, and not a common one
+
+    def test_each_run_in_a_sentence(self) -> None:
+        accuracy = {"original": 0.9, "compact": 0.85}
+        text = render_comparison([self.point("a", 50, accuracy), self.point("b", 40, None)])
+        assert "Half of the work removed, 5.0 points lost." in text
+        assert "60% of the work removed." in text
 
     def test_one_is_not_enough(self, folder: Path, tmp_path: Path) -> None:
         with pytest.raises(fpgm.RequestError, match="nothing to compare"):

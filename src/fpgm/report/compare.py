@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fpgm.report import charts
 from fpgm.report.chart_data import MAX_GROUPS, Chart, page_spec
-from fpgm.report.headline import cards, final_accuracy
+from fpgm.report.headline import cards, final_accuracy, summary
 from fpgm.report.layers import group_label, truncate_middle
 from fpgm.report.run import Run
+from fpgm.report.settings import used_settings
 
 _BUDGET_SETTINGS = ("rate", "macs", "params", "latency", "rates")
 _COMMON_SETTINGS = ("model", *_BUDGET_SETTINGS, "criterion", "distance", "residual", "allocate",
@@ -24,37 +25,37 @@ def comparison_values(runs: Sequence[Run]) -> dict[str, Any]:
     names = _make_unique([truncate_middle(run.name, 60) for run in runs])
     cards_by_run = [{card.name: card for card in cards(run)} for run in runs]
     card_names = list(dict.fromkeys(name for entry in cards_by_run for name in entry))
-    settings = [_settings(run) for run in runs]
-    names_shown = _setting_names(settings)
+    settings = [_settings(run, used_settings(run)) for run in runs]
+    different, same = _setting_names(settings)
     return {
         "names": names,
+        "summaries": [truncate_middle(summary(run)) for run in runs],
         "card_names": card_names,
         "cards_by_run": cards_by_run,
-        "setting_names": names_shown,
+        "different_settings": different,
+        "same_settings": same,
         "settings": [
-            {key: truncate_middle(entry.get(key, "")) for key in names_shown} for entry in settings
+            {key: truncate_middle(entry.get(key, "")) for key in (*different, *same)}
+            for entry in settings
         ],
+        "same_widths": _same_widths(runs),
         "charts": [*_accuracy_chart(names, runs), *_kept_charts(names, runs)],
     }
 
 
-def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Choose the settings to show: the common ones, and others in which the runs differ."""
-    values_by_name: dict[str, list[str]] = {key: [] for key in _COMMON_SETTINGS}
-    for entry in settings:
-        for key, value in entry.items():
-            values_by_name.setdefault(key, []).append(value)
-    return [
-        key
-        for key, values in values_by_name.items()
-        if values and (key in _COMMON_SETTINGS or len(set(values)) > 1)
-    ][:_MAX_SETTINGS]
+def _setting_names(settings: Sequence[Mapping[str, str]]) -> tuple[list[str], list[str]]:
+    """Choose the settings to show: those in which the runs differ, and common ones that agree."""
+    present = dict.fromkeys([*_COMMON_SETTINGS, *(key for entry in settings for key in entry)])
+    values = {key: {entry.get(key, "") for entry in settings} for key in present}
+    different = [key for key in present if len(values[key]) > 1][:_MAX_SETTINGS]
+    same = [key for key in _COMMON_SETTINGS if len(values[key]) == 1 and values[key] != {""}]
+    return different, same
 
 
-def _settings(run: Run) -> dict[str, str]:
-    """Return a run's settings under the names of `fpgm prune`'s options, whatever the command."""
+def _settings(run: Run, values: Mapping[str, str]) -> dict[str, str]:
+    """Return settings under the names of `fpgm prune`'s options, whatever the command."""
     settings = {"model": run.model} if run.model else {}
-    for key, value in run.settings.items():
+    for key, value in values.items():
         name = "data" if key == "data.name" else key.removeprefix("prune.")
         if name != "model.name":
             settings[name] = value
@@ -65,7 +66,7 @@ def _settings_without_budget(run: Run) -> str:
     """Describe all settings but the budget: a chart's line joins runs in which they are equal."""
     other = {
         key: value
-        for key, value in _settings(run).items()
+        for key, value in _settings(run, run.settings).items()
         if key not in _BUDGET_SETTINGS and not key.startswith("rates.")
     }
     return truncate_middle(", ".join(f"{key} {value}" for key, value in other.items()), 400)
@@ -86,7 +87,11 @@ def _accuracy_chart(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart
                 }
             )
     if len(rows) > 1:
-        datasets = {_settings(run).get("data") for run in runs if final_accuracy(run) is not None}
+        datasets = {
+            (_settings(run, run.settings).get("data"), run.results.test_images)
+            for run in runs
+            if final_accuracy(run) is not None
+        }
         warning = " The runs were not all tested on the same data." if len(datasets) > 1 else ""
         yield Chart(
             "Accuracy by MACs removed",
@@ -97,14 +102,36 @@ def _accuracy_chart(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart
 
 
 def _kept_charts(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
-    """Plot the fraction of each group that runs keep; one chart per set of equal groups."""
+    """Plot the fraction of each group that runs keep; one chart per network that runs share.
+
+    A network that all runs leave the same widths gets none.
+    """
+    for same in _runs_by_network(names, runs):
+        if _differ_in_width(same.values()):
+            others = len(same) < len(names)
+            yield _kept_chart(same, ", ".join(same) if others else "")
+
+
+def _same_widths(runs: Sequence[Run]) -> bool:
+    """Tell whether all runs keep the same number of units in every group of the same network."""
+    networks = _runs_by_network([str(number) for number in range(len(runs))], runs)
+    return [len(same) for same in networks] == [len(runs)] and not any(
+        _differ_in_width(same.values()) for same in networks
+    )
+
+
+def _differ_in_width(runs: Iterable[Run]) -> bool:
+    return len({tuple(g.kept for g in run.plan.groups) for run in runs if run.plan}) > 1
+
+
+def _runs_by_network(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Run]]:
+    """Divide the runs by the groups of their networks."""
     runs_by_structure: dict[tuple[Any, ...], dict[str, Run]] = {}
     for name, run in zip(names, runs, strict=True):
         if run.plan is not None and run.plan.groups:
             key = tuple((group.name, group.units, group.layers) for group in run.plan.groups)
             runs_by_structure.setdefault(key, {})[name] = run
-    for same in runs_by_structure.values():
-        yield _kept_chart(same, ", ".join(same) if len(runs_by_structure) > 1 else "")
+    return list(runs_by_structure.values())
 
 
 def _kept_chart(runs: Mapping[str, Run], names: str) -> Chart:
