@@ -103,6 +103,15 @@ class TestCards:
         assert card.value == "93.5% → 93.1%"
         assert card.detail == "0.4 points lost; as pruned 20.00%; 10,000 test images"
 
+    def test_times_and_speedup_agree(self) -> None:
+        """Medians of files from earlier versions may contradict the paired runs."""
+        row = timed("eager", 2.0)
+        row["figures"][1]["seconds"] = 0.02
+        text = render_page(made(row)).partition('id="speeds"')[2]
+        assert '"Before">10<' in text
+        assert '"After">5<' in text
+        assert "2.0× faster" in text
+
     def test_times_of_every_runtime(self) -> None:
         text = render_page(made(timed("eager", 1.25), timed("openvino", 3.9, BUSY)))
         words = [word for word in Parts(text.partition('id="speeds"')[2]).words if word.strip()]

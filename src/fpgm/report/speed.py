@@ -33,7 +33,7 @@ class Speed:
     original: str
     """Name of the model that the other is compared with."""
     milliseconds: tuple[str, str]
-    """Before and after."""
+    """Before and after: the original's median, and that divided by the speedup."""
     faster: float
     """Speedup by paired runs."""
     theory: Number
@@ -99,7 +99,7 @@ def _speed(row: BenchRowRecord) -> Speed | None:
         row.batch,
         row.threads,
         first.model,
-        (_milliseconds(first.seconds), _milliseconds(last.seconds)),
+        (_milliseconds(first.seconds), _milliseconds(first.seconds, last.faster)),
         last.faster,
         row.theoretical_speedup,
         max(first.spread or 0.0, last.spread or 0.0),
@@ -107,5 +107,5 @@ def _speed(row: BenchRowRecord) -> Speed | None:
     )
 
 
-def _milliseconds(seconds: Number) -> str:
-    return "–" if seconds is None else format_number(1000 * seconds)
+def _milliseconds(seconds: Number, faster: float = 1.0) -> str:
+    return "–" if seconds is None else format_number(1000 * seconds / faster)
