@@ -198,12 +198,14 @@ class TestEscapes:
 
 class TestComparison:
     def test_accuracies_on_other_data_are_called_that(self) -> None:
-        def tested(data: str) -> Run:
-            results = decode(ResultsRecord, {"accuracy": {"compact": 0.5}, "asked": {"data": data}})
+        def tested(data: str, images: int = 500) -> Run:
+            values = {"accuracy": {"compact": 0.5}, "asked": {"data": data}, "test_images": images}
+            results = decode(ResultsRecord, values)
             return Run(data, results, plan_of([("a", ("a",))]))
 
-        result = "The runs were not all tested on the same data."
+        result = "The runs were not all tested on the same images."
         assert result in render_comparison([tested("digits"), tested("cifar10")])
+        assert result in render_comparison([tested("digits"), tested("digits", 1000)])
         assert result not in render_comparison([tested("digits"), tested("digits")])
 
 

@@ -2,7 +2,10 @@
 
 - `page`, `compare`, `serve`: the page of one run, of several, and the local server
 - `run`, `records`: read a run folder
-- `headline`: the cards at the top of the page
+- `headline`: the sentence and the cards at the top of the page
+- `speed`: measured times and the best reliable speedup
+- `usage`: code that loads the model
+- `settings`: the settings that a run really used
 - `layers`: the network diagram and the layer table
 - `chart_data`: the charts of the page
 - `charts`: charts from plain values, as PNG, SVG or PDF

@@ -92,7 +92,7 @@ def _accuracy_chart(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart
             for run in runs
             if final_accuracy(run) is not None
         }
-        warning = " The runs were not all tested on the same data." if len(datasets) > 1 else ""
+        warning = " The runs were not all tested on the same images." if len(datasets) > 1 else ""
         yield Chart(
             "Accuracy by MACs removed",
             "Each point is a run. Lines join runs that differ only in their pruning budget."
