@@ -244,7 +244,28 @@ class TestComparison:
         (chart,) = embedded(render_comparison(runs))["specs"]
         assert {row["group"] for row in chart["data"]["values"]} == {"1. a", "2. a"}
         assert {row["run"] for row in chart["data"]["values"]} == {"one", "two"}
-        assert {"color", "shape"} <= set(chart["layer"][1]["encoding"])
+        assert {"color", "shape", "yOffset"} <= set(chart["encoding"])
+
+    def test_a_run_has_one_color_in_all_charts(self) -> None:
+        """The first run was not tested, so only the other chart shows it."""
+        wide = plan_of([("a", ("a", "b"))])
+        narrow = replace(wide, groups=(replace(wide.groups[0], kept=2),))
+        runs = [
+            replace(self.point(name, 50, accuracy),
+                    plan=replace(plan, macs_before=100, macs_after=50))
+            for name, accuracy, plan in (("a", None, wide), ("b", 0.5, narrow), ("c", 0.6, wide))
+        ]  # fmt: skip
+        accuracy, kept = embedded(render_comparison(runs))["specs"]
+        colors = [
+            dict(zip(scale["domain"], scale["range"], strict=True))
+            for scale in (
+                accuracy["layer"][1]["encoding"]["color"]["scale"],
+                kept["encoding"]["color"]["scale"],
+            )
+        ]
+        assert list(colors[0]) == ["b", "c"]
+        assert list(colors[1]) == ["a", "b", "c"]
+        assert colors[1].items() > colors[0].items()
 
     def test_equal_widths_are_said_once(self) -> None:
         same, said = plan_of([("a", ("a", "b"))]), "All runs keep the same number of filters"
@@ -267,6 +288,18 @@ class TestComparison:
         assert all(f"</span> {name}</th>" in above for name in marked)
         assert '<th scope="row">macs</th>' in below
         assert "seed" not in Parts(text).words  # the same, and not a common one
+
+    def test_an_alignment_that_only_came_out_differently_is_not_marked(self) -> None:
+        group = plan_of([("a", ("a",))]).groups[0]
+        runs = [
+            replace(self.point("a", 50, 0.5, align=16),
+                    plan=fpgm.Plan("", {}, (), groups=(replace(group, kept=kept),)))
+            for kept in (2, 4)
+        ]  # fmt: skip
+        above, _, below = render_comparison(runs).partition("Settings in common")
+        assert "≠" not in above
+        assert "2 (16 requested" in below
+        assert "4 (16 requested" in below
 
     def test_each_run_in_a_sentence(self) -> None:
         accuracy = {"original": 0.9, "compact": 0.85}

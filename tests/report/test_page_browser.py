@@ -470,17 +470,35 @@ def test_on_a_phone_a_layer_s_filters_come_into_sight(browser: Any, address: str
     narrow.page.close()
 
 
-def test_on_a_phone_names_stay_in_sight_when_a_comparison_is_pushed(
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_no_cell_of_a_comparison_is_clipped(
+    browser: Any, folder: Path, tmp_path: Path, width: int
+) -> None:
+    """On phones the runs are below each other, each with its name."""
+    file = compare([folder, folder, folder], tmp_path / "all.html")
+    shown = Opened(browser, file.as_uri(), viewport={"width": width, "height": 740})
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert shown.page.evaluate(CLIPPED, ".compare th, .compare td") == []
+    cells = shown.page.locator(".compare tr:has-text('Parameters') td")
+    boxes = [cells.nth(n).bounding_box() for n in range(3)]
+    stacked = width < 760
+    assert (boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"]) == stacked
+    names = cells.evaluate_all("all => all.map(e => getComputedStyle(e, '::before').content)")
+    assert names == (['"small"', '"small (2)"', '"small (3)"'] if stacked else ["none"] * 3)
+    shown.page.close()
+
+
+def test_names_stay_in_sight_when_a_wide_comparison_is_pushed(
     browser: Any, folder: Path, tmp_path: Path
 ) -> None:
-    file = compare([folder, folder, folder], tmp_path / "all.html")
-    narrow = Opened(browser, file.as_uri(), viewport={"width": 360, "height": 740})
-    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 360
-    name = narrow.page.locator(".compare tbody th").first
+    file = compare([folder] * 12, tmp_path / "all.html")
+    shown = Opened(browser, file.as_uri(), viewport={"width": 1024, "height": 740})
+    name = shown.page.locator(".compare tbody th").first
     before = name.bounding_box()["x"]
-    narrow.page.locator(".scroll").evaluate("e => { e.scrollLeft = 100; }")
+    shown.page.locator(".scroll").evaluate("e => { e.scrollLeft = 100; }")
+    assert shown.page.locator(".scroll").evaluate("e => e.scrollLeft") == 100
     assert name.bounding_box()["x"] == pytest.approx(before, abs=2)
-    narrow.page.close()
+    shown.page.close()
 
 
 def test_small_shares_are_no_zeros(opened: Opened) -> None:

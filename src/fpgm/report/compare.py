@@ -16,6 +16,8 @@ _BUDGET_SETTINGS = ("rate", "macs", "params", "latency", "rates")
 _COMMON_SETTINGS = ("model", *_BUDGET_SETTINGS, "criterion", "distance", "residual", "allocate",
                     "recover", "distil", "align", "data", "train.epochs",
                     "train.lr")  # fmt: skip
+_RESULTS = ("align", "recover")
+"""Settings that are listed with a result, which also depends on the network."""
 _MAX_SETTINGS = 40
 """Rows of settings in the table."""
 
@@ -26,7 +28,7 @@ def comparison_values(runs: Sequence[Run]) -> dict[str, Any]:
     cards_by_run = [{card.name: card for card in cards(run)} for run in runs]
     card_names = list(dict.fromkeys(name for entry in cards_by_run for name in entry))
     settings = [_settings(run, used_settings(run)) for run in runs]
-    different, same = _setting_names(settings)
+    different, same = _setting_names([_compared_settings(run) for run in runs])
     return {
         "names": names,
         "summaries": [truncate_middle(summary(run)) for run in runs],
@@ -50,6 +52,13 @@ def _setting_names(settings: Sequence[Mapping[str, str]]) -> tuple[list[str], li
     different = [key for key in present if len(values[key]) > 1][:_MAX_SETTINGS]
     same = [key for key in _COMMON_SETTINGS if len(values[key]) == 1 and values[key] != {""}]
     return different, same
+
+
+def _compared_settings(run: Run) -> dict[str, str]:
+    """Return settings as used, without results that follow from equal requests."""
+    requested = _settings(run, run.settings)
+    used = _settings(run, used_settings(run))
+    return {key: requested.get(key, "") if key in _RESULTS else used[key] for key in used}
 
 
 def _settings(run: Run, values: Mapping[str, str]) -> dict[str, str]:
@@ -97,7 +106,7 @@ def _accuracy_chart(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart
             "Accuracy by MACs removed",
             "Each point is a run. Lines join runs that differ only in their pruning budget."
             f"{warning}",
-            page_spec(charts.runs_by_macs(rows)),
+            page_spec(charts.runs_by_macs(rows, among=names)),
         )
 
 
@@ -109,7 +118,7 @@ def _kept_charts(names: Sequence[str], runs: Sequence[Run]) -> Iterator[Chart]:
     for same in _runs_by_network(names, runs):
         if _differ_in_width(same.values()):
             others = len(same) < len(names)
-            yield _kept_chart(same, ", ".join(same) if others else "")
+            yield _kept_chart(same, ", ".join(same) if others else "", names)
 
 
 def _same_widths(runs: Sequence[Run]) -> bool:
@@ -134,7 +143,7 @@ def _runs_by_network(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str
     return list(runs_by_structure.values())
 
 
-def _kept_chart(runs: Mapping[str, Run], names: str) -> Chart:
+def _kept_chart(runs: Mapping[str, Run], names: str, all_names: Sequence[str]) -> Chart:
     fractions: dict[str, list[float]] = {}
     labels: list[str] = []
     total = 0
@@ -148,7 +157,7 @@ def _kept_chart(runs: Mapping[str, Run], names: str) -> Chart:
     return Chart(
         "Units kept in each group" + (f": {names}" if names else ""),
         f"Fraction of each group's units that a run keeps.{note}",
-        page_spec(charts.kept_by_group(labels, fractions)),
+        page_spec(charts.kept_by_group(labels, fractions, among=all_names)),
     )
 
 

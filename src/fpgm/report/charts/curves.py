@@ -24,6 +24,8 @@ Bands = Mapping[str, Sequence[tuple[float, float, float]]]
 """Shaded bands by line name, each a sequence of (x, lower, upper) from left to right."""
 _MAX_LABELS = 12
 """Whole numbers on an axis that are all labeled."""
+_RUN_HEIGHT = 9
+"""Points per run within the row of a group."""
 
 
 def accuracy_by_macs(
@@ -56,11 +58,14 @@ def accuracy_by_epoch(lines: Points, *, width: int = COLUMN_WIDTH) -> Any:
     return _line_chart(lines, "epoch", "accuracy", None, width, percent_x=False)
 
 
-def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN_WIDTH) -> Any:
+def runs_by_macs(
+    rows: Sequence[Mapping[str, Any]], *, among: Sequence[str] = (), width: int = COLUMN_WIDTH
+) -> Any:
     """Plot accuracy against the fraction of MACs removed, one point per run.
 
     Args:
         rows: each has `run`, `setting`, `macs` and `accuracy`; a line joins equal settings.
+        among: all runs, if other charts show more of them: each keeps its color.
         width: in points.
     """
     alt = load_altair()
@@ -79,8 +84,8 @@ def runs_by_macs(rows: Sequence[Mapping[str, Any]], *, width: int = COLUMN_WIDTH
     )
     line = base.mark_line(color=GREY, strokeWidth=1).encode(detail="setting:N")
     points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
-        color=_color_scale(names, "run"),
-        shape=_shape_scale(names, "run"),
+        color=_color_scale(names, "run", among),
+        shape=_shape_scale(names, "run", among),
         tooltip=[
             "run:N", "setting:N",
             alt.Tooltip("macs:Q", format=".1%"), alt.Tooltip("accuracy:Q", format=".2%"),
@@ -101,13 +106,18 @@ def _padded_range(values: Sequence[float], least: float) -> list[float]:
 
 
 def kept_by_group(
-    groups: Sequence[str], kept: Mapping[str, Sequence[float]], *, width: int = COLUMN_WIDTH
+    groups: Sequence[str],
+    kept: Mapping[str, Sequence[float]],
+    *,
+    among: Sequence[str] = (),
+    width: int = COLUMN_WIDTH,
 ) -> Any:
     """Plot the fraction of each group's units that each run keeps.
 
     Args:
         groups: names of the groups.
         kept: by run, one fraction per group.
+        among: all runs, if other charts show more of them: each keeps its color.
         width: in points.
     """
     alt = load_altair()
@@ -117,21 +127,24 @@ def kept_by_group(
         for name, fractions in kept.items()
         for group, fraction in zip(groups, fractions, strict=True)
     ]
-    base = alt.Chart(inline_data(rows)).encode(
-        y=alt.Y("group:N", sort=list(groups), title=None, axis=name_axis()),
-        x=alt.X(
-            "kept:Q", title="units kept", scale=alt.Scale(domain=[0, 1]),
-            axis=alt.Axis(format="%", orient="top"),
-        ),
+    row_height = max(ROW_HEIGHT, _RUN_HEIGHT * len(names) + 4)
+    chart = (
+        alt.Chart(inline_data(rows))
+        .mark_point(filled=True, size=45, opacity=1)
+        .encode(
+            y=alt.Y("group:N", sort=list(groups), title=None, axis=name_axis()),
+            yOffset=alt.YOffset("run:N", sort=names),  # equal values would hide each other
+            x=alt.X(
+                "kept:Q", title="units kept", scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%", orient="top"),
+            ),
+            color=_color_scale(names, "run", among),
+            shape=_shape_scale(names, "run", among),
+            tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
+        )
+        .properties(width=width, height=row_height * len(groups))
     )  # fmt: skip
-    lines = base.mark_line(color=GREY, strokeWidth=1.5).encode(detail="group:N")
-    points = base.mark_point(filled=True, size=55, opacity=0.9).encode(
-        color=_color_scale(names, "run"),
-        shape=_shape_scale(names, "run"),
-        tooltip=["run:N", "group:N", alt.Tooltip("kept:Q", format=".1%")],
-    )
-    height = ROW_HEIGHT * len(groups)
-    return apply_style((lines + points).properties(width=width, height=height))
+    return apply_style(chart)
 
 
 def sensitivity_curves(errors: Mapping[str, Sequence[float]], *, width: int = COLUMN_WIDTH) -> Any:
@@ -256,20 +269,31 @@ def _integer_axis(lines: Points) -> Any:
     return load_altair().Axis(format="d", tickMinStep=1, **few)
 
 
-def _color_scale(names: Sequence[str], field: str) -> Any:
-    return _encode_names(load_altair().Color, SERIES, names, field)
+def _color_scale(names: Sequence[str], field: str, among: Sequence[str] = ()) -> Any:
+    return _encode_names(load_altair().Color, SERIES, names, field, among)
 
 
-def _shape_scale(names: Sequence[str], field: str) -> Any:
-    return _encode_names(load_altair().Shape, SHAPES, names, field)
+def _shape_scale(names: Sequence[str], field: str, among: Sequence[str] = ()) -> Any:
+    return _encode_names(load_altair().Shape, SHAPES, names, field, among)
 
 
 def _dash_scale(names: Sequence[str], field: str) -> Any:
-    return _encode_names(load_altair().StrokeDash, DASHES, names, field)
+    return _encode_names(load_altair().StrokeDash, DASHES, names, field, ())
 
 
-def _encode_names(channel: Any, values: Sequence[Any], names: Sequence[str], field: str) -> Any:
-    """Encode names by values in order, which start over when there are more names than values."""
-    cycle = [values[number % len(values)] for number in range(len(names))]
+def _encode_names(
+    channel: Any, values: Sequence[Any], names: Sequence[str], field: str, among: Sequence[str]
+) -> Any:
+    """Encode names by values in order, which start over when there are more names than values.
+
+    Args:
+        channel: of the encoding.
+        values: colors, shapes or dashes.
+        names: that are drawn.
+        field: that holds the names.
+        among: all names of several charts, so that a name looks the same in each; or empty.
+    """
+    order = list(among or names)
+    cycle = [values[order.index(name) % len(values)] for name in names]
     scale = load_altair().Scale(domain=list(names), range=cycle)
     return channel(f"{field}:N", sort=list(names), scale=scale)
