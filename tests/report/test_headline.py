@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from tests.helpers.pages import Parts
 
 import fpgm
-from fpgm.pruning.plan import Group
+from fpgm.pruning.plan import Group, Latency
 from fpgm.report.headline import cards, summary
 from fpgm.report.page import render_page
 from fpgm.report.records import BenchRecord, ResultsRecord, decode
@@ -76,6 +77,18 @@ class TestSentence:
         assert summary(made(timed("openvino", 3.9, BUSY))) == "Half of the work removed."
         both = made(timed("openvino", 3.9, BUSY), timed("onnxruntime", 1.9))
         assert summary(both).endswith("1.9× faster in ONNX Runtime.")
+
+    def test_the_time_of_a_latency_budget(self) -> None:
+        @dataclass(frozen=True)
+        class Doubted(Latency):
+            crowd: str | None = BUSY
+
+        values = ("onnxruntime", 1, 0.5, 0.4, 0.5, 0.01, 0.005)
+        plan = fpgm.Plan("", {}, (), macs_before=100, macs_after=50, latency=Latency(*values))
+        assert summary(Run("a", plan=plan)).endswith("removed, 2.0× faster in ONNX Runtime.")
+        doubted = Run("a", plan=replace(plan, latency=Doubted(*values)))
+        assert summary(doubted) == "Half of the work removed."
+        assert [card.value for card in cards(doubted) if card.name == "Latency"] == ["unreliable"]
 
     def test_a_speedup_within_the_spread_of_the_times_is_none(self) -> None:
         row = timed("eager", 1.08)

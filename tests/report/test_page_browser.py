@@ -443,7 +443,7 @@ def test_headings_are_an_outline(opened: Opened) -> None:
     assert all(after - before <= 1 for before, after in pairwise(levels))
     above = opened.page.locator("h2").all_inner_texts()
     assert above == [
-        "Summary", "Use this model", "The network", "Charts", "Measured times", "Layers",
+        "Summary", "The network", "Use this model", "Charts", "Measured times", "Layers",
         "How to reproduce",
     ]  # fmt: skip
 

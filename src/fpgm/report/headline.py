@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fpgm.pruning.plan import Latency
 from fpgm.report.run import Run
 from fpgm.report.speed import best_speed, format_speedup, runtime_name, speeds
 from fpgm.utils.text import format_number
@@ -32,9 +33,8 @@ def summary(run: Run) -> str:
     before, after = original_accuracy(run), final_accuracy(run)
     if before is not None and after is not None and not run.results.untrained:
         parts.append(_format_points(after - before))
-    speed = best_speed(speeds(run))
-    if speed is not None:
-        parts.append(f"{speed.change} in {speed.runtime}")
+    if speedup := _reliable_speedup(run):
+        parts.append(speedup)
     verdict = {True: "verified", False: "NOT verified", None: ""}[_is_verified(run)]
     ends = [verdict, "random weights" if run.results.untrained else ""]
     text = "; ".join(filter(None, [", ".join(parts), *ends]))
@@ -58,6 +58,23 @@ def original_accuracy(run: Run) -> float | None:
     """Return the accuracy of the original, or None if it was not measured."""
     accuracy = run.results.accuracy
     return accuracy.get("original") if isinstance(accuracy, dict) else None
+
+
+def _reliable_speedup(run: Run) -> str:
+    """Describe the best reliable speedup of `fpgm bench`, else that of a latency budget."""
+    measured = speeds(run)
+    best = best_speed(measured)
+    if best is not None:
+        return f"{best.change} in {best.runtime}"
+    latency = None if run.plan is None else run.plan.latency
+    if measured or latency is None or _latency_doubt(latency) or latency.measured >= 1:
+        return ""
+    return f"{format_speedup(1 / (1 - latency.measured))} in {runtime_name(latency.backend)}"
+
+
+def _latency_doubt(latency: Latency) -> str:
+    """Return why the time of a latency budget is unreliable; plans need not say so."""
+    return getattr(latency, "crowd", None) or ""
 
 
 def _cost_cards(run: Run) -> Iterator[Card]:
@@ -96,6 +113,9 @@ def _latency_card(run: Run) -> Iterator[Card]:
         )
     elif run.plan is not None and run.plan.latency is not None:
         latency = run.plan.latency
+        if doubt := _latency_doubt(latency):
+            yield Card("Latency", "unreliable", f"{doubt}; measure again on an idle machine")
+            return
         yield Card(
             "Latency",
             _format_reduction(latency.measured),
