@@ -17,24 +17,15 @@ from fpgm.report.charts.style import (
 )
 
 
-def group_widths(
-    groups: Sequence[Group],
-    *,
-    numbers: Sequence[int] | None = None,
-    axis_on_top: bool = False,
-    width: int = COLUMN_WIDTH,
-) -> Any:
+def group_widths(groups: Sequence[Group], *, width: int = COLUMN_WIDTH) -> Any:
     """Plot a bar of kept and removed units for every group, from top to bottom.
 
     Args:
         groups: groups of a plan.
-        numbers: their indices in the plan; 0, 1, … by default.
-        axis_on_top: put the axis and the legend above the bars, for long charts.
         width: in points.
     """
     alt = load_altair()
-    counted = range(len(groups)) if numbers is None else numbers
-    names = [f"{number + 1}. {group.name}" for number, group in zip(counted, groups, strict=True)]
+    names = [f"{number + 1}. {group.name}" for number, group in enumerate(groups)]
     rows = [
         {"group": name, "units": count, "kind": kind, "order": order}
         for name, group in zip(names, groups, strict=True)
@@ -54,16 +45,11 @@ def group_widths(
                     labelLimit=150, labelFontSize=9, labelExpr=shorten_label_expression(28)
                 ),
             ),
-            x=alt.X(
-                "units:Q",
-                title="units",
-                **({"axis": alt.Axis(orient="top")} if axis_on_top else {}),
-            ),
+            x=alt.X("units:Q", title="units"),
             color=alt.Color(
                 "kind:N",
                 sort=["kept", "removed"],
                 scale=alt.Scale(domain=["kept", "removed"], range=[KEPT, REMOVED]),
-                **({"legend": alt.Legend(orient="top")} if axis_on_top else {}),
             ),
             order="order:Q",
             tooltip=["group:N", "kind:N", "units:Q"],
