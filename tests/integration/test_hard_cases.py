@@ -295,6 +295,11 @@ def test_ignore_needs_a_list() -> None:
     assert str(error.value) == "ignore is the text 'ab': give a list of patterns."
 
 
+def test_patterns_that_can_be_read_only_once_are_refused() -> None:
+    with pytest.raises(fpgm.RequestError, match="give a list of patterns"):
+        fpgm.plan(Between(lambda x: x), X, rate=0.5, ignore=iter(["a"]))  # type: ignore[arg-type]
+
+
 def test_a_norm_over_each_group_of_a_grouped_convolution_takes_the_group_on_both_sides() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 16, 1),

@@ -1,4 +1,4 @@
-"""The to_dict budget: how much to remove. Values only."""
+"""The requested budget: how much to remove. Values only."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Unpack[PlanKeywords]` and turn them into a `PlanOptions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -39,7 +39,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if isinstance(self.ignore, str):
             raise RequestError(f"ignore is the text {self.ignore!r}: give a list of patterns.")
-        if not isinstance(self.ignore, Iterable) or not are_texts(self.ignore):
+        if not isinstance(self.ignore, Collection) or not are_texts(self.ignore):
             raise RequestError(f"ignore is {self.ignore!r}: give a list of patterns.")
         if not isinstance(self.criterion, str | PrecomputedScores) and not callable(self.criterion):
             raise RequestError(f"criterion is {self.criterion!r}: give a name or a function.")

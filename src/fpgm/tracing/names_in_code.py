@@ -2,25 +2,32 @@
 
 An attribute whose name does not appear in that code cannot change what a forward pass computes. All
 functions and classes that forward code names are followed, except torch's own, and so are objects
-in modules or globals. Code that cannot be read (a C function of another package) or that computes
-names (`getattr(self, f"width{i}")`) means that anything may be read.
+in modules, globals and class attributes, and methods that torch's code calls. Code that cannot be
+read (a C function of another package) or that computes names (`getattr(self, f"width{i}")`) means
+that anything may be read.
 """
 
 from __future__ import annotations
 
+import argparse
 import dis
 import functools
+import importlib.util
+import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
+    WrapperDescriptorType,
 )
 from typing import Any
 
@@ -29,6 +36,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fpgm.utils.modules import MODULE_ATTRIBUTES, modules_by_path
+from fpgm.utils.outputs import slots_of
+from fpgm.utils.preserve_state import CACHED_FUNCTION
 from fpgm.utils.size_names import LAYER_SIZES
 
 
@@ -51,12 +60,12 @@ class CodeNames:
         for module in modules:
             self._read_module(module)
         known = -1
-        while known < len(self._visited):  # a method may name others
-            known = len(self._visited)
+        while known < len(self._visited) + len(self._kinds):  # a method may name others
+            known = len(self._visited) + len(self._kinds)
             self._read_waiting()
             self._follow_methods()
             self._read_waiting()
-        self.changes_mode = any(_has_own_train(type(module)) for module in modules)
+        self.changes_mode = _have_own_mode(modules)
 
     def may_read(self, name: str) -> bool:
         """Tell whether forward code may read an attribute of this name."""
@@ -80,10 +89,7 @@ class CodeNames:
         if isinstance(module, torch.jit.ScriptModule):
             self.complete = False
             return
-        if kind.__module__ in _DROP:
-            return
-        if kind not in self._kinds and not _is_torchs(kind):
-            self._read_module_class(kind)
+        self._read_module_class(kind)
         held = (
             v
             for n, v in module.__dict__.items()
@@ -96,99 +102,81 @@ class CodeNames:
         self._read_values(f for f in added if not _is_ours(f))
 
     def _read_module_class(self, kind: type[nn.Module]) -> None:
+        if issubclass(kind, torch.jit.ScriptModule):
+            self.complete = False
+            return
+        if kind in self._kinds or kind.__module__ in _DROP:
+            return
         self._kinds.add(kind)
-        for name in ("forward", "__call__", "__getattr__", "__getattribute__"):
-            self._follow(getattr(kind, name))
+        if not _is_torch_layer(kind):
+            self._read_values(_called_by_torch(kind))
 
     def _read_values(self, values: Iterable[Any]) -> None:
         """Read the functions, and the classes of the objects, in these values."""
         waiting = list(values)
         while waiting:
             value = waiting.pop()
-            if type(value) in _PLAIN or id(value) in self._read:
-                continue
-            if len(self._read) > _MAX_OBJECTS:
-                self.complete = False
-                return
-            self._read[id(value)] = value
-            waiting += self._read_value(value)
+            if type(value) is FunctionType:
+                self._read_function(value)
+            elif type(value) not in _PLAIN and id(value) not in self._read:
+                if len(self._read) > _MAX_OBJECTS:
+                    self.complete = False
+                    return
+                self._read[id(value)] = value
+                waiting += self._read_value(value)
 
-    def _read_value(self, value: Any) -> list[Any]:
+    def _read_value(self, value: Any) -> Iterable[Any]:
         """Read a value; return what it holds."""
-        if isinstance(value, FunctionType | MethodType | functools.partial):
-            self._follow(value)
-        elif isinstance(value, type):
-            self._read_class(value)
-        elif isinstance(value, torch.jit.ScriptFunction):
-            self.complete = False
-        elif isinstance(value, weakref.ref):
-            return [value()]
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            return list(value)
-        elif isinstance(value, dict):
-            return list(value.values())
-        elif isinstance(value, nn.Module):
+        if isinstance(value, functools.partial):
+            return value.func, *value.args, *value.keywords.values()
+        if isinstance(value, MethodType):
+            return value.__func__, value.__self__
+        if isinstance(value, staticmethod | classmethod):
+            return (value.__func__,)
+        if isinstance(value, property):
+            return value.fget, value.fset
+        if isinstance(value, weakref.ref):
+            return (value(),)
+        if isinstance(value, type):
+            return self._read_class(value)
+        if isinstance(value, nn.Module):
             for module in value.modules():
-                if not _is_torchs(type(module)) and type(module) not in self._kinds:
-                    self._read_module_class(type(module))
-        elif not isinstance(value, ModuleType) and not _is_known(type(value)):
+                self._read_module_class(type(module))
+            return ()
+        if _cannot_be_read(value):
+            self.complete = False
+        if isinstance(value, dict | MappingProxyType):
+            return *value.values(), *self._read_object(value)
+        if isinstance(value, list | tuple | set | frozenset | deque):
+            return *value, *self._read_object(value)
+        if isinstance(value, _HOLDERS) or not _is_known(type(value)):
             return self._read_object(value)
-        return []
+        return ()
 
     def _read_object(self, value: Any) -> list[Any]:
         """Read what operators call on an object; its other methods are read if code names them."""
         kind = type(value)
         if kind not in self._kinds:
             self._kinds.add(kind)
-            functions = [f for base in _own_bases(kind) for f in vars(base).items()]
-            self.complete = self.complete and bool(functions)
-            for name, function in functions:
-                if name.startswith("__") and name != "__init__":
-                    self._follow_method(function)
-        return list(getattr(value, "__dict__", {}).values())
+            for base in _own_bases(kind):
+                for name, function in vars(base).items():
+                    if name.startswith("__") and name != "__init__":
+                        self._read_values([function] if isinstance(function, _METHODS) else ())
+        slots = (getattr(value, name, None) for name in slots_of(kind))
+        return [*getattr(value, "__dict__", {}).values(), *slots]
 
-    def _read_class(self, kind: type) -> None:
-        """Read a class that code names: it may create objects of it."""
-        if _is_known(kind):
-            return
+    def _read_class(self, kind: type) -> Iterable[Any]:
+        """Read a class that code names, which may create objects of it; return what it holds."""
         if issubclass(kind, nn.Module):
-            if kind not in self._kinds:
-                self._read_module_class(kind)
-            return
-        for base in _own_bases(kind):
-            for function in vars(base).values():
-                self._follow_method(function)
-
-    def _follow_method(self, value: Any) -> None:
-        if isinstance(value, _METHODS):
-            self._follow(value)
-
-    def _follow(self, value: Any) -> None:
-        """Read the code of a function and of those it names."""
-        while isinstance(value, functools.partial | MethodType | staticmethod | classmethod):
-            value = value.func if isinstance(value, functools.partial) else value.__func__
-        if isinstance(value, property):
-            for part in (value.fget, value.fset):
-                self._follow(part)
-        elif isinstance(value, functools.cached_property):
-            self._follow(value.func)
-        elif isinstance(value, FunctionType):
-            self._read_function(value)
-        elif wrapped := getattr(value, "__wrapped__", None):
-            self._follow(wrapped)
-        elif value is not None and not isinstance(value, BuiltinFunctionType | type):
-            self.complete = self.complete and _is_torchs(type(value))
+            self._read_module_class(kind)
+            return ()
+        held = [item for base in _own_bases(kind) for item in vars(base).items()]
+        return [v for name, v in held if isinstance(v, _METHODS) or not name.startswith("__")]
 
     def _read_function(self, function: FunctionType) -> None:
-        home = function.__module__ or ""
-        if id(function) in self._visited or home.partition(".")[0] in (
-            "torch",
-            "math",
-            "functools",
-        ):
-            return
-        self._visited.add(id(function))
-        self._waiting.append(function)
+        if id(function) not in self._visited and not _is_trusted(function):
+            self._visited.add(id(function))
+            self._waiting.append(function)
 
     def _read_waiting(self) -> None:
         """Read the functions that were named so far, and those that they name."""
@@ -205,9 +193,7 @@ class CodeNames:
         cells = [cell for cell in function.__closure__ or () if cell != CellType()]
         held = [cell.cell_contents for cell in cells]
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        self._read_values(value for value in held if not isinstance(value, nn.Module))
-        if wrapped := getattr(function, "__wrapped__", None):
-            self._follow(wrapped)
+        self._read_values((*held, *vars(function).values()))
         for name in names:
             if name in function.__globals__:
                 self._read_global(function.__globals__[name], names)
@@ -229,10 +215,9 @@ class CodeNames:
                 modules += [vars(value)[name] for name in names & vars(value).keys()]
 
     def _follow_methods(self) -> None:
-        """Read methods of the model's classes that any code names."""
+        """Read methods, and other attributes, of the model's classes that any code names."""
         for base in {base for kind in self._kinds for base in _own_bases(kind)}:
-            for name in self.names & vars(base).keys():
-                self._follow_method(vars(base)[name])
+            self._read_values(vars(base)[name] for name in self.names & vars(base).keys())
 
 
 _DROP = frozenset(("torchvision.ops.stochastic_depth", "timm.layers.drop"))
@@ -241,7 +226,16 @@ _BATCH_NORMS = frozenset((("timm.layers.norm_act", "BatchNormAct2d.forward"),))
 """Functions that use the mode as nn.BatchNorm2d does, by module and name."""
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Parameter, torch.Size,
                     torch.dtype, torch.device))  # fmt: skip
-_METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
+_HOLDERS = (SimpleNamespace, argparse.Namespace, functools.cached_property, functools.partialmethod,
+            functools.singledispatchmethod, CACHED_FUNCTION)  # fmt: skip
+"""Objects of Python's own, with functions that code may call."""
+_METHODS = (FunctionType, property, staticmethod, classmethod, *_HOLDERS)
+_NOT_CALLED = frozenset(
+    ("__init__", "__new__", "__repr__", "__dir__", "__del__", "__deepcopy__", "__reduce__",
+     "__getstate__", "__setstate__", "extra_repr", "reset_parameters", "_load_from_state_dict",
+     "_save_to_state_dict", "from_float")
+)  # fmt: skip
+"""Methods that a forward pass does not call, unless its code names them."""
 _MAX_OBJECTS = 2000
 """Most objects that are read; a model that refers to more may do anything with them."""
 _SIZE_NAMES = LAYER_SIZES - {"normalized_shape"}
@@ -251,12 +245,15 @@ _RUN_TIME_NAMES = frozenset(
      "globals", "locals", "import_module", "__import__")
 )  # fmt: skip
 """With these, code may read attributes whose names do not appear in it."""
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
+"""Code for `case Net(training=True)`, which lists the names of attributes as it does arguments."""
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Tell whether a module differs in train mode only by random dropping."""
+    """Tell whether a module's forward differs in train mode only by random dropping."""
     kind = type(module)
-    return kind.__module__ in _DROP or kind.forward in _DROPOUTS
+    is_own = "forward" in vars(module)
+    return not is_own and (kind.__module__ in _DROP or kind.forward in _DROPOUTS)
 
 
 _DROPOUTS = frozenset(
@@ -294,7 +291,7 @@ def _names_at_run_time(code: CodeType) -> bool:
     >>> _names_at_run_time((lambda m, i: getattr(m, "width" + str(i), "width")).__code__)
     True
     """
-    if not _RUN_TIME_NAMES.isdisjoint(code.co_names):
+    if not _RUN_TIME_NAMES.isdisjoint(code.co_names) or _MATCH_CLASS in code.co_code[::2]:
         return True
     if "getattr" not in code.co_names:
         return False
@@ -321,6 +318,8 @@ def _uses_mode(function: FunctionType) -> bool:
     """Tell whether code that reads the mode does more with it than pass it to torch's dropout."""
     if (function.__module__, function.__qualname__) in _BATCH_NORMS:
         return False
+    if not _is_trusted(F.dropout):  # replaced by the user's
+        return True
     for code in _codes_in(function.__code__):
         if "training" in code.co_consts:
             return True
@@ -380,9 +379,27 @@ def _imports_in(function: FunctionType) -> Iterator[ModuleType | None]:
     """Yield modules that a function imports when it runs; None for those not imported yet."""
     for code in _codes_in(function.__code__):
         if _IMPORT_NAME in code.co_code[::2]:
-            for step in dis.get_instructions(code):
-                if step.opname == "IMPORT_NAME" and not _is_known_package(step.argval):
-                    yield sys.modules.get(step.argval)
+            steps = list(dis.get_instructions(code))
+            for level, wanted, step in zip(steps, steps[1:], steps[2:], strict=False):
+                if step.opname == "IMPORT_NAME":
+                    yield from _imported(function, step.argval, level.argval, wanted.argval)
+
+
+def _imported(
+    function: FunctionType, name: str, level: Any, wanted: Any
+) -> Iterator[ModuleType | None]:
+    """Yield what `from name import wanted` imports, with as many dots before it as the level."""
+    if level == 0 and _is_known_package(name):
+        return
+    package = function.__globals__.get("__package__") or ""
+    try:
+        module = sys.modules.get(importlib.util.resolve_name("." * level + name, package))
+    except (ImportError, TypeError):
+        yield None
+        return
+    yield module if all(hasattr(module, one) for one in wanted or ()) else None
+    if not wanted and "." in name:  # `import a.b` gives `a`
+        yield sys.modules.get(name.partition(".")[0])
 
 
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
@@ -396,8 +413,48 @@ def _own_bases(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if not _is_known(base)]
 
 
-def _has_own_train(kind: type[nn.Module]) -> bool:
-    return not str(kind.train.__module__).startswith("torch.")
+def _called_by_torch(kind: type[nn.Module]) -> list[Any]:
+    """List methods that torch's code or an operator may call, so that no own code names them."""
+    own = {name for base in _own_bases(kind) for name in vars(base)}
+    torchs = {name for base in kind.__mro__ if base not in (nn.Module, object) and _is_known(base)
+              for name in vars(base)}  # fmt: skip
+    called = {name for name in own if name in torchs or name.startswith("__")}
+    called |= own & {"_call_impl", "_slow_forward", "_wrapped_call_impl"}
+    values = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    methods = [values[name] for name in called - _NOT_CALLED if isinstance(values[name], _METHODS)]
+    return [values["forward"], *methods]
+
+
+def _cannot_be_read(value: Any) -> bool:
+    """Tell whether calling a value may read attributes whose names are not in any code."""
+    if isinstance(value, BuiltinFunctionType):
+        return value is getattr or not (value.__module__ is None or _is_known(value))
+    if isinstance(value, torch.jit.ScriptFunction | operator.attrgetter | operator.methodcaller):
+        return True
+    kind = type(value)
+    if not callable(value) or _is_known(kind):
+        return False
+    return isinstance(kind.__call__, WrapperDescriptorType)  # of a C extension
+
+
+def _have_own_mode(modules: Collection[nn.Module]) -> bool:
+    """Tell whether setting the mode of modules runs code of the user."""
+    kinds = {type(module) for module in modules}
+    setters = {getattr(kind, name) for kind in kinds for name in ("train", "eval", "__setattr__")}
+    setters |= {vars(m)[name] for m in modules for name in ("train", "eval") if name in vars(m)}
+    return any(hasattr(kind, "training") for kind in kinds) or not all(map(_is_trusted, setters))
+
+
+def _is_torch_layer(kind: type[nn.Module]) -> bool:
+    """Tell whether a class is torch's, with a forward that nobody has replaced."""
+    return _is_torchs(kind) and _is_trusted(kind.forward)
+
+
+def _is_trusted(function: Any) -> bool:
+    """Tell whether a function is torch's or Python's own; `functools.wraps` copies `__module__`."""
+    function = getattr(function, "__func__", function)
+    homes = function.__module__, getattr(function, "__globals__", {}).get("__name__")
+    return all(str(home).partition(".")[0] in ("torch", "math", "functools") for home in homes)
 
 
 def _is_known(thing: Any) -> bool:

@@ -51,7 +51,7 @@ from fpgm.utils.modules import (
 )
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.parameter_roles import Role
-from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.preserve_state import ModelState, preserve_state
 from fpgm.utils.tracebacks import describe_error, source_line
 from fpgm.utils.weight_hooks import weight_hooks
 
@@ -394,7 +394,7 @@ def record_trace(
         if (
             not missing
             and not failed
-            and (not recorder.code.may_depend_on_mode or _train_matches_eval(recorder))
+            and (not recorder.code.may_depend_on_mode or _train_matches_eval(recorder, before))
         ):
             return recorder
         before.restore()
@@ -407,16 +407,22 @@ def record_trace(
     return recorder
 
 
-def _train_matches_eval(recorder: TraceRecorder) -> bool:
+def _train_matches_eval(recorder: TraceRecorder, before: ModelState) -> bool:
     """Tell whether train mode runs the operators of eval mode, apart from dropout."""
+    if recorder.code.changes_mode:
+        before.restore()  # its own eval() may have changed more than train() changes back
     try:
         recorder.model.train()
         for module in all_modules(recorder.model):
-            if is_dropout(module):
-                module.training = False
+            if is_dropout(module):  # other code may read its mode
+                module.__dict__["forward"] = _return_input
     except Exception:  # the model's own code may raise anything
         return False
     return all(_train_pass_matches(recorder, one) for one in recorder.passes)
+
+
+def _return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return x
 
 
 def _train_pass_matches(recorder: TraceRecorder, one: Pass) -> bool:

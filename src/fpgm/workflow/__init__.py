@@ -2,7 +2,7 @@
 
 - `api`: `plan` and `prune`
 - `plan_request`: all options of `plan` as one value
-soft_pruner, prune_schedule Algorithm 1 during training, and when to prune
+- `soft_pruner`, `prune_schedule`: Algorithm 1 during training, and when to prune
 - `pipeline`: prune, recover, evaluate and save, as `fpgm prune` does
 - `pruned_folder`: read and write the folder of a pruned model
 - `original_model`: build the original model of a run
