@@ -73,6 +73,11 @@ class TestPage:
         assert card.value == "1.50× faster"
         assert card.detail.startswith("than a; the best of 3 measurements: eager, batch 1, thre")
 
+    def test_random_weights_are_the_first_thing_said(self) -> None:
+        for untrained, first in ((True, ["UNTRAINED"]), (False, []), (None, [])):
+            run = Run("a", decode(ResultsRecord, {"model": "digits", "untrained": untrained}))
+            assert [card.value for card in cards(run)] == first
+
     def test_a_crowded_measurement_is_no_headline(self) -> None:
         def latency_card(*crowds: str | None) -> tuple[Card, str]:
             rows = [

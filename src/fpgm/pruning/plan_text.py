@@ -45,12 +45,14 @@ def plan_line(plan: Plan) -> str:
     units = sum(group.units for group in plan.groups)
     removed = units - sum(group.kept for group in plan.groups)
     parts = [
-        f"MACs {_change(plan.macs_removed)}",
-        f"parameters {_change(plan.params_removed)}",
+        f"MACs {format_change(plan.macs_removed)}",
+        f"parameters {format_change(plan.params_removed)}",
         f"{removed} of {units} units in {len(plan.groups)} groups removed",
     ]
     if plan.latency is not None:
-        parts.append(f"time {_change(plan.latency.measured)} in {safe_text(plan.latency.backend)}")
+        parts.append(
+            f"time {format_change(plan.latency.measured)} in {safe_text(plan.latency.backend)}"
+        )
     if plan.frozen:
         parts.append(f"{sum(f.channels for f in plan.frozen)} channels frozen")
     return ", ".join(parts)
@@ -68,10 +70,10 @@ def plan_html(plan: Plan) -> str:
     return html_table(f"Plan: {plan_line(plan)}", header, rows, [*frozen, *notes])
 
 
-def _change(removed: float) -> str:
+def format_change(removed: float) -> str:
     """Write a removed fraction as a change.
 
-    >>> _change(0.5), _change(-0.034), _change(0.0)
+    >>> format_change(0.5), format_change(-0.034), format_change(0.0)
     ('−50.0%', '+3.4%', '0.0%')
     """
     text = f"{abs(removed):.1%}"

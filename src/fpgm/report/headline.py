@@ -22,7 +22,10 @@ class Card:
 
 def cards(run: Run) -> list[Card]:
     """List the cards that the run has data for."""
-    return [*_cost_cards(run), *_latency_card(run), *_accuracy_card(run), *_certificate_card(run)]
+    return [
+        *_weights_card(run), *_cost_cards(run), *_latency_card(run), *_accuracy_card(run),
+        *_certificate_card(run),
+    ]  # fmt: skip
 
 
 def final_accuracy(run: Run) -> float | None:
@@ -31,6 +34,12 @@ def final_accuracy(run: Run) -> float | None:
     if isinstance(accuracy, dict):
         return accuracy.get("recovered", accuracy.get("compact"))
     return accuracy
+
+
+def _weights_card(run: Run) -> Iterator[Card]:
+    if run.results.untrained:
+        detail = "random weights: the outputs mean nothing, pruned or not; --weights gives others"
+        yield Card("Weights", "UNTRAINED", detail, "bad")
 
 
 def _cost_cards(run: Run) -> Iterator[Card]:

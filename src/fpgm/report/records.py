@@ -59,6 +59,8 @@ class ResultsRecord:
 
     model: str = ""
     command: str = ""
+    untrained: bool | None = None
+    """Whether the original has random weights; None if unknown."""
     accuracy: dict[str, Number] | Number = None
     test_images: Number = None
     certificate: CertificateRecord | None = None
