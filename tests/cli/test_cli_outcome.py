@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from tests.helpers.shell import run
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import fpgm
 from fpgm.cli import _common as common
 from fpgm.cli import app, main
+from fpgm.cli._outcome import cost_changes
 from fpgm.models import assets
+from fpgm.pruning.plan import Latency
 
 ANSI = "\x1b["
 SAMPLE = ("--data", "cifar10-sample", "--images", 64, "--test", 100)
@@ -57,7 +61,8 @@ def test_the_next_command_recovers_what_was_only_pruned(tmp_path: Path) -> None:
 
 def test_weights_and_code_are_part_of_the_next_command(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "from fpgm.models.registry import load_model\ndef make():\n    return load_model('resnet20')\n"
+        "from fpgm.models.registry import load_model\n"
+        "def make():\n    return load_model('resnet20')\n"
     )
     own = tmp_path / "own.safetensors"
     own.write_bytes(assets.WEIGHTS.read_bytes())
@@ -69,10 +74,11 @@ def test_weights_and_code_are_part_of_the_next_command(tmp_path: Path) -> None:
     )
 
 
-def test_a_measured_latency_is_part_of_the_outcome(tmp_path: Path) -> None:
-    out, _ = run("prune", "digits", "--latency", 0.2, "--threads", 1, "--out", tmp_path / "a")
-    latency = json.loads((tmp_path / "a" / "results.json").read_text())["achieved"]["latency"]
-    assert outcome(out)["Latency"].endswith(f"{abs(latency['measured']):.1%}, eager)")
+def test_a_measured_latency_is_part_of_the_outcome() -> None:
+    plan = fpgm.Plan("", {}, (), latency=Latency("eager", 1, 0.5, 0.4, 0.45, 0.02, 0.011))
+    assert cost_changes(plan)["Latency"] == "20 ms → 11 ms (−45.0%, eager)"
+    grown = replace(plan, latency=Latency("eager", 1, 0.5, 0.4, -0.03, 0.02, 0.0206))
+    assert cost_changes(grown)["Latency"] == "20 ms → 20.6 ms (+3.0%, eager)"
 
 
 @pytest.mark.parametrize("command", ["prune", "verify", "recover"])

@@ -70,7 +70,7 @@ class TestPage:
             for n in (1, 3, 2)
         ]
         (card,) = cards(Run("a", bench=decode(BenchRecord, {"rows": rows})))
-        assert card.value == "1.50× faster"
+        assert card.value == "1.5× faster"
         assert card.detail.startswith("than a; the best of 3 measurements: eager, batch 1, thre")
 
     def test_random_weights_are_the_first_thing_said(self) -> None:
@@ -91,13 +91,13 @@ class TestPage:
 
         busy = "other processes used 1.8 of 2 cores"
         card, text = latency_card(busy, None)
-        assert (card.value, card.tone) == ("2.00× faster", "good")
+        assert (card.value, card.tone) == ("2.0× faster", "good")
         assert text.endswith(f"Some times are unreliable: {busy}.")
         card, _ = latency_card(busy)
-        assert (card.value, card.tone) == ("4.00× faster", "plain")
-        assert card.detail.endswith(f". UNRELIABLE: {busy}")
+        assert (card.value, card.tone) == ("unknown", "plain")
+        assert card.detail.startswith(f"UNRELIABLE: {busy}; measure again")
         card, text = latency_card(None, None)
-        assert (card.value, card.tone) == ("4.00× faster", "good")
+        assert (card.value, card.tone) == ("4.0× faster", "good")
         assert "unreliable" not in (card.detail + text).lower()
 
     def test_one_file_that_fetches_nothing(self, folder: Path) -> None:

@@ -59,13 +59,13 @@ def accuracy_change(accuracy: AccuracyResult | None) -> Outcome:
 
 
 def cost_changes(plan: Plan) -> Outcome:
-    """Format MACs, parameters, and the latency if it was measured, before and after."""
+    """Format MACs, parameters, and the latency if it was measured reliably, before and after."""
     changes = {
         "MACs": f"{plan.macs_before:,} → {plan.macs_after:,} ({format_change(plan.macs_removed)})",
         "Parameters": f"{plan.params_before:,} → {plan.params_after:,} "
         f"({format_change(plan.params_removed)})",
     }
-    if plan.latency is not None:
+    if plan.latency is not None and plan.latency.crowd is None:
         changes["Latency"] = (
             f"{format_number(1000 * plan.latency.seconds_before)} ms → "
             f"{format_number(1000 * plan.latency.seconds_after)} ms "
@@ -103,6 +103,7 @@ def latency_line(latency: Latency) -> str:
         f"{format_number(1000 * latency.seconds_before)} ms → "
         f"{format_number(1000 * latency.seconds_after)} ms, {latency.measured:.1%} less "
         f"(requested {latency.asked:.1%}, predicted {latency.predicted:.1%})."
+        f"{f' Unreliable: {escape_text(latency.crowd)}.' if latency.crowd else ''}"
     )
 
 

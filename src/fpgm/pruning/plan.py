@@ -195,6 +195,8 @@ class Latency:
     """Median of the original."""
     seconds_after: float
     """Of the compact model: the median less the fraction measured turn by turn."""
+    crowd: str | None = None
+    """Why the times are unreliable, if they are, such as load by other processes."""
 
 
 @dataclass(frozen=True, repr=False)

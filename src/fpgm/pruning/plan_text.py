@@ -92,6 +92,7 @@ def _latency_text(latency: Latency) -> str:
         f"time   {before} ms → {after} ms  (−{latency.measured:.1%}; "
         f"requested {latency.asked:.1%}, predicted {latency.predicted:.1%}; "
         f"{safe_text(latency.backend)}, threads: {latency.threads})"
+        f"{f'; unreliable: {safe_text(latency.crowd)}' if latency.crowd else ''}"
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fpgm.report.records import BenchRowRecord
 from fpgm.report.run import Run
 from fpgm.utils.text import format_number
+from fpgm.utils.timing import describe_speedup
 
 
 @dataclass(frozen=True)
@@ -60,29 +62,18 @@ def _cost_cards(run: Run) -> Iterator[Card]:
 
 def _latency_card(run: Run) -> Iterator[Card]:
     rows = [
-        (row.figures[-1].faster, row)
+        (faster, row)
         for row in (run.bench.rows if run.bench else ())
-        if len(row.figures) > 1 and (row.figures[-1].faster or 0) > 0
+        if len(row.figures) > 1 and (faster := row.figures[-1].faster or 0) > 0
     ]
-    rows = [pair for pair in rows if not pair[1].crowd] or rows
     if rows:
-        faster, best = max(rows, key=lambda pair: pair[0] or 0)
-        assert faster is not None
-        context = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
-        theory = best.theoretical_speedup
-        expected = "" if theory is None else f"; by MACs: {theory:.2f}×"
-        warning = f". UNRELIABLE: {best.crowd}" if best.crowd else ""
-        word = "as" if _format_speedup(faster) == "as fast" else "than"
-        reliable = word == "than" and not warning
-        yield Card(
-            "Latency",
-            _format_speedup(faster),
-            f"{word} {best.figures[0].model}; {context}{best.backend}, batch {best.batch}, threads "
-            f"{best.threads}{expected}{warning}",
-            "plain" if not reliable else "good" if faster > 1 else "bad",
-        )
+        reliable = [pair for pair in rows if not pair[1].crowd]
+        yield _speedup_card(reliable) if reliable else _unreliable_card(rows[0][1])
     elif run.plan is not None and run.plan.latency is not None:
         latency = run.plan.latency
+        if latency.crowd:
+            yield Card("Latency", "unknown", f"UNRELIABLE: {latency.crowd}")
+            return
         yield Card(
             "Latency",
             _format_reduction(latency.measured),
@@ -93,14 +84,29 @@ def _latency_card(run: Run) -> Iterator[Card]:
         )
 
 
-def _format_speedup(faster: float) -> str:
-    """Format a speedup factor.
+def _speedup_card(rows: Sequence[tuple[float, BenchRowRecord]]) -> Card:
+    """Show the best of these reliable measurements, in the words of `fpgm bench`."""
+    faster, best = max(rows, key=lambda pair: pair[0])
+    value = describe_speedup(faster, max(f.spread or 0 for f in best.figures))
+    times = [best.figures[0].seconds, best.figures[-1].seconds]
+    change = " → ".join(format_number(1000 * t) for t in times if t is not None)
+    measured = f"{change} ms, " if None not in times else ""
+    context = "" if len(rows) == 1 else f"the best of {len(rows)} measurements: "
+    theory = best.theoretical_speedup
+    expected = "" if theory is None else f"; by MACs: {theory:.2f}×"
+    same = value == "as fast"
+    return Card(
+        "Latency",
+        value,
+        f"{'as' if same else 'than'} {best.figures[0].model}; {context}{measured}{best.backend}, "
+        f"batch {best.batch}, threads {best.threads}{expected}",
+        "plain" if same else "good" if faster > 1 else "bad",
+    )
 
-    >>> _format_speedup(1.5), _format_speedup(0.5), _format_speedup(0.998)
-    ('1.50× faster', '2.00× slower', 'as fast')
-    """
-    times = f"{max(faster, 1 / faster):.2f}"
-    return "as fast" if times == "1.00" else f"{times}× {'faster' if faster > 1 else 'slower'}"
+
+def _unreliable_card(row: BenchRowRecord) -> Card:
+    detail = f"UNRELIABLE: {row.crowd}; measure again on an idle machine with fpgm bench --keep"
+    return Card("Latency", "unknown", detail)
 
 
 def _accuracy_card(run: Run) -> Iterator[Card]:

@@ -120,6 +120,8 @@ class TimingRecord:
     """One model in one runtime: measured and theoretical speedup over the first model."""
 
     model: str
+    seconds: Number = None
+    spread: Number = None
     faster: Number = None
     theory: Number = None
 
