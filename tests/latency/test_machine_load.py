@@ -126,6 +126,7 @@ class TestPlan:
         assert plan.latency == replace(times, crowd="other processes used 1.5 of 2 cores")
         assert fpgm.Plan.from_json(plan.to_json()) == plan
         assert "; unreliable: other processes used 1.5 of 2 cores)" in str(plan)
+        assert "time" not in repr(plan)
         assert "Latency" not in cost_changes(plan)  # not in the headline, but below it
         line = latency_line(plan.latency)
         assert line.endswith(" Unreliable: other processes used 1.5 of 2 cores.")

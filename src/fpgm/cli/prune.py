@@ -28,6 +28,7 @@ from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.models.registry import has_guessed_shape
 from fpgm.planning.width_rounding import ALIGN, Rounding
+from fpgm.pruning.plan_text import plan_advice
 from fpgm.tracing.residual import Residual
 from fpgm.utils.distributed import current_ranks
 from fpgm.utils.run_files import ANALYSIS, PLAN, RESULTS, SENSITIVITY, SMALL, check_out
@@ -230,6 +231,8 @@ def _show_details(run: PruningRun, looked_at: str, most: int | None) -> None:
     typer.echo(looked_at)
     for note in plan.notes:
         typer.echo(f"Note: {note}")
+    for kind, advice in plan_advice(plan):
+        typer.secho(f"{kind[0].upper()}{kind[1:]}: {advice}", fg="yellow")
     typer.echo("")
     common.show_table(
         ("group", "layers", "units", "kept", "removed", "exact"),
@@ -241,4 +244,9 @@ def _show_details(run: PruningRun, looked_at: str, most: int | None) -> None:
         most=most,
     )  # fmt: skip
     common.show_frozen(plan.frozen, most)
+    if plan.macs_frozen:
+        fraction = plan.macs_frozen / plan.macs_before
+        typer.echo(
+            f"\n{fraction:.1%} of the MACs are fixed: none of their channels can be removed."
+        )
     typer.echo("")

@@ -221,6 +221,8 @@ class Plan:
     """Numbers that still hold an old width."""
     cached: tuple[Cached, ...] = ()
     """Where modules cache activations."""
+    macs_frozen: int = 0
+    """MACs of operators none of whose input and output channels can be removed."""
     latency: Latency | None = None
     """With a latency budget: the predicted and the measured latency."""
 
