@@ -113,12 +113,12 @@ def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def explain_missing_extra(name: str) -> Iterator[None]:
-    """Name the extra to install if an optional package is missing."""
+def explain_missing_extra(name: str, what: str) -> Iterator[None]:
+    """Name the extra to install if a package is missing that the user's request needs."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise RequestError(f'{error.name} is not installed: pip install "fpgm[{name}]"') from None
+        raise RequestError(f'{what} needs {error.name}: pip install "fpgm[{name}]"') from None
 
 
 @contextmanager

@@ -194,7 +194,7 @@ def _tables(
         raise RequestError(f"{table.name} runs in one process here: do not use a launcher.")
     if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
-    with common.explain_missing_extra("train"):
+    with common.explain_missing_extra("train", "fpgm reproduce"):
         maker = _Quick(table, asked) if one_process else _Full(asked, chosen)
         results = RowStore(asked.out, table, asked.scale, maker.settings)
         processes.run_on_first(results.check)
@@ -422,7 +422,7 @@ def _list(table: PaperTable, chosen: Sequence[TableRow], out: Path, json: bool) 
 
 
 def _draw(name: str, asked: Asked, json: bool) -> None:
-    with common.explain_missing_extra("report"):
+    with common.explain_missing_extra("report", "A figure of the paper"):
         from fpgm.paper.tables import figures as drawn
 
         missing: list[str] = []
@@ -473,5 +473,5 @@ def _weights_of(row: TableRow, asked: Asked) -> Path | None:
     """Find trained weights: the user's, or those of a baseline in the same folder."""
     if asked.scale == "quick":
         return find_weights(asked.weights, row)
-    with common.explain_missing_extra("train"):
+    with common.explain_missing_extra("train", "fpgm reproduce"):
         return full.FullScale(asked.out, asked.weights, asked.recipes()).start_weights(row, 0)

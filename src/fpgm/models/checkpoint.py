@@ -48,12 +48,22 @@ def load_weights(model: M, file: str | Path) -> M:
     if problem := _describe_mismatch(model.state_dict(), state):
         if str(file) in (SHIPPED, str(assets.WEIGHTS)):
             raise FileError("The shipped weights fit only resnet20 with 10 classes.")
+        if _is_pruned(weights_file(file)):
+            raise FileError(
+                f"{file} is a pruned model: read it with fpgm.load(file, factory), or give the "
+                "commands its folder."
+            )
         raise FileError(f"{file} does not fit {type(model).__name__}: {problem}.")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise FileError(f"{file} does not fit {type(model).__name__}: {reason(error)}.") from error
     return model
+
+
+def _is_pruned(path: Path) -> bool:
+    """Tell whether a file was written by `fpgm.save`, with the plans that made the model."""
+    return is_safetensors(read_head(path)) and read_tensors(path)[1].get("fpgm_plans", "{}") != "{}"
 
 
 def read_weights(file: str | Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
+from fpgm.utils.modules import check_module
 from fpgm.utils.outputs import find_tensors
 from fpgm.utils.text import format_shape
 
@@ -38,6 +39,7 @@ def _copy(value: Any) -> Any:
 
 def to_model_device(model: nn.Module, inputs: Any) -> Any:
     """Move example inputs in any of their forms to the model's device."""
+    check_module(model)
     device = next((p.device for p in model.parameters()), None)
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, inputs)
 
