@@ -70,8 +70,8 @@ def test_so_do_these_commands(tmp_path: Path) -> None:
         ("export", "export small --to onnx", "Export to ONNX needs more packages"),
         ("report", "report small", "The report needs more packages"),
         ("report", "analyze digits --figures figures", "Charts need additional packages"),
-        ("zoo", "inspect torchvision:resnet18", "torchvision is not installed"),
-        ("zoo", "inspect timm:resnet18", "timm is not installed"),
+        ("zoo", "inspect torchvision:resnet18", "torchvision:resnet18 needs torchvision"),
+        ("zoo", "inspect timm:resnet18", "timm:resnet18 needs torchvision"),
     ],
 )
 def test_a_command_says_what_it_needs(extra: str, words: str, what: str, tmp_path: Path) -> None:
