@@ -120,10 +120,10 @@ class TimingRecord:
     """One model in one runtime: measured and theoretical speedup over the first model."""
 
     model: str
-    seconds: Number = None
-    spread: Number = None
     faster: Number = None
     theory: Number = None
+    seconds: Number = None
+    spread: Number = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def decode(kind: type[RecordT], value: Any) -> RecordT:
     """Convert parsed JSON to a record, or raise a `FieldTypeError` that names the field.
 
     >>> decode(TimingRecord, {"model": "small", "faster": float("nan"), "more": 1})
-    TimingRecord(model='small', faster=None, theory=None)
+    TimingRecord(model='small', faster=None, theory=None, seconds=None, spread=None)
     >>> decode(TimingRecord, {"model": 3})
     Traceback (most recent call last):
         ...
