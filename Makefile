@@ -7,22 +7,22 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 EXTRAS := train,export,openvino,report,lightning,hf,docs,dev
-# Two processes that begin with a half of the tests each; who is done first takes from the other.
+# Two processes, each with half of the tests; the one that finishes first takes from the other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # What nearly every change touches: from the paper's Eq. 7 to a compact, verified model.
 CORE   := tests/test_*.py $(foreach part,tracing planning pruning workflow,tests/$(part) src/fpgm/$(part)) \
           src/fpgm/criteria.py tests/integration/test_boundaries.py tests/integration/test_public_api.py
 
-# Tests start many processes that import the package: they are not to compile it anew each time.
+# Tests start many processes that import the package: let them share its compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test lint types docs dist bench zoo clean
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)  ## prune a trained ResNet-20 on real pictures: recover, verify, time, report
+demo: $(STAMP)  ## prune a trained ResNet-20 on real images: recover, verify, time, report
 	$(BIN)/python scripts/demo.py
 
-check: $(STAMP)  ## while you work: lint, types and the core's tests, in about a minute
+check: $(STAMP)  ## lint, types and the core's tests: about a minute, for every small change
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types
 	$(PYTEST) -q -m "not sweep and not slow" $(CORE)
 
@@ -37,7 +37,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-docs: $(STAMP)  ## the site, strictly: a broken link is an error
+docs: $(STAMP)  ## build the site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(STAMP)  ## wheel and source archive, checked
@@ -46,7 +46,7 @@ dist: $(STAMP)  ## wheel and source archive, checked
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 
-bench: $(STAMP)  ## the figures the documentation quotes
+bench: $(STAMP)  ## measure the numbers that the documentation quotes
 	$(BIN)/python benchmarks/paper_flops.py
 	$(BIN)/python benchmarks/criteria.py
 	$(BIN)/python benchmarks/scaling.py
@@ -65,7 +65,7 @@ bench: $(STAMP)  ## the figures the documentation quotes
 	$(BIN)/python benchmarks/latency.py           # needs both
 	$(BIN)/python benchmarks/paper.py             # needs both
 
-zoo: $(STAMP)  ## random networks, then every torchvision and many timm models, a peer beside (long)
+zoo: $(STAMP)  ## random networks, then all torchvision and many timm models, compared with Torch-Pruning (long)
 	$(PIP) --no-deps torch-pruning
 	$(PYTEST) -m sweep
 	$(BIN)/python benchmarks/fuzz.py --files 20000 --forged 20000
@@ -77,9 +77,9 @@ clean:
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torchvision, timm and Ultralytics go in without their dependencies: torchvision's own pin of torch
-# would replace the CPU build. What they need beyond torch is named in the line before.
-# Ultralytics (AGPL-3.0) is for tests only; opencv without its windows does for it.
+# torchvision, timm and Ultralytics are installed without dependencies: torchvision's pin of torch
+# would replace the CPU build. What they need besides torch is installed by the line before.
+# Ultralytics (AGPL-3.0) is for tests only; the headless opencv is enough for it.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[$(EXTRAS)]' huggingface_hub pillow psutil pyyaml requests

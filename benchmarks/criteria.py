@@ -163,7 +163,7 @@ def peak_mb(contender: str, count: int, distance: str) -> float:
 
 
 def print_peak(contender: str, count: int, distance: str) -> None:
-    """What one call adds to this process's high-water mark, in MB."""
+    """Print what one call adds to the peak memory of this process, in MB."""
     filters = diverse(count)
     CONTENDERS[contender](filters[:64], distance)
     before = high_water_mb()
@@ -251,10 +251,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time, memory and accuracy of Eq. 7.")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help="one by default: least disturbed")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    if asked.peak:
-        contender, count, distance = asked.peak
+    requested = parser.parse_args()
+    torch.set_num_threads(requested.threads)
+    if requested.peak:
+        contender, count, distance = requested.peak
         print_peak(contender, int(count), distance)
         return
     machine = {
@@ -264,7 +264,7 @@ def main() -> None:
         "architecture": platform.machine(),
     }
     results = {"speed": speed(), "hard_layers": hard_layers_speed(), "accuracy": accuracy()}
-    command = f"{COMMAND} --threads {asked.threads}"
+    command = f"{COMMAND} --threads {requested.threads}"
     record = {"command": command, "machine": machine, **results}
     (HERE / "criteria.json").write_text(json.dumps(record, indent=2) + "\n")
     (HERE / "criteria.md").write_text(page(results, machine), encoding="utf-8")

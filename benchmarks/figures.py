@@ -32,27 +32,27 @@ from recovery import shown
 from trained import add_weights
 
 HERE = Path(__file__).resolve().parent
-DRAWN = HERE.parent / "docs" / "figures"
+OUTPUT_FOLDER = HERE.parent / "docs" / "figures"
 X = torch.zeros(1, 3, 32, 32)
 FIRST, LAST = "conv1", "layer3.8.conv2"
 LAYER, NORM = "layer1.0.conv1", "layer1.0.bn1"
-"""Whose channels are shown: early, where they are large enough to be looked at."""
-PICTURES = 100
-"""Over which correlations are told; the first is drawn."""
+"""The layer whose channels are shown: an early one, whose maps are large."""
+IMAGES = 100
+"""Images for the correlations; the first is plotted."""
 
 
 def norms(model: nn.Module) -> dict[str, Any]:
-    """Figure 3: the first and the last convolution, on both scales."""
-    found = analyze(model, X)
-    by_name = {own.layer: own for own in found.layers}
-    told = {}
+    """Plot Figure 3: the first and the last convolution, linear and logarithmic."""
+    analysis = analyze(model, X)
+    by_name = {item.layer: item for item in analysis.layers}
+    output = {}
     for name in (FIRST, LAST):
         layer = by_name[name]
         for log in (False, True):
             title = f"ResNet-56, {name}"
-            drawn = figures.norm_distribution(layer, log=log, title=title)
-            figures.save(drawn, DRAWN / f"norms-{name}{'-log' * log}.svg")
-        told[name] = {
+            sampled = figures.norm_distribution(layer, log=log, title=title)
+            figures.save(sampled, OUTPUT_FOLDER / f"norms-{name}{'-log' * log}.svg")
+        output[name] = {
             "filters": layer.filters,
             "smallest": min(layer.norms),
             "largest": max(layer.norms),
@@ -60,29 +60,29 @@ def norms(model: nn.Module) -> dict[str, Any]:
             "least": layer.least,
             "verdict": layer.verdict,
         }
-    told["verdicts"] = {words: len(layers) for words, layers in found.verdicts().items()}
-    convolutions = [own for own in found.layers if own.prunable]
-    agree = [own.overlap["fpgm and l2"] for own in convolutions]
-    told["fpgm and l2 agree"] = statistics.fmean(agree)
-    return told
+    output["verdicts"] = {words: len(layers) for words, layers in analysis.verdicts().items()}
+    convolutions = [item for item in analysis.layers if item.prunable]
+    agree = [item.overlap["fpgm and l2"] for item in convolutions]
+    output["fpgm and l2 agree"] = statistics.fmean(agree)
+    return output
 
 
 def maps(model: nn.Module) -> dict[str, Any]:
-    """Figure 5: channels of one layer that go at 40 %, and the kept ones most like them."""
+    """Plot Figure 5: removed channels of one layer at 40 %, and the most similar kept ones."""
     plan = fpgm.plan(model, X, rate=0.4, residual="independent", align=1, rounding="paper")
-    gone = removed_filters(plan, LAYER)
+    dropped = removed_filters(plan, LAYER)
     _, test = read_sample()
-    pictures = shown(test.images[:PICTURES])
-    outputs = [layer_output(model, NORM, picture[None]) for picture in pictures]
+    photos = shown(test.images[:IMAGES])
+    outputs = [layer_output(model, NORM, photo[None]) for photo in photos]
     first = outputs[0]
     figures.save(
-        figures.feature_maps(first, gone, title=f"ResNet-56, {LAYER}: framed channels go"),
-        DRAWN / "maps.svg",
+        figures.feature_maps(first, dropped, title=f"ResNet-56, {LAYER}: framed channels go"),
+        OUTPUT_FOLDER / "maps.svg",
     )
-    pairs = most_correlated(np.concatenate(outputs, axis=1), gone)
+    pairs = most_correlated(np.concatenate(outputs, axis=1), dropped)
     figures.save(
         figures.similar_maps(first, pairs, title="Removed, and the kept channel most like it"),
-        DRAWN / "maps-replaced.svg",
+        OUTPUT_FOLDER / "maps-replaced.svg",
     )
     return {
         "layer": LAYER,
@@ -131,7 +131,7 @@ def main() -> None:
     add_weights(parser)
     options = parser.parse_args()
     model = load_weights(resnet(56), options.weights / "cifar10_resnet56.safetensors").eval()
-    DRAWN.mkdir(parents=True, exist_ok=True)
+    OUTPUT_FOLDER.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "benchmarks/figures.py"])
     result = {"command": command, "norms": norms(model), "maps": maps(model)}
     (HERE / "figures.json").write_text(json.dumps(result, indent=1) + "\n")

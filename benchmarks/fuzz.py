@@ -29,7 +29,7 @@ from tests.helpers.fuzzing import MODELS, MOST_BYTES, MOST_SECONDS, damage, forg
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 500
-WAYS = {"damaged": damage, "forged": forge}
+VARIANTS = {"damaged": damage, "forged": forge}
 ABOUT = {
     "damaged": "flipped bits, truncations, insertions, changed lengths, headers and plans",
     "forged": "changed plans, metadata and tensors with a matching digest: huge or negative "
@@ -38,39 +38,41 @@ ABOUT = {
 }
 
 
-def chunk(way: str, start: int, count: int) -> tuple[Counter[str], list[str]]:
-    """Outcomes of some seeds, and what went wrong."""
+def chunk(variant: str, start: int, count: int) -> tuple[Counter[str], list[str]]:
+    """Load the files of some seeds; return counts of the outcomes, and the failures."""
     torch.set_num_threads(1)
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(start, start + count):
-            outcome = one(way, Path(folder), seed)
+            outcome = one(variant, Path(folder), seed)
             if outcome in ("refused", "loaded"):
-                found[outcome] += 1
+                outcomes[outcome] += 1
             else:
-                wrong.append(f"{way}, seed {seed}: {outcome}")
-    return found, wrong
+                wrong.append(f"{variant}, seed {seed}: {outcome}")
+    return outcomes, wrong
 
 
-def one(way: str, folder: Path, seed: int) -> str:
-    """What became of a file, in a word if all is well."""
+def one(variant: str, folder: Path, seed: int) -> str:
+    """Load one damaged file; return its outcome, one word if it is as expected."""
     try:
-        return WAYS[way](folder, seed)
+        return VARIANTS[variant](folder, seed)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def sweep(pool: ProcessPoolExecutor, way: str, files: int) -> dict[str, Any]:
-    """Outcomes of so many files changed in one way."""
+def sweep(pool: ProcessPoolExecutor, variant: str, files: int) -> dict[str, Any]:
+    """Count the outcomes of many files that were damaged in the same way."""
     total: Counter[str] = Counter()
     wrong: list[str] = []
     starts = range(0, files, CHUNK)
     sizes = [min(CHUNK, files - first) for first in starts]
-    for number, (found, bad) in enumerate(pool.map(chunk, [way] * len(sizes), starts, sizes)):
-        total += found
+    for number, (outcomes, bad) in enumerate(
+        pool.map(chunk, [variant] * len(sizes), starts, sizes)
+    ):
+        total += outcomes
         wrong += bad
-        print(f"\r{way}: {(number + 1) * CHUNK} of {files}, {len(wrong)} wrong", end="")
+        print(f"\r{variant}: {(number + 1) * CHUNK} of {files}, {len(wrong)} wrong", end="")
     print()
     return {
         "files": files,
@@ -80,9 +82,9 @@ def sweep(pool: ProcessPoolExecutor, way: str, files: int) -> dict[str, Any]:
     }
 
 
-def page(command: str, found: dict[str, dict[str, Any]]) -> str:
+def page(command: str, outcomes: dict[str, dict[str, Any]]) -> str:
     """Return the results as Markdown."""
-    wrong = [line for own in found.values() for line in own["failures"]]
+    wrong = [line for item in outcomes.values() for line in item["failures"]]
     bounds = f"{MOST_BYTES >> 20} MB of memory and {MOST_SECONDS:.0f} s of CPU time"
     lines = [
         "# Damaged and forged files",
@@ -91,14 +93,14 @@ def page(command: str, found: dict[str, dict[str, Any]]) -> str:
         "",
         f"Saved models ({', '.join(MODELS)}), loaded with at most {bounds} each.",
         "",
-        *(f"- **{way}**: {about}." for way, about in ABOUT.items()),
+        *(f"- **{variant}**: {about}." for variant, about in ABOUT.items()),
         "",
         "| | files | refused with a one-line error | loaded completely | anything else |",
         "|---|--:|--:|--:|--:|",
         *(
-            f"| {way} | {own['files']:,} | {own['refused']:,} | {own['loaded']:,} | "
-            f"{len(own['failures'])} |"
-            for way, own in found.items()
+            f"| {variant} | {item['files']:,} | {item['refused']:,} | {item['loaded']:,} | "
+            f"{len(item['failures'])} |"
+            for variant, item in outcomes.items()
         ),
         *(f"\n- {line}" for line in wrong[:20]),
     ]
@@ -113,19 +115,19 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     with ProcessPoolExecutor(options.jobs) as pool:
-        found = {
+        outcomes = {
             "damaged": sweep(pool, "damaged", options.files),
             "forged": sweep(pool, "forged", options.forged),
         }
     given = ["--files", str(options.files), "--forged", str(options.forged)]
     command = shlex.join(["python", "benchmarks/fuzz.py", *given])
     seconds = round(time.perf_counter() - start)
-    result = {"command": command, "models": list(MODELS), **found, "seconds": seconds}
+    result = {"command": command, "models": list(MODELS), **outcomes, "seconds": seconds}
     (HERE / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = page(command, found)
+    text = page(command, outcomes)
     (HERE / "fuzz.md").write_text(text)
     print(text)
-    sys.exit(any(own["failures"] for own in found.values()))
+    sys.exit(any(item["failures"] for item in outcomes.values()))
 
 
 if __name__ == "__main__":

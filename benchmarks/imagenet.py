@@ -74,7 +74,7 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """The whole table: what matters most comes first."""
+    """List all rows, the most important first."""
     for net, fractions in MACS.items():
         for macs in fractions:
             for recovery in RECOVERIES:
@@ -89,7 +89,7 @@ def rows() -> Iterator[Row]:
 
 
 class Photos:
-    """Photos of a folder with one folder for each class, as batches; read again in every epoch."""
+    """Photos in one folder per class, as batches; read again in every epoch."""
 
     def __init__(self, folder: Path, net: str, *, first: int | None = None) -> None:
         self.classes = sorted(path.name for path in (folder.parent / "val").iterdir())
@@ -130,7 +130,7 @@ def build(folder: Path, net: str) -> nn.Module:
 
 
 def measure(row: Row, folder: Path) -> dict[str, Any]:
-    """Prune, recover, and count on val/."""
+    """Prune, recover, and evaluate on val/."""
     import fpgm
     from peer import peer_pruned
 
@@ -190,7 +190,7 @@ def _reestimate(net: nn.Module, train: Photos, images: int) -> None:
 
 
 def narrow_layers(model: nn.Module, x: Tensor) -> list[str]:
-    """Return the layers that a plan with a uniform rate advises to keep."""
+    """Return the layers that a plan with a uniform rate advises not to prune."""
     from fpgm.planning.budget import Budget
     from fpgm.planning.narrow_groups import find_narrow_groups
     from fpgm.planning.options import PlanOptions
@@ -217,7 +217,7 @@ def original_top5(model: nn.Module, net: str, folder: Path) -> Tensor:
 
 
 def compare(original: Tensor, small: nn.Module, val: Photos) -> dict[str, Any]:
-    """Top-1 and top-5 of both, agreement, and the 95 % interval of the paired difference."""
+    """Compute top-1 and top-5 accuracy, agreement, and the 95 % interval of the difference."""
     labels = torch.tensor([val.classes.index(file.parent.name) for file in val.files])[:, None]
     ours = top5(small, val)
     right = [classes == labels for classes in (original, ours)]
@@ -238,12 +238,12 @@ def _versions() -> str:
     return f"fpgm {__version__}, torch {torch.__version__}, {platform.machine()}"
 
 
-def markdown(command: str, found: dict[Row, dict[str, Any]]) -> Iterator[str]:
+def markdown(command: str, results: dict[Row, dict[str, Any]]) -> Iterator[str]:
     yield "# ImageNet networks, recovered without labels"
     yield ""
     yield f"    {command}"
     yield ""
-    photos = max((r["photos"] for r in found.values()), default=0)
+    photos = max((r["photos"] for r in results.values()), default=0)
     yield (
         f"Accuracy on {photos:,} validation photos; other photos calibrate, and their labels are "
         "not used. ± is the 95 % interval of the difference to the original on the same photos. "
@@ -252,7 +252,7 @@ def markdown(command: str, found: dict[Row, dict[str, Any]]) -> Iterator[str]:
         f"sensitivity and planning, not the evaluation. {_versions()}."
     )
     for net in MACS:
-        of_net = {row: r for row, r in found.items() if row.net == net}
+        of_net = {row: r for row, r in results.items() if row.net == net}
         if not of_net:
             continue
         original = next(iter(of_net.values()))
@@ -313,16 +313,16 @@ def main() -> None:
         result = json.loads(done.stdout.splitlines()[-1])
         file.write_text(json.dumps({"row": asdict(row), **result}) + "\n")
         print(f"{row.name}: {result['original_top1']:.2%} -> {result['top1']:.2%}", flush=True)
-    found = {}
+    results = {}
     for file in sorted(options.runs.glob("*.json")):
         content = json.loads(file.read_text())
-        found[Row(**content.pop("row"))] = content
+        results[Row(**content.pop("row"))] = content
     order = {row.name: number for number, row in enumerate(chosen)}
-    found = dict(sorted(found.items(), key=lambda item: order.get(item[0].name, len(order))))
+    results = dict(sorted(results.items(), key=lambda item: order.get(item[0].name, len(order))))
     command_line = shlex.join(["python", "benchmarks/imagenet.py", *sys.argv[1:]])
-    rows_json = [{"row": asdict(row), **r} for row, r in found.items()]
+    rows_json = [{"row": asdict(row), **r} for row, r in results.items()]
     (HERE / "imagenet.json").write_text(json.dumps(rows_json, indent=1) + "\n")
-    (HERE / "imagenet.md").write_text("\n".join(markdown(command_line, found)) + "\n")
+    (HERE / "imagenet.md").write_text("\n".join(markdown(command_line, results)) + "\n")
 
 
 if __name__ == "__main__":

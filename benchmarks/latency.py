@@ -50,7 +50,7 @@ TABLE5 = {
 }
 """Realised and theoretical saving in the paper, in percent, on a GPU."""
 RUNTIMES = ("onnxruntime", "eager", "openvino", "channels-last", "compile")
-WAYS = ("coupled", "independent", "Torch-Pruning")
+VARIANTS = ("coupled", "independent", "Torch-Pruning")
 TARGETS = (
     ("resnet18", "onnxruntime"),
     ("resnet50", "onnxruntime"),
@@ -61,7 +61,7 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One network pruned one way in one runtime."""
+    """One network pruned with one policy in one runtime."""
 
     model: str
     way: str
@@ -74,17 +74,17 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """What matters most comes first; compiling takes longest."""
+    """List all rows, the most important first; compiling takes longest."""
     for backends in (RUNTIMES[:2], RUNTIMES[2:4], RUNTIMES[4:]):
         for model in RATES:
-            for way in WAYS:
+            for way in VARIANTS:
                 for backend in backends:
                     for threads in (1, 2):
                         yield Row(model, way, backend, threads)
 
 
 class Bench:
-    """Models, and where results are kept."""
+    """Models, and the folder of results."""
 
     def __init__(self, runs: Path, seconds: float, batch: int) -> None:
         self.runs, self.seconds = runs, seconds
@@ -93,8 +93,8 @@ class Bench:
         self._pair: tuple[nn.Module, nn.Module]
         runs.mkdir(parents=True, exist_ok=True)
 
-    def kept(self, name: str, measure: Any) -> dict[str, Any]:
-        """What is known under a name, measured now if nothing is."""
+    def load_or_measure(self, name: str, measure: Any) -> dict[str, Any]:
+        """Return the stored result of this name; measure it if there is none."""
         file = self.runs / name
         if not file.exists():
             write_text(file, json.dumps(measure()) + "\n")
@@ -105,14 +105,14 @@ class Bench:
         pair = self._models(row.model, row.way)
         example = Example((self.x,), {})
         loaded = [BACKENDS[row.backend].load(net, example, row.threads) for net in pair]
-        original, small = time_interleaved([own.run for own in loaded], self.seconds)
-        whole, left = (macs_of(net, self.x) for net in pair)
+        original, small = time_interleaved([item.run for item in loaded], self.seconds)
+        complete, left = (macs_of(net, self.x) for net in pair)
         return {
             **asdict(row),
-            "theory": 1 - left / whole,
+            "theory": 1 - left / complete,
             "realised": 1 - 1 / time_ratio(original, small),
-            "milliseconds": [1000 * own.median for own in (original, small)],
-            "spread": [own.spread for own in (original, small)],
+            "milliseconds": [1000 * item.median for item in (original, small)],
+            "spread": [item.spread for item in (original, small)],
         }
 
     def _models(self, name: str, way: str) -> tuple[nn.Module, nn.Module]:
@@ -130,7 +130,7 @@ class Bench:
         return self._pair
 
     def target(self, name: str, backend: str, threads: int) -> dict[str, Any]:
-        """A plan for half the time."""
+        """Plan for half of the latency."""
         torch.manual_seed(0)
         model = load_model(f"torchvision:{name}").eval()
         plan = fpgm.plan(model, self.x, latency=0.5, backend=backend, threads=threads)
@@ -139,7 +139,7 @@ class Bench:
 
 
 def cifar(weights: Path, data: Path) -> dict[str, Any]:
-    """ResNet-56: float, pruned and recovered, and that in eight bits."""
+    """Measure ResNet-56: float, pruned and recovered, and both in int8."""
     known = cifar10.read(data)
     model = load_weights(resnet(56), weights / "cifar10_resnet56.safetensors").eval()
     order = torch.randperm(50_000, generator=torch.Generator().manual_seed(0))
@@ -161,7 +161,7 @@ def cifar(weights: Path, data: Path) -> dict[str, Any]:
             name: {
                 "bytes": len(data),
                 "accuracy": accuracy(OnnxModule(data), known),
-                "milliseconds": {threads: own[name] for threads, own in times.items()},
+                "milliseconds": {threads: item[name] for threads, item in times.items()},
             }
             for name, data in files.items()
         },
@@ -169,7 +169,7 @@ def cifar(weights: Path, data: Path) -> dict[str, Any]:
 
 
 def together(files: dict[str, bytes], x: Tensor, threads: int) -> dict[str, float]:
-    """Milliseconds of all these models in ONNX Runtime, one picture at a time, in turns."""
+    """Time all models alternately in ONNX Runtime, in milliseconds per image."""
 
     def call(data: bytes) -> Callable[[], Any]:
         session = create_session(data, threads)
@@ -177,7 +177,7 @@ def together(files: dict[str, bytes], x: Tensor, threads: int) -> dict[str, floa
         return lambda: session.run(None, feed)
 
     timed = time_interleaved([call(data) for data in files.values()], 8.0)
-    return {name: 1000 * own.median for name, own in zip(files, timed, strict=True)}
+    return {name: 1000 * item.median for name, item in zip(files, timed, strict=True)}
 
 
 def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
         yield f"| network | pruned | MACs | {' | '.join(RUNTIMES)} | paper: MACs → time |"
         yield "|---|---|--:|" + "--:|" * (len(RUNTIMES) + 1)
         for model in RATES:
-            for way in WAYS:
+            for way in VARIANTS:
                 yield _line(model, way, threads, result["rows"])
     yield from _targets(result["targets"])
     if result["cifar"]:
@@ -207,15 +207,15 @@ def markdown(command: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def _line(model: str, way: str, threads: int, known: list[dict[str, Any]]) -> str:
-    own = {
+    item = {
         r["backend"]: r
         for r in known
         if (r["model"], r["way"], r["threads"]) == (model, way, threads)
     }
-    theory = next((f"{r['theory']:.1%}" for r in own.values()), "")
+    theory = next((f"{r['theory']:.1%}" for r in item.values()), "")
     cells = [
-        f"{own[b]['realised']:.1%} ({own[b]['realised'] / own[b]['theory']:.2f})"
-        if b in own
+        f"{item[b]['realised']:.1%} ({item[b]['realised'] / item[b]['theory']:.2f})"
+        if b in item
         else ""
         for b in RUNTIMES
     ]
@@ -225,39 +225,39 @@ def _line(model: str, way: str, threads: int, known: list[dict[str, Any]]) -> st
     return f"| {model} {RATES[model]:.0%} | {way} | {theory} | {' | '.join(cells)} | {paper} |"
 
 
-def _targets(found: list[dict[str, Any]]) -> Iterator[str]:
+def _targets(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "## Half the time requested"
     yield ""
     yield "| network | runtime | threads | requested | predicted | measured | MACs removed |"
     yield "|---|---|--:|--:|--:|--:|--:|"
-    for r in found:
+    for r in rows:
         yield (
             f"| {r['model']} | {r['backend']} | {r['threads']} | {r['asked']:.1%} "
             f"| {r['predicted']:.1%} | {r['measured']:.1%} | {r['macs_removed']:.1%} |"
         )
 
 
-def _cifar(found: dict[str, Any]) -> Iterator[str]:
+def _cifar(cifar: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "## CIFAR-10, ResNet-56"
     yield ""
     yield (
-        f"{found['macs_removed']:.1%} of MACs removed, 10,000 test images. Milliseconds in ONNX "
+        f"{cifar['macs_removed']:.1%} of MACs removed, 10,000 test images. Milliseconds in ONNX "
         "Runtime, batch 1, with the speedup over the original; all four models timed alternately "
         "in one run."
     )
     yield ""
     yield "| | accuracy | kB | 1 thread | 2 threads |"
     yield "|---|--:|--:|--:|--:|"
-    first = found["models"]["original"]["milliseconds"]
-    for name, told in found["models"].items():
+    first = cifar["models"]["original"]["milliseconds"]
+    for name, output in cifar["models"].items():
         times = [
             f"{took:.2f} ({first[threads] / took:.2f}×)"
-            for threads, took in told["milliseconds"].items()
+            for threads, took in output["milliseconds"].items()
         ]
-        size = f"{told['bytes'] / 1e3:,.0f}"
-        yield f"| {name} | {told['accuracy']:.2%} | {size} | {' | '.join(times)} |"
+        size = f"{output['bytes'] / 1e3:,.0f}"
+        yield f"| {name} | {output['accuracy']:.2%} | {size} | {' | '.join(times)} |"
 
 
 def main() -> None:
@@ -274,7 +274,7 @@ def main() -> None:
     def known(name: str, measure: Any) -> dict[str, Any] | None:
         if options.only_table and not (options.runs / name).exists():
             return None
-        return bench.kept(name, measure)
+        return bench.load_or_measure(name, measure)
 
     targets = [
         known(f"target-{m}-{b}-{t}.json", lambda m=m, b=b, t=t: bench.target(m, b, t))
@@ -282,13 +282,13 @@ def main() -> None:
         for t in (1, 2)
     ]
     end_to_end = known("cifar.json", lambda: cifar(options.weights, options.data))
-    found = [known(row.file, lambda row=row: bench.row(row)) for row in rows()]
+    measurements = [known(row.file, lambda row=row: bench.row(row)) for row in rows()]
     command = shlex.join(["python", "benchmarks/latency.py"])
     result = {
         "command": command,
         "batch": options.batch,
         "processor": BACKENDS["eager"].version().split(" ", 2)[-1],
-        "rows": [r for r in found if r],
+        "rows": [r for r in measurements if r],
         "targets": [t for t in targets if t],
         "cifar": end_to_end,
     }

@@ -34,7 +34,7 @@ BATCH = 128
 
 
 def ways(root: Path) -> dict[str, Callable[[int], Iterable[Any]]]:
-    """Sources of one epoch's batches, by name."""
+    """Return sources of one epoch of batches, by name."""
     import_torchvision()
     from torchvision import transforms
 
@@ -67,7 +67,7 @@ def ways(root: Path) -> dict[str, Callable[[int], Iterable[Any]]]:
 
 
 def measure(source: Callable[[int], Iterable[Any]], batches: int, number: int) -> float:
-    """Images a second over the first batches of an epoch, the first of all left out."""
+    """Measure images per second over the first batches of an epoch, without the very first."""
     stream = iter(source(number))
     next(stream)  # workers start here
     start = time.perf_counter()
@@ -93,12 +93,12 @@ def main() -> None:
     rows = [
         {
             "way": name,
-            "images_per_second": round(statistics.median(own)),
+            "images_per_second": round(statistics.median(item)),
             "ours_is_faster": round(
-                statistics.median(a / b for a, b in zip(ours, own, strict=True)), 1
+                statistics.median(a / b for a, b in zip(ours, item, strict=True)), 1
             ),
         }
-        for name, own in rates.items()
+        for name, item in rates.items()
     ]
     command = shlex.join(["python", "benchmarks/loader.py", *sys.argv[1:]])
     about = {"command": command, "torch": torch.__version__, "cores": os.cpu_count()}

@@ -48,12 +48,12 @@ from trained import add_weights
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""As the weights were trained."""
+"""The normalization the weights were trained with."""
 STEPS = 100
-"""Of training for every method, 128 pictures each: a quarter of an epoch."""
+"""Training steps of every method, 128 images each: a quarter of an epoch."""
 IMAGES = 1024
 SEEDS = 3
-"""Chance is in every training: it decides the order of pictures."""
+"""Every training depends on the seed, which decides the order of images."""
 VGG = {"table3": 25, "table4": 6}
 """Tables, and the epochs of all trainings from scratch in them: Table 4 has nine of its own."""
 MIL = ("table1", "resnet32-mil-scratch")
@@ -66,7 +66,7 @@ CHANGES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A network and how much of it goes."""
+    """A network and how much of it is removed."""
 
     name: str
     title: str
@@ -94,11 +94,11 @@ def sets(augment: bool) -> DataSplits:
 
 @torch.no_grad()
 def accuracy(net: nn.Module) -> float:
-    right = seen = 0
+    right = recorded = 0
     for batch in sets(False).test.epoch(0):
         right += int((net(batch.images).argmax(1) == batch.labels).sum())
-        seen += len(batch.labels)
-    return right / seen
+        recorded += len(batch.labels)
+    return right / recorded
 
 
 def model_of(name: str, weights: Path) -> nn.Module:
@@ -107,7 +107,7 @@ def model_of(name: str, weights: Path) -> nn.Module:
 
 
 def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> str:
-    """Measure a row and keep it."""
+    """Measure one row and store it."""
     torch.set_num_threads(1)
     model, look = model_of(setting.name, weights), FirstEpoch(sets(False))
     task = Task(
@@ -131,10 +131,10 @@ def one(setting: Setting, method: str, seed: int, weights: Path, file: Path) -> 
             accuracy,
             with_recovery=seed == 0 or by_chance,
         )
-        told: dict[str, Any] = done.row.to_dict()
+        output: dict[str, Any] = done.row.to_dict()
     except FpgmError as error:
-        told = {"method": method, "seed": seed, "failed": str(error)}
-    write_text(file, json.dumps(told) + "\n")
+        output = {"method": method, "seed": seed, "failed": str(error)}
+    write_text(file, json.dumps(output) + "\n")
     return file.name
 
 
@@ -145,7 +145,7 @@ def original(setting: Setting, weights: Path, file: Path) -> str:
 
 
 def vgg_rows(table: str, runs: Path) -> QuickScale:
-    """Makes rows of the paper's Table 3 or 4 at quick scale, from a network trained here."""
+    """Return rows of the paper's Table 3 or 4 at quick scale, from a network trained here."""
     data = QuickData(FirstEpoch(sets(False)), partial(Epochs, sets(True)), accuracy)
     effort = QuickBudget(steps=STEPS, epochs=VGG[table], images=IMAGES)
     kept = runs / f"vgg16-{VGG[table]}-epochs.safetensors"
@@ -153,13 +153,13 @@ def vgg_rows(table: str, runs: Path) -> QuickScale:
 
 
 def vgg_results(table: str, runs: Path) -> RowStore:
-    """Rows made with another effort are refused."""
+    """Open the stored rows; rows of another training budget are refused."""
     spent = {"steps": STEPS, "epochs": VGG[table], "images": IMAGES}
     return RowStore(runs, TABLES[table], "quick", lambda _row, _seed: spent)
 
 
 def vgg_trained(table: str, runs: Path) -> str:
-    """Train the network a table starts from, if it never was."""
+    """Train the network that a table starts from, unless it was trained before."""
     torch.set_num_threads(1)
     vgg_rows(table, runs).run(BASELINES.name, baseline_row("vgg16"), 0)
     return f"{table}, its VGG-16"
@@ -168,24 +168,24 @@ def vgg_trained(table: str, runs: Path) -> str:
 def vgg(table: str, key: str, seed: int, runs: Path) -> str:
     torch.set_num_threads(1)
     row = TABLES[table].row(key)
-    made = vgg_rows(table, runs).run(table, row, seed)
-    assert made is not None
-    vgg_results(table, runs).save(row, seed, made, vgg_command(table))
+    row_result = vgg_rows(table, runs).run(table, row, seed)
+    assert row_result is not None
+    vgg_results(table, runs).save(row, seed, row_result, vgg_command(table))
     return f"{table} {key} {seed}"
 
 
 def vgg_command(table: str) -> str:
-    mean, std = (",".join(map(str, own)) for own in (MEAN, STD))
+    mean, std = (",".join(map(str, item)) for item in (MEAN, STD))
     given = f"--epochs {VGG[table]} --seeds {SEEDS} --mean {mean} --std {std}"
     return f"fpgm reproduce {table} {given}"
 
 
 def scratch(table: str, key: str, runs: Path) -> str:
-    """A row by the paper's schedule, cut short."""
+    """Run a row with the paper's schedule, shortened."""
     torch.set_num_threads(1)
     row = TABLES[table].row(key)
-    made = FullScale(runs, runs, CHANGES).run(TABLES[table], row, 0)
-    scratch_results(table, runs).save(row, 0, made, scratch_command(table, key))
+    row_result = FullScale(runs, runs, CHANGES).run(TABLES[table], row, 0)
+    scratch_results(table, runs).save(row, 0, row_result, scratch_command(table, key))
     return f"{table} {key}"
 
 
@@ -194,7 +194,7 @@ def scratch_results(table: str, runs: Path) -> RowStore:
 
 
 def scratch_command(table: str, key: str) -> str:
-    changes = " ".join(f"--set {own}" for own in CHANGES)
+    changes = " ".join(f"--set {item}" for item in CHANGES)
     return f"fpgm reproduce {table} --scale full --rows {key} {changes}"
 
 
@@ -220,7 +220,7 @@ def main() -> None:
 
 
 def measure(runs: Path, weights: Path, jobs: int) -> None:
-    """Everything that is not there yet; rows of VGG wait until it is trained."""
+    """Measure all missing rows; rows of VGG wait until it is trained."""
     with ProcessPoolExecutor(jobs) as pool:
         waiting = [
             pool.submit(original, setting, weights, file)
@@ -245,19 +245,19 @@ def measure(runs: Path, weights: Path, jobs: int) -> None:
                 waiting.append(pool.submit(scratch, name, key, runs))
         for done in trained:
             print(done.result(), flush=True)
-        waiting += [pool.submit(vgg, *own, runs) for own in missing]
+        waiting += [pool.submit(vgg, *item, runs) for item in missing]
         for done in waiting:
             print(done.result(), flush=True)
 
 
 def collected(runs: Path) -> dict[str, Any]:
-    """What was measured so far."""
+    """Return all results measured so far."""
 
     def read(name: str) -> Any:
         file = runs / name
         return json.loads(file.read_text()) if file.exists() else None
 
-    found: dict[str, Any] = {"settings": [], "tables": {}}
+    measurements: dict[str, Any] = {"settings": [], "tables": {}}
     for setting in settings():
         rows = [
             row
@@ -266,16 +266,16 @@ def collected(runs: Path) -> dict[str, Any]:
             if (row := read(f"{setting.name}-{method}-{seed}.json")) is not None
         ]
         whole_model = read(f"{setting.name}-original.json")
-        found["settings"].append({**asdict(setting), "original": whole_model, "rows": rows})
+        measurements["settings"].append({**asdict(setting), "original": whole_model, "rows": rows})
     for name in VGG:
         header, lines = table_cells(vgg_results(name, runs))
-        found["tables"][name] = {"epochs": VGG[name], "command": vgg_command(name),
+        measurements["tables"][name] = {"epochs": VGG[name], "command": vgg_command(name),
                                  "header": header, "lines": lines}  # fmt: skip
     name, key = MIL
     header, lines = table_cells(scratch_results(name, runs), [TABLES[name].row(key)])
-    found["mil"] = {"table": name, "command": scratch_command(name, key), "header": header,
+    measurements["mil"] = {"table": name, "command": scratch_command(name, key), "header": header,
                     "lines": lines}  # fmt: skip
-    return found
+    return measurements
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Print the paper's FLOPs columns beside our counts, and keep them as JSON and Markdown.
+"""Print the paper's FLOPs columns next to our counts, and write them as JSON and Markdown.
 
     python benchmarks/paper_flops.py
 
-Arithmetic only, under a second. The files written stand beside this one.
+Only arithmetic, under a second. The files are written to this folder.
 """
 
 from __future__ import annotations

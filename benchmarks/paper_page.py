@@ -1,4 +1,4 @@
-"""The page of `paper.py`: what was measured as tables, and in words where FPGM wins and loses."""
+"""Write the page of `paper.py`: the results as tables, and in words where FPGM wins and loses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fpgm.paper.tables.quick_scale import LONG_TUNING_FACTOR
 from fpgm.utils.tables import markdown_table, mean_and_spread
 
 LEVEL = 0.005
-"""Accuracies this near are called level: of 10,000 pictures, two standard errors of one network's
-accuracy at 90 % are 0.6 points, and those of a difference on the same pictures somewhat less."""
+"""Closer accuracies count as equal: on 10,000 images, two standard errors of an accuracy of 90 %
+are 0.6 points, and those of a difference on the same images are somewhat smaller."""
 TRAINED = 0.01
-"""The same after training, which another order of pictures changes too."""
+"""The same after training, which also depends on the order of images."""
 FIGURES = ("once", "recovered", "tuned")
 BESIDE = {"sfp": "fpgm-soft"}
-"""Which of FPGM's variants a method stands beside, if not the plain one."""
+"""The variant of FPGM that a method is compared with, if not the plain one."""
 
 
 def page(result: dict[str, Any]) -> Iterator[str]:
@@ -51,8 +51,8 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         yield from _section(setting)
     yield from _verdict(result["settings"])
     yield from _mil(result["mil"])
-    for name, own in result["tables"].items():
-        yield from _vgg(name, own, result["steps"])
+    for name, item in result["tables"].items():
+        yield from _vgg(name, item, result["steps"])
     yield from _flops()
     yield from _commands()
 
@@ -70,29 +70,37 @@ def _section(setting: dict[str, Any]) -> Iterator[str]:
     yield ""
     rows = []
     for name in METHODS:
-        own = [row for row in setting["rows"] if row["method"] == name]
-        if not own:
+        item = [row for row in setting["rows"] if row["method"] == name]
+        if not item:
             rows.append((METHODS[name].title, "missing", "", "", "", "", "0"))
-        elif any("failed" in row for row in own):
-            rows.append((METHODS[name].title, "failed", own[0]["failed"], "", "", "", ""))
+        elif any("failed" in row for row in item):
+            rows.append((METHODS[name].title, "failed", item[0]["failed"], "", "", "", ""))
         else:
-            shares = [_share(own, key) for key in FIGURES]
-            removed = statistics.mean(row["macs_removed"] for row in own)
-            seconds = statistics.mean(row["seconds"] for row in own)
+            fractions = [_share(item, key) for key in FIGURES]
+            removed = statistics.mean(row["macs_removed"] for row in item)
+            seconds = statistics.mean(row["seconds"] for row in item)
             rows.append(
-                (METHODS[name].title, f"{removed:.1%}", *shares, f"{seconds:.0f}", str(len(own)))
+                (
+                    METHODS[name].title,
+                    f"{removed:.1%}",
+                    *fractions,
+                    f"{seconds:.0f}",
+                    str(len(item)),
+                )
             )
     header = ("method", "MACs removed", "one-shot", "recovered", "fine-tuned", "seconds", "seeds")
     yield markdown_table(header, rows)
     for name in METHODS:
-        told = [row["notes"] for row in setting["rows"] if row["method"] == name and "notes" in row]
-        if notes := dict.fromkeys(note.rstrip(".") for own in told for note in own):
+        output = [
+            row["notes"] for row in setting["rows"] if row["method"] == name and "notes" in row
+        ]
+        if notes := dict.fromkeys(note.rstrip(".") for item in output for note in item):
             yield ""
-            yield f"Notes on {METHODS[name].title} as it prunes, of all seeds: {'; '.join(notes)}."
+            yield f"Notes on {METHODS[name].title}, all seeds: {'; '.join(notes)}."
 
 
 def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
-    """FPGM against each of the others, in words."""
+    """Compare FPGM with each of the others, in words."""
     yield ""
     yield "## Where FPGM wins, ties and loses"
     yield ""
@@ -111,11 +119,11 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
             ("tuned", "fine-tuned", TRAINED),
         ):
             ahead, level, behind = [], [], []
-            for name, found in means.items():
-                own = _means(setting, BESIDE.get(name, "fpgm")).get(key)
-                if own is None or key not in found:
+            for name, others in means.items():
+                item = _means(setting, BESIDE.get(name, "fpgm")).get(key)
+                if item is None or key not in others:
                     continue
-                more = own - found[key]
+                more = item - others[key]
                 side = ahead if more > near else behind if more < -near else level
                 side.append(METHODS[name].title)
             chance = means["random"].get(key, 0.0) - near
@@ -128,19 +136,19 @@ def _verdict(settings: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _others(setting: dict[str, Any]) -> Iterator[str]:
-    """Methods to set FPGM beside."""
-    seen: list[list[Any]] = []
+    """List the methods that FPGM is compared with."""
+    recorded: list[list[Any]] = []
     for name in METHODS:
-        own = [row for row in setting["rows"] if row["method"] == name and "failed" not in row]
-        figures = [(row["seed"], *(row[key] for key in FIGURES)) for row in own]
-        if not name.startswith(("fpgm", "mil")) and figures not in seen:
-            seen.append(figures)
+        item = [row for row in setting["rows"] if row["method"] == name and "failed" not in row]
+        figures = [(row["seed"], *(row[key] for key in FIGURES)) for row in item]
+        if not name.startswith(("fpgm", "mil")) and figures not in recorded:
+            recorded.append(figures)
             yield name
 
 
-def _mil(own: dict[str, Any]) -> Iterator[str]:
-    """MIL's saving comes of a training from random weights."""
-    name = own["table"]
+def _mil(item: dict[str, Any]) -> Iterator[str]:
+    """Describe MIL's saving after training from random weights."""
+    name = item["table"]
     yield ""
     yield "## MIL from random weights"
     yield ""
@@ -148,29 +156,29 @@ def _mil(own: dict[str, Any]) -> Iterator[str]:
         "Next to a trained network, MIL's cheap layers produce hardly any zeros, so its rows "
         "above save nothing. The authors train the whole network from random weights for hundreds "
         "of epochs. Here are a few epochs, the first at a tenth of the learning rate: "
-        f"`{own['command']}`, which also trains the baseline, the network without cheap layers. "
+        f"`{item['command']}`, which also trains the baseline, the network without cheap layers. "
         "The saving is theoretical."
     )
     yield ""
-    yield markdown_table(own["header"], own["lines"], len(TABLES[name].labels))
+    yield markdown_table(item["header"], item["lines"], len(TABLES[name].labels))
 
 
 def _share(rows: list[dict[str, Any]], key: str) -> str:
-    """Mean and deviation; a figure that is the same for every seed has none."""
-    found = [row[key] for row in rows if row[key] is not None]
-    return mean_and_spread(found[:1] if len(set(found)) == 1 else found)
+    """Format mean and deviation; without deviation if all seeds agree."""
+    known = [row[key] for row in rows if row[key] is not None]
+    return mean_and_spread(known[:1] if len(set(known)) == 1 else known)
 
 
 def _means(setting: dict[str, Any], method: str) -> dict[str, float]:
-    own = [row for row in setting["rows"] if row["method"] == method and "failed" not in row]
-    found = {
-        key: [row[key] for row in own if row[key] is not None] for key in ("recovered", "tuned")
+    item = [row for row in setting["rows"] if row["method"] == method and "failed" not in row]
+    by_key = {
+        key: [row[key] for row in item if row[key] is not None] for key in ("recovered", "tuned")
     }
-    return {key: statistics.mean(values) for key, values in found.items() if values}
+    return {key: statistics.mean(values) for key, values in by_key.items() if values}
 
 
-def _vgg(name: str, own: dict[str, Any], steps: int) -> Iterator[str]:
-    """A table of VGG-16, as `fpgm reproduce` shows it."""
+def _vgg(name: str, item: dict[str, Any], steps: int) -> Iterator[str]:
+    """Return a table of VGG-16, as `fpgm reproduce` shows it."""
     how = {
         "table3": f"; fine-tuning for {steps} and {LONG_TUNING_FACTOR * steps} steps replaces the "
         "paper's 40 and 160 epochs. Without fine-tuning both methods leave it near chance "
@@ -181,12 +189,12 @@ def _vgg(name: str, own: dict[str, Any], steps: int) -> Iterator[str]:
     yield f"## {TABLES[name].title} (Table {name[-1]})"
     yield ""
     yield (
-        f"`{own['command']}`: VGG-16 with a quarter of its width, trained for {own['epochs']} "
+        f"`{item['command']}`: VGG-16 with a quarter of its width, trained for {item['epochs']} "
         f"epochs{how[name]}. The baseline is one network for all seeds. The paper's numbers are "
         "for the full width."
     )
     yield ""
-    yield markdown_table(own["header"], own["lines"], len(TABLES[name].labels))
+    yield markdown_table(item["header"], item["lines"], len(TABLES[name].labels))
 
 
 def _flops() -> Iterator[str]:
@@ -196,8 +204,8 @@ def _flops() -> Iterator[str]:
     yield (
         "`python benchmarks/paper_flops.py`: the paper's numbers; the same counted like the "
         "authors' script, with fractional filters and without the layers it omits; and the whole "
-        "network with fractional and with whole filters. See [the paper and "
-        "us](../docs/paper.md)."
+        "network with fractional and with whole filters. See [reproducing the "
+        "paper](../docs/paper.md)."
     )
     yield ""
     yield markdown_table(paper_flops.HEADER, [paper_flops.cells(row) for row in flops_rows()], 3)

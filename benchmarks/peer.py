@@ -1,4 +1,4 @@
-"""Torch-Pruning's FPGM at the rate that comes nearest to a wanted share of MACs."""
+"""Prune with Torch-Pruning's FPGM at the rate closest to a given fraction of MACs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def peer_pruned(
     round_to: int | None = None,
     ignored: Callable[[str], bool] = lambda path: False,
 ) -> tuple[nn.Module, float]:
-    """Its result whose share of MACs removed is nearest to what is wanted, and that share.
+    """Return the result whose fraction of MACs removed is closest to the target, and that fraction.
 
     Linear layers stay, and those `ignored` by their paths.
     """
     import torch_pruning as tp
 
-    whole = macs_of(model, x)
-    found: list[tuple[float, nn.Module, float]] = []
+    complete = macs_of(model, x)
+    results: list[tuple[float, nn.Module, float]] = []
     low, high = 0.0, 1.0
     for _ in range(TRIALS):
         rate = (low + high) / 2
@@ -42,10 +42,10 @@ def peer_pruned(
             ],
             round_to=round_to,
         ).step()  # fmt: skip
-        removed = 1 - macs_of(net, x) / whole
-        found.append((abs(removed - wanted), net, removed))
+        removed = 1 - macs_of(net, x) / complete
+        results.append((abs(removed - wanted), net, removed))
         low, high = (rate, high) if removed < wanted else (low, rate)
-    _, net, removed = min(found, key=lambda trial: trial[0])
+    _, net, removed = min(results, key=lambda trial: trial[0])
     return net, removed
 
 

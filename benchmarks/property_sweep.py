@@ -44,7 +44,7 @@ SHRINKING_SECONDS = 120
 
 @dataclass
 class Tally:
-    """What came of some networks."""
+    """Results of some networks."""
 
     examples: int = 0
     pruned: int = 0
@@ -59,13 +59,13 @@ class Tally:
 
     @classmethod
     def read(cls, file: Path) -> Tally:
-        """What an earlier run wrote."""
+        """Read the results of an earlier run."""
         raw = json.loads(file.read_text(encoding="utf-8"))
         kinds: dict[str, Any] = {"containing": Counter, "pruned_containing": Counter}
         return cls(**{f.name: kinds.get(f.name, lambda x: x)(raw[f.name]) for f in fields(cls)})
 
     def add(self, other: Tally) -> None:
-        """Take another tally in."""
+        """Add the results of another run."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -156,31 +156,31 @@ def _tallies(seed: int, examples: int, workers: int) -> Iterator[Tally]:
 
 
 def _smallest(failures: list[dict[str, str]]) -> list[tuple[str, str]]:
-    """Different failures in their smallest form, a few of each kind of error."""
+    """Shrink different failures, a few for each kind of error."""
     kinds: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for failure in failures:
         kinds[_kind(failure["error"])].append(failure)
-    found: dict[str, str] = {}
+    smallest: dict[str, str] = {}
     until = time.perf_counter() + SHRINKING_SECONDS
     for failure in chain.from_iterable(zip_longest(*kinds.values())):
         if failure is not None and time.perf_counter() < until:
             case, error = _shrink(failure)
-            found[case] = error
-    return list(found.items())
+            smallest[case] = error
+    return list(smallest.items())
 
 
 def _shrink(failure: dict[str, str]) -> tuple[str, str]:
-    """The smallest case that still fails with the same kind of error, and that error."""
+    """Find the smallest case that fails with the same kind of error; return it with the error."""
     seed, number = failure["seed"].split("/")
     case, error = _draw(int(seed), int(number)), failure["error"]
     kind = _kind(error)
-    found = True
-    while found:
-        found = False
+    improved = True
+    while improved:
+        improved = False
         for candidate in smaller(case):
             other = _error(candidate)
             if other is not None and _kind(other) == kind:
-                case, error, found = candidate, other, True
+                case, error, improved = candidate, other, True
                 break
     return repr(case), error
 
@@ -190,10 +190,10 @@ def _kind(error: str) -> str:
 
 
 def _summary(total: Tally) -> str:
-    share = total.pruned / max(1, total.examples)
+    fraction = total.pruned / max(1, total.examples)
     return (
         f"{total.examples:,} random networks in {total.seconds:,.0f} s: "
-        f"{len(total.failures)} failures, {share:.1%} lost at least one unit"
+        f"{len(total.failures)} failures, {fraction:.1%} lost at least one unit"
     )
 
 

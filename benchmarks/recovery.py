@@ -36,7 +36,7 @@ from trained import add_weights
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""As the weights were trained."""
+"""The normalization the weights were trained with."""
 DEPTHS = (56, 20, 32)
 POLICIES = ("independent", "coupled")
 SETTINGS: dict[str, dict[str, float]] = {
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def trials(self) -> bool:
-        """Whether rates are chosen for what follows at once, or for a training of minutes."""
+        """Tell whether to allocate rates by the measured error, not by the probe estimate."""
         return self.distil < MINUTES
 
     @property
@@ -86,7 +86,7 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """The whole table: what matters most comes first."""
+    """List all rows, the most important first."""
     for depth in DEPTHS:
         for setting in SETTINGS:
             for policy in POLICIES:
@@ -112,7 +112,7 @@ HEADLINES = tuple(
 
 
 class Clock:
-    """Seconds on the wall and of the processor since it was made."""
+    """Wall time and CPU time since it was created."""
 
     def __init__(self) -> None:
         self._wall, self._processor = time.perf_counter(), time.process_time()
@@ -126,14 +126,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Sensed:
-    """Sensitivity, and what it took to measure."""
+    """Sensitivity, and the time its measurement took."""
 
     result: fpgm.Sensitivity
     spent: dict[str, float]
 
 
 class Bench:
-    """Models, data, and where results are kept."""
+    """Models, data, and the folder of results."""
 
     def __init__(self, weights: Path, data: Path, runs: Path) -> None:
         self.weights, self.runs = weights, runs
@@ -149,15 +149,15 @@ class Bench:
         ).eval()
 
     def batches(self, count: int) -> list[Tensor]:
-        """Training images without labels."""
+        """Return training images without labels."""
         return [shown(self.data.train_images[part]) for part in self.order[:count].split(128)]
 
     def measured(self, row: Row) -> dict[str, Any]:
-        """What is known of a row, measured now if it is not."""
+        """Return the stored result of a row; measure it if there is none."""
         file = self.runs / row.file
         if not file.exists():
-            found = self._measure(row)
-            write_text(file, json.dumps(asdict(row) | found) + "\n")
+            result = self._measure(row)
+            write_text(file, json.dumps(asdict(row) | result) + "\n")
         return dict(json.loads(file.read_text()))
 
     def original(self, depth: int) -> float:
@@ -187,9 +187,9 @@ class Bench:
         }
 
     def _sensed(self, depth: int, policy: str, trials: bool) -> Sensed:
-        """Sensitivity, measured once for all rows it is used in; each of them is charged for it."""
-        way = "" if trials else "-probes"
-        name = f"sensitivity-{depth}-{policy}-{torch.get_num_threads()}{way}"
+        """Measure sensitivity once for all rows that use it; its time counts for each of them."""
+        variant = "" if trials else "-probes"
+        name = f"sensitivity-{depth}-{policy}-{torch.get_num_threads()}{variant}"
         cache, times = self.runs / f"{name}.json", self.runs / f"{name}-spent.json"
         clock = Clock()
         result = fpgm.sensitivity(
@@ -229,7 +229,7 @@ class Bench:
         )  # fmt: skip
 
     def _peer(self, row: Row) -> tuple[nn.Module, float]:
-        """Torch-Pruning's FPGM with the rate that comes nearest to our uniform plan's MACs.
+        """Prune with Torch-Pruning's FPGM at the rate whose MACs are closest to our uniform plan's.
 
         Of these networks it makes models that do not run: it does not follow the shortcuts that pad
         with zeros. So it is only given what no shortcut reads, the first convolution of each block.
@@ -268,7 +268,7 @@ class Distilling:
 
 
 def _in_stream(path: str) -> bool:
-    """Whether a convolution writes into a residual stream: the stem, and the second of a block."""
+    """Tell whether a convolution adds to a residual stream: the stem, and the second of a block."""
     return path == "conv1" or path.endswith(".conv2")
 
 
@@ -286,7 +286,7 @@ def shown(images: Tensor) -> Tensor:
 
 
 def markdown(
-    command: str, found: Callable[[Row], dict[str, Any] | None], originals: dict[int, float]
+    command: str, lookup: Callable[[Row], dict[str, Any] | None], originals: dict[int, float]
 ) -> Iterator[str]:
     yield "# Accuracy without training, CIFAR-10"
     yield ""
@@ -308,7 +308,7 @@ def markdown(
     yield "| least squares + allocation | residual | MACs removed | accuracy | seconds |"
     yield "|---|---|--:|--:|--:|"
     for row in HEADLINES:
-        if (r := found(row)) is not None:
+        if (r := lookup(row)) is not None:
             title = row.setting + (
                 f", {row.distil // 60} minutes of distillation" * (row.distil > 0)
             )
@@ -323,19 +323,19 @@ def markdown(
         "tried](../docs/recovery.md) lists other results."
     )
     for depth in DEPTHS:
-        lines = list(_of_depth(depth, found))
+        lines = list(_of_depth(depth, lookup))
         if lines:
             yield ""
             yield f"## ResNet-{depth}, original {originals[depth]:.2%}"
             yield from lines
 
 
-def _of_depth(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iterator[str]:
+def _of_depth(depth: int, lookup: Callable[[Row], dict[str, Any] | None]) -> Iterator[str]:
     for policy in POLICIES:
         lines = []
         for setting in SETTINGS:
             results = [
-                found(Row(depth, policy, setting, "fpgm", method, distil=distil))
+                lookup(Row(depth, policy, setting, "fpgm", method, distil=distil))
                 for method, distil in zip(METHODS, (0, 0, 0, 0, 0, 60), strict=True)
             ]
             removed = next((f"{r['macs_removed']:.1%}" for r in results if r), None)
@@ -349,19 +349,19 @@ def _of_depth(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iter
             yield f"| removed | MACs removed | {' | '.join(METHODS.values())} |"
             yield "|---|--:|" + "--:|" * len(METHODS)
             yield from lines
-    yield from _criteria(depth, found)
+    yield from _criteria(depth, lookup)
 
 
-def _criteria(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iterator[str]:
-    """Other criteria and the peer."""
+def _criteria(depth: int, lookup: Callable[[Row], dict[str, Any] | None]) -> Iterator[str]:
+    """List the rows of other criteria and of Torch-Pruning."""
     lines = []
     for setting in SETTINGS:
         for policy in POLICIES:
             pairs = [
-                [found(Row(depth, policy, setting, c, m)) for m in ("none", "solve")]
+                [lookup(Row(depth, policy, setting, c, m)) for m in ("none", "solve")]
                 for c in CRITERIA
             ]
-            peer = [found(Row(depth, policy, setting, PEER, m)) for m in ("none", "norms")]
+            peer = [lookup(Row(depth, policy, setting, PEER, m)) for m in ("none", "norms")]
             if any(r for pair in [*pairs[1:], peer] for r in pair):
                 cells = " | ".join(_pair(*pair) for pair in [*pairs, peer])
                 lines.append(f"| {setting} | {policy} | {cells} |")
@@ -369,7 +369,7 @@ def _criteria(depth: int, found: Callable[[Row], dict[str, Any] | None]) -> Iter
         yield ""
         yield "Criteria, without recovery and with least squares, uniform rate:"
         yield ""
-        yield f"| removed | policy | {' | '.join(CRITERIA)} | {PEER} (its FPGM), norms anew |"
+        yield f"| removed | policy | {' | '.join(CRITERIA)} | {PEER} (its FPGM), BN re-estimated |"
         yield "|---|---|" + "--:|" * (len(CRITERIA) + 1)
         yield from lines
 
@@ -401,8 +401,8 @@ def main() -> None:
         part, parts = (int(number) for number in options.part.split("/"))
         wanted = list(rows())[part - 1 :: parts]
     for row in [] if options.only_table else wanted:
-        found = bench.measured(row)
-        print(f"{row.file.removesuffix('.json')}: {found['accuracy']:.2%}", flush=True)
+        result = bench.measured(row)
+        print(f"{row.file.removesuffix('.json')}: {result['accuracy']:.2%}", flush=True)
     if options.part or options.headline:
         return
     known = {row: bench.measured(row) for row in wanted if (options.runs / row.file).exists()}

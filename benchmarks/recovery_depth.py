@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measure(depth: int, images: int, size: int, macs: float) -> Row:
-    """Recover a ResNet of this depth, and measure what it takes."""
+    """Recover a ResNet of this depth; return its time and peak memory."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = load_model(f"torchvision:resnet{depth}").eval()

@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, the side of its images, and how many there are."""
+    """A network, the size of its images, and their number."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -43,7 +43,7 @@ class Subject:
 
 
 def plain() -> nn.Module:
-    """Six convolutions without any norm."""
+    """Build six convolutions without batch norm."""
     widths = (3, 32, 32, 64, 64, 64, 64)
     layers: list[nn.Module] = []
     for number, (a, b) in enumerate(pairwise(widths)):
@@ -64,7 +64,7 @@ SUBJECTS = (
 
 
 def pictures(count: int, side: int, seed: int) -> list[Tensor]:
-    """Random blots at two scales, each image in colours of its own."""
+    """Generate images of random blobs at two scales and in random colors."""
     random = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, 3, 6, 6, generator=random)
     images = nn.functional.interpolate(coarse, size=side, mode="bilinear")
@@ -76,8 +76,8 @@ def pictures(count: int, side: int, seed: int) -> list[Tensor]:
 def errors(model: nn.Module, nets: Sequence[nn.Module], data: Sequence[Tensor]) -> list[float]:
     wanted = torch.cat([model(x) for x in data]).double()
     size = wanted.square().sum()
-    found = (torch.cat([net.eval()(x) for x in data]).double() for net in nets)
-    return [float((own - wanted).square().sum() / size) for own in found]
+    results = (torch.cat([net.eval()(x) for x in data]).double() for net in nets)
+    return [float((item - wanted).square().sum() / size) for item in results]
 
 
 def measure(subject: Subject, rate: float) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def measure(subject: Subject, rate: float) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     unseen = pictures(128, subject.side, 2)
     before, after = errors(model, [fpgm.compact(model, plan), small], unseen)
-    told = small.fpgm_recovery
+    result = small.fpgm_recovery
     return {
         "network": subject.name,
         "residual": subject.residual,
@@ -100,7 +100,7 @@ def measure(subject: Subject, rate: float) -> dict[str, Any]:
         "before": before,
         "after": after,
         "seconds": seconds,
-        "notes": list(told.notes),  # type: ignore[union-attr]
+        "notes": list(result.notes),  # type: ignore[union-attr]
     }
 
 

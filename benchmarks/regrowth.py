@@ -34,7 +34,7 @@ BATCH = 128
 
 
 def batches(root: Path) -> Iterator[tuple[Tensor, Tensor]]:
-    """Training pictures in a random order."""
+    """Return training images in a random order."""
     data = cifar10.read(root)
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
     order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(0))
@@ -43,12 +43,12 @@ def batches(root: Path) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def sizes(filters: Tensor) -> Tensor:
-    """Each filter's norm."""
+    """Return each filter's norm."""
     return filters.detach().flatten(1).norm(dim=1)
 
 
 class Volume:
-    """How much of what its scale allows each channel of the norms behind those layers says."""
+    """Records the outputs of the following batch norms, relative to each channel's scale."""
 
     def __init__(self, norms: Sequence[nn.Module]) -> None:
         self.said: dict[nn.Module, Tensor] = {}
@@ -70,7 +70,7 @@ def measure(weights: Path, root: Path, lr: float) -> list[dict[str, float]]:
     fpgm.SoftPruner(net, example, optimizer=optimizer, **options).step()
     layers = [m for name, m in net.named_modules() if name.endswith("conv2")]
     volume = Volume([m for name, m in net.named_modules() if name.endswith("bn2")])
-    gone = torch.cat([sizes(layer.weight) == 0 for layer in layers])
+    removed = torch.cat([sizes(layer.weight) == 0 for layer in layers])
     rows = []
     for step, (x, y) in enumerate(batches(root), 1):
         loss = nn.functional.cross_entropy(net(x), y)
@@ -84,12 +84,12 @@ def measure(weights: Path, root: Path, lr: float) -> list[dict[str, float]]:
                     "learning_rate": lr,
                     "step": step,
                     "loss": loss.item(),
-                    "gradient_zeroed": slopes[gone].mean().item(),
-                    "gradient_kept": slopes[~gone].mean().item(),
-                    "norm_zeroed": norms[gone].mean().item(),
-                    "norm_kept": norms[~gone].mean().item(),
-                    "volume_zeroed": volume.now()[gone].mean().item(),
-                    "volume_kept": volume.now()[~gone].mean().item(),
+                    "gradient_zeroed": slopes[removed].mean().item(),
+                    "gradient_kept": slopes[~removed].mean().item(),
+                    "norm_zeroed": norms[removed].mean().item(),
+                    "norm_kept": norms[~removed].mean().item(),
+                    "volume_zeroed": volume.now()[removed].mean().item(),
+                    "volume_kept": volume.now()[~removed].mean().item(),
                 }
             )
         if step == max(SHOWN):

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measure(depth: int, rate: float) -> tuple[float, float]:
-    """Seconds of plan and of compact, on a fresh network."""
+    """Measure the seconds of plan and of compact on a new network."""
     torch.manual_seed(0)
     model = resnet(depth).eval()
     example = torch.randn(1, 3, 32, 32)
@@ -75,7 +75,7 @@ def measure(depth: int, rate: float) -> tuple[float, float]:
 
 
 def exponent(rows: Sequence[Row]) -> float:
-    """Slope of log seconds over log depth, by least squares: 1 is linear.
+    """Fit the slope of log seconds over log depth by least squares: 1 is linear.
 
     >>> round(exponent([{"depth": 10, "seconds": 3.0}, {"depth": 100, "seconds": 30.0}]), 6)
     1.0

@@ -31,7 +31,7 @@ SHOTS = {
 
 
 def fpgm(*words: object) -> float:
-    """Run a command, and say how long it took."""
+    """Run a command and print its duration."""
     command = ["fpgm", *map(str, words)]
     print("$", shlex.join(command), flush=True)
     start = time.perf_counter()

@@ -120,7 +120,7 @@ def worker(rank: int, processes: int, port: int, folder: str, options: Any) -> N
 
 
 def sample_batches(options: argparse.Namespace) -> list[Tensor]:
-    """Return batches of the pictures that ship with the package, enlarged to the size asked for."""
+    """Return batches of the images that come with the package, enlarged to this size."""
     images = CIFAR10.apply(read_sample()[0].images[: options.images])
     if images.shape[-1] != options.size:
         images = interpolate(images, size=options.size, mode="bilinear")
@@ -150,7 +150,7 @@ def _row(what: str, runs: Sequence[Row]) -> Row:
     ]
     row: Row = {"what": what}
     for key in ("seconds", "cpu_seconds"):
-        times = [min(run[key] for run in own) for own in (one, two)]
+        times = [min(run[key] for run in item) for item in (one, two)]
         row[f"{key}_one"], row[f"{key}_two"] = (round(value, 2) for value in times)
         row[f"{key}_ratio"] = round(times[1] / times[0], 3)
     return row | {"largest_difference": max(gaps)}

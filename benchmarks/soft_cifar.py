@@ -35,7 +35,7 @@ ROOT = HERE.parent
 
 @dataclass(frozen=True)
 class Way:
-    """One way of pruning."""
+    """One variant of pruning."""
 
     name: str
     criterion: str = "fpgm"
@@ -45,7 +45,7 @@ class Way:
 
 
 CRITERIA = (("FPGM", "fpgm"), ("l2 norm (SFP)", "l2"), ("l1 norm", "l1"))
-WAYS = (
+VARIANTS = (
     *(
         Way(f"{title}, {residual}", criterion, residual)
         for residual in ("independent", "coupled")
@@ -60,7 +60,7 @@ WAYS = (
 
 
 def run(way: Way, weights: Path, runs: Path, changes: Sequence[str]) -> dict[str, Any]:
-    """Train once, or go on, or read what came of it."""
+    """Train once, resume, or read the stored result."""
     recipe = read_recipe(
         SHIPPED / "cifar10-resnet20-quick.toml",
         [
@@ -143,7 +143,7 @@ def main() -> None:
     if not 1 <= part <= parts:
         parser.error(f"--part is {options.part}: give 1/2 or 2/2, say.")
     rows = []
-    for way in WAYS[part - 1 :: parts]:
+    for way in VARIANTS[part - 1 :: parts]:
         rows.append(run(way, weights, options.runs, options.set))
         if parts > 1:
             continue

@@ -34,7 +34,7 @@ STEPS = 8
 
 
 def seconds(action: Callable[[], Any], times: int) -> float:
-    """Median wall time."""
+    """Measure the median wall time."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
@@ -44,7 +44,7 @@ def seconds(action: Callable[[], Any], times: int) -> float:
 
 
 class Clock:
-    """Adds up the time spent inside what it wraps."""
+    """Adds up the time spent inside the functions it wraps."""
 
     def __init__(self) -> None:
         self.spent = 0.0
@@ -60,7 +60,7 @@ class Clock:
 
 @contextmanager
 def timed_hooks(clock: Clock) -> Iterator[None]:
-    """Hooks that are registered inside are timed when they run."""
+    """Time hooks that are registered in this block whenever they run."""
     gradient = Tensor.register_post_accumulate_grad_hook
     pre = torch.optim.Optimizer.register_step_pre_hook
     post = torch.optim.Optimizer.register_step_post_hook
@@ -109,7 +109,7 @@ def measure(threads: int) -> list[dict[str, Any]]:
         for _ in range(STEPS):
             train()
         held = clock.spent / STEPS
-        share = (step + held * BATCHES) / (plain * BATCHES)
+        ratio = (step + held * BATCHES) / (plain * BATCHES)
         rows.append(
             {
                 "mode": mode,
@@ -117,7 +117,7 @@ def measure(threads: int) -> list[dict[str, Any]]:
                 "pruner_step": step,
                 "more_per_training_step": held,
                 "training_step": plain,
-                "share_of_an_epoch": share,
+                "share_of_an_epoch": ratio,
             }
         )
     return rows

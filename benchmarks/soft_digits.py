@@ -35,7 +35,7 @@ RATE, EPOCHS, PASSES = 0.4, 10, 3
 
 @dataclass(frozen=True)
 class Way:
-    """One way of pruning; `momentum` says that the pruner is given the optimizer."""
+    """One variant of pruning; `momentum` means that the pruner gets the optimizer."""
 
     name: str
     criterion: str | None
@@ -43,7 +43,7 @@ class Way:
     momentum: bool = True
 
 
-WAYS = (
+VARIANTS = (
     Way("not pruned", None),
     Way("FPGM, soft", "fpgm"),
     Way("FPGM, soft, momentum left alone", "fpgm", momentum=False),
@@ -56,7 +56,7 @@ WAYS = (
 
 
 def run(way: Way, seed: int) -> dict[str, Any]:
-    """Train once; accuracy of what remains, and how many zeroed units had regrown on average."""
+    """Train once; return the compact model's accuracy and the mean number of regrown units."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     train, test = data()
@@ -87,7 +87,7 @@ def run(way: Way, seed: int) -> dict[str, Any]:
 
 
 def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The same split for all: 1,300 to train on, 497 to test."""
+    """Split the digits: 1,300 for training, 497 for testing."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)
@@ -99,7 +99,7 @@ def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 def one_pass(
     net: nn.Module, optimizer: torch.optim.Optimizer, train: tuple[Tensor, Tensor]
 ) -> None:
-    """One pass over the training images, in batches of 64."""
+    """Train on all images once, in batches of 64."""
     net.train()
     for batch in torch.randperm(len(train[0])).split(64):
         optimizer.zero_grad()
@@ -109,7 +109,7 @@ def one_pass(
 
 @torch.no_grad()
 def accuracy(net: nn.Module, test: tuple[Tensor, Tensor]) -> float:
-    """Percent right."""
+    """Compute the accuracy in percent."""
     net.eval()
     return 100 * float((net(test[0]).argmax(1) == test[1]).float().mean())
 
@@ -131,13 +131,13 @@ def markdown(command: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "| | accuracy | ± | regrown | returned |"
     yield "|---|--:|--:|--:|--:|"
-    for way in WAYS:
-        own = [row for row in rows if row["way"] == way.name]
-        scores = [row["accuracy"] for row in own]
+    for way in VARIANTS:
+        item = [row for row in rows if row["way"] == way.name]
+        scores = [row["accuracy"] for row in item]
         spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
         cells = [f"{statistics.mean(scores):.2f}", f"{spread:.2f}"]
         for key in ("regrown", "returned"):
-            known = [row[key] for row in own if row[key] is not None]
+            known = [row[key] for row in item if row[key] is not None]
             cells.append(f"{statistics.mean(known):.0%}" if known else "–")
         yield f"| {way.name} | " + " | ".join(cells) + " |"
 
@@ -147,13 +147,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    jobs = [(way, seed) for seed in range(options.seeds) for way in WAYS]
+    jobs = [(way, seed) for seed in range(options.seeds) for way in VARIANTS]
     with ProcessPoolExecutor(options.workers) as pool:
         waiting = [pool.submit(run, way, seed) for way, seed in jobs]
         rows = [future.result() for future in track(waiting, "training")]
     command = shlex.join(["python", "benchmarks/soft_digits.py", *sys.argv[1:]])
     about = {"command": command, "rate": RATE, "epochs": EPOCHS, "passes": PASSES}
-    record = {"about": about, "ways": [asdict(way) for way in WAYS], "rows": rows}
+    record = {"about": about, "ways": [asdict(way) for way in VARIANTS], "rows": rows}
     (HERE / "soft_digits.json").write_text(json.dumps(record, indent=1) + "\n")
     (HERE / "soft_digits.md").write_text("\n".join(markdown(command, rows)) + "\n")
     print("\n".join(markdown(command, rows)))

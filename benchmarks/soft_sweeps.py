@@ -38,7 +38,7 @@ RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 def run(rate: float, interval: int, seed: int) -> dict[str, Any]:
-    """Train once; accuracy in percent and the share of MACs that went."""
+    """Train once; return the accuracy and the MACs removed, in percent."""
     torch.set_num_threads(1)
     recipe = read_recipe(SHIPPED / "digits-quick.toml", [f"train.epochs={EPOCHS}", f"seed={seed}"])
     pruning = PruneConfig(rate=rate, interval=interval, align=1)
@@ -56,24 +56,24 @@ def run(rate: float, interval: int, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Mean and spread over the seeds, by one setting."""
-    found = []
+    """Return mean and standard deviation over the seeds, by one setting."""
+    measurements = []
     for value in dict.fromkeys(row[key] for row in rows):
-        own = [row for row in rows if row[key] == value]
-        scores = [row["accuracy"] for row in own]
-        found.append(
+        entry = [row for row in rows if row[key] == value]
+        scores = [row["accuracy"] for row in entry]
+        measurements.append(
             {
                 key: value,
-                "macs_removed": statistics.mean(row["macs_removed"] for row in own),
+                "macs_removed": statistics.mean(row["macs_removed"] for row in entry),
                 "accuracy": statistics.mean(scores),
                 "spread": statistics.stdev(scores) if len(scores) > 1 else 0.0,
             }
         )
-    return found
+    return measurements
 
 
 def plot(rows: Sequence[dict[str, Any]], key: str, label: str, file: Path) -> None:
-    """Accuracy with its spread against one setting."""
+    """Plot accuracy and its deviation against one setting."""
     mpl.use("agg")
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     axes.errorbar(
@@ -131,11 +131,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     seeds = range(options.seeds)
-    asked = [(0.4, i, s) for i in INTERVALS for s in seeds] + [
+    requested = [(0.4, i, s) for i in INTERVALS for s in seeds] + [
         (r, 1, s) for r in RATES if r != 0.4 for s in seeds
     ]
     with ProcessPoolExecutor(options.workers) as pool:
-        waiting = [pool.submit(run, *item) for item in asked]
+        waiting = [pool.submit(run, *item) for item in requested]
         rows = [future.result() for future in track(waiting, "training")]
     intervals = summary([r for r in rows if r["rate"] == 0.4], "interval")
     rates = summary(

@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from structures_report import Record, report, summary  # noqa: E402
 
 LIMIT_SECONDS = {"ours": 120, "peer": 20}
-"""For one pruning, by tool. Ours that takes longer is a crash, the peer's is a timeout."""
+"""Seconds for one pruning, by tool: a crash if ours takes longer, a timeout if theirs does."""
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def run_all(names: list[str], workers: int, peer: bool) -> Iterator[Record]:
-    """Judge networks in processes of their own, each pruning with a time limit."""
+    """Test networks in separate processes, with a time limit for each pruning."""
     context = multiprocessing.get_context("fork")
     import tests.structures.judge  # noqa: F401  (once, before the processes fork)
 
@@ -104,7 +104,7 @@ def run_all(names: list[str], workers: int, peer: bool) -> Iterator[Record]:
 
 
 def prunings(peer: bool) -> list[tuple[str, str]]:
-    """Tool and setting of everything to measure on one network, ours first."""
+    """List tools and settings to measure on one network, ours first."""
     from tests.structures.judge import SETTINGS
 
     from structures_peer import SETTINGS as PEER_SETTINGS
@@ -114,7 +114,7 @@ def prunings(peer: bool) -> list[tuple[str, str]]:
 
 
 class Job:
-    """One network: what was measured of it, and what is left to measure."""
+    """One network: the results so far, and what is left to measure."""
 
     def __init__(self, name: str, left: list[tuple[str, str]]) -> None:
         from tests.structures import NETWORKS
@@ -127,18 +127,18 @@ class Job:
         }  # fmt: skip
 
     def start_clock(self) -> None:
-        """Give the next pruning its time."""
+        """Start the time limit of the next pruning."""
         if self.left:
             self.limit = time.perf_counter() + LIMIT_SECONDS[self.left[0][0]]
 
     def take(self, verdict: Record) -> None:
-        """Write the next pruning's verdict down."""
+        """Record the result of the next pruning."""
         tool, setting = self.left.pop(0)
         self.record[tool][setting] = verdict
         self.start_clock()
 
     def lose(self, reason: str) -> None:
-        """Write down that the tool whose turn it was gave no result: no other loses by it."""
+        """Record that the current tool gave no result; the other tools still run."""
         from tests.structures.judge import Verdict
 
         tool = self.left[0][0]
@@ -150,7 +150,7 @@ class Job:
 
 
 def _receive(receiver: Connection, job: Job) -> bool:
-    """Take one verdict; False if the process ended without it."""
+    """Receive one result; return False if the process ended without it."""
     try:
         job.take(receiver.recv())
     except EOFError:
@@ -169,7 +169,7 @@ def _work(name: str, left: list[tuple[str, str]], sender: Connection) -> None:
 
 
 def judge_pruning(name: str, tool: str, setting: str) -> Record:
-    """Judge one network in one setting, with one of the tools."""
+    """Test one network in one setting with one tool."""
     from tests.structures import NETWORKS
     from tests.structures.judge import SETTINGS, first_lock, judge
 

@@ -1,8 +1,8 @@
-"""Torch-Pruning on one network: what it made of it, judged as `fpgm` is.
+"""Prune one network with Torch-Pruning and test the result like ours.
 
-It is told by hand which layers make the output and where attention heads are. The reference is the
-original in which every consumer ignores what went, by the tool's own account; where that account
-cannot be replayed the result is `not checkable`.
+It gets by hand which layers produce the output and where attention heads are. The reference is the
+original in which every consumer ignores the units that Torch-Pruning reports as removed. If they
+cannot be mapped to the original, the result is `not checkable`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "macs 0.3": {"pruning_ratio": 0.3, "global_pruning": True},
     "independent": {"pruning_ratio": 0.5, "round_to": 2},
 }
-"""Its nearest options: a global ratio instead of a share of MACs, widths rounded to pairs."""
+"""The closest options: a global ratio instead of a fraction of MACs, widths rounded to pairs."""
 TOLERANCE = 1e-2
 
 
 def judge_peer(network: Network, options: dict[str, Any]) -> Verdict:
-    """Prune a network with Torch-Pruning and say what came of it."""
+    """Prune a network with Torch-Pruning and describe the result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -99,7 +99,7 @@ def _check(network: Network, model: nn.Module, groups: list[Any]) -> Verdict:
 
 
 def _zero_consumers_(reference: nn.Module, model: nn.Module, groups: Iterable[Any]) -> bool:
-    """Zero in the reference what consumers lost; False where the account cannot be replayed."""
+    """Zero in the reference what consumers lost; return False if that is not recorded."""
     from torch_pruning.pruner import function
 
     consumes = {function.prune_conv_in_channels, function.prune_linear_in_channels}
@@ -128,20 +128,20 @@ def _zero_consumers_(reference: nn.Module, model: nn.Module, groups: Iterable[An
 
 
 def _zero_inputs_(twin: Any, left: dict[Any, list[int]], layer: Any, lost: set[int]) -> bool:
-    """Zero inputs by their present numbers; False if there are no such numbers."""
+    """Zero inputs by their current indices; return False if there are none."""
     dim = 0 if getattr(twin, "transposed", False) else 1
     kept = left.setdefault(layer, list(range(twin.weight.shape[dim])))
     if max(lost) >= len(kept):
         return False
-    gone = [kept[i] for i in sorted(lost)]
-    left[layer] = sorted(set(kept) - set(gone))
+    dropped = [kept[i] for i in sorted(lost)]
+    left[layer] = sorted(set(kept) - set(dropped))
     with torch.no_grad():
-        twin.weight.data.index_fill_(dim, torch.tensor(gone), 0.0)
+        twin.weight.data.index_fill_(dim, torch.tensor(dropped), 0.0)
     return True
 
 
 def output_layers(model: nn.Module, example: Any) -> list[nn.Module]:
-    """Layers whose channels are the model's output channels: what the tool must leave alone.
+    """List layers whose channels are the model's output channels, which must not be pruned.
 
     Walks the autograd graph back from the outputs to the first convolution or linear layer on
     every path; a grouped one passes its channels through, so the walk continues behind it.
@@ -160,7 +160,7 @@ def output_layers(model: nn.Module, example: Any) -> list[nn.Module]:
         for hook in hooks:
             hook.remove()
     pending = [t.grad_fn for t in outputs if isinstance(t, Tensor)]
-    found: list[nn.Module] = []
+    results: list[nn.Module] = []
     visited: set[Any] = set()
     while pending:
         node = pending.pop()
@@ -168,8 +168,8 @@ def output_layers(model: nn.Module, example: Any) -> list[nn.Module]:
             continue
         visited.add(node)
         layer = made_by.get(node)
-        if layer is not None and layer not in found:
-            found.append(layer)
+        if layer is not None and layer not in results:
+            results.append(layer)
         if layer is None or getattr(layer, "groups", 1) > 1:
             pending += [parent for parent, _ in node.next_functions]
-    return found
+    return results

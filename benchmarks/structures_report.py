@@ -1,4 +1,4 @@
-"""The page of `structures.py`: a table by family, and a line for everything that is not exact."""
+"""Write the page of `structures.py`: a table by family, and a line for everything inexact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAULTS = ("silent", "crash", "untrainable")
 
 @dataclass(frozen=True)
 class Report:
-    """What is written, and how many faults it lists."""
+    """The text to write, and the number of faults it lists."""
 
     json: str
     page: str
@@ -28,7 +28,7 @@ class Report:
 
 
 def report(records: list[Record], command: str, seconds: float) -> Report:
-    """Make the page and the raw results."""
+    """Write the page and the raw results."""
     versions = {name: _version(name) for name in ("fpgm", "torch", "torch-pruning")}
     versions["python"] = platform.python_version()
     raw = {"command": command, "seconds": round(seconds, 1), "versions": versions}
@@ -66,10 +66,10 @@ def report(records: list[Record], command: str, seconds: float) -> Report:
 
 
 def summary(records: list[Record]) -> str:
-    """One sentence: how many networks, and what came of them."""
+    """Summarize in one sentence: the number of networks, and the outcomes."""
     counts = Counter(v["word"] for _, _, v in _verdicts(records, "ours"))
-    found = ", ".join(f"{word} {counts[word]}" for word in WORDS)
-    return f"{len(records)} networks, {counts.total()} prunings: {found}."
+    counted = ", ".join(f"{word} {counts[word]}" for word in WORDS)
+    return f"{len(records)} networks, {counts.total()} prunings: {counted}."
 
 
 def _verdicts(records: Iterable[Record], tool: str) -> list[tuple[str, str, Record]]:
@@ -77,7 +77,7 @@ def _verdicts(records: Iterable[Record], tool: str) -> list[tuple[str, str, Reco
 
 
 def _table(records: list[Record]) -> list[str]:
-    """Counts by family, ours and the peer's."""
+    """Count outcomes by family, ours and Torch-Pruning's."""
     heads = [f"{w}" for w in WORDS] + [f"TP {w}" for w in PEER_WORDS]
     lines = [
         f"| family | networks | {' | '.join(heads)} |",
@@ -85,17 +85,17 @@ def _table(records: list[Record]) -> list[str]:
     ]
     families = list(dict.fromkeys(r["family"] for r in records))
     for family in [*families, None]:
-        own = [r for r in records if family in (None, r["family"])]
-        ours = Counter(v["word"] for _, _, v in _verdicts(own, "ours"))
-        peer = Counter(v["word"] for _, _, v in _verdicts(own, "peer"))
+        item = [r for r in records if family in (None, r["family"])]
+        ours = Counter(v["word"] for _, _, v in _verdicts(item, "ours"))
+        peer = Counter(v["word"] for _, _, v in _verdicts(item, "peer"))
         cells = [ours[w] for w in WORDS] + [peer[w] for w in PEER_WORDS]
         name = family.replace("_", " ") if family else "**all**"
-        lines.append(f"| {name} | {len(own)} | {' | '.join(map(str, cells))} |")
+        lines.append(f"| {name} | {len(item)} | {' | '.join(map(str, cells))} |")
     return lines
 
 
 def _timing(records: list[Record]) -> list[str]:
-    """Processor time of plan and compact against the peer's, where both have a result."""
+    """Compare the CPU time of plan and compact where both tools have a result."""
     times = [
         (v["seconds"], r["peer"][s]["seconds"], r["network"])
         for r in records
@@ -120,9 +120,9 @@ def _timing(records: list[Record]) -> list[str]:
 
 
 def _locks(records: list[Record]) -> list[str]:
-    """What plan and compact give without verification."""
-    found = [(n, s, v) for n, s, v in _verdicts(records, "ours") if v["first_lock"]]
-    words = Counter(v["first_lock"].partition(":")[0] for _, _, v in found)
+    """Summarize what plan and compact return without verification."""
+    locked = [(n, s, v) for n, s, v in _verdicts(records, "ours") if v["first_lock"]]
+    words = Counter(v["first_lock"].partition(":")[0] for _, _, v in locked)
     lines = [
         "",
         "## Without verification",
@@ -133,7 +133,7 @@ def _locks(records: list[Record]) -> list[str]:
     ]
     wrong = [
         f"- {n} ({s}): {v['first_lock']}"
-        for n, s, v in found
+        for n, s, v in locked
         if v["first_lock"].startswith(("wrong", "crash"))
     ]
     return [*lines, *([""] if wrong else []), *wrong]
@@ -142,7 +142,7 @@ def _locks(records: list[Record]) -> list[str]:
 def _section(
     title: str, verdicts: list[tuple[str, str, Record]], words: tuple[str, ...]
 ) -> list[str]:
-    """A line for each reason a network has, with the settings it is true of."""
+    """List the reasons of a network, each with its settings."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, setting, v in verdicts:
         if v["word"] in words:
@@ -157,7 +157,7 @@ def _section(
 
 
 def _late_peer(records: list[Record]) -> list[str]:
-    """Prunings that Torch-Pruning did not end within its time limit, if it was run."""
+    """Count prunings that Torch-Pruning did not finish within its time limit."""
     theirs = _verdicts(records, "peer")
     return _section("Torch-Pruning: no result in time", theirs, ("timeout",)) if theirs else []
 
@@ -172,7 +172,7 @@ def _frozen(records: list[Record]) -> list[str]:
 
 
 def _blind(records: list[Record]) -> list[str]:
-    """Prunings whose outputs do not depend on what was removed: nothing is shown by them."""
+    """Count prunings whose outputs do not depend on the removed units, so they show nothing."""
     rows = sorted(
         {
             n

@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "weights"
-"""Looked into where nothing is named."""
+"""The default folder."""
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Let a command take the folder; one without such files is refused in a line."""
+    """Add the option for the folder of weights; a folder without them is refused in one line."""
     default = os.environ.get("FPGM_WEIGHTS", str(BESIDE))
     parser.add_argument(
         "--weights", metavar="DIR", type=_folder, default=default,

@@ -62,13 +62,13 @@ def main() -> None:
 
 
 def pruned_by_both() -> set[str]:
-    """Keys of the models that both tools pruned when the results were last written."""
+    """Return the keys of models that both tools pruned, from the latest zoo.json."""
     rows = json.loads((HERE / "zoo.json").read_text())["rows"]
     return {f"{row['suite']}:{row['model']}" for row in rows if row["ratio"] is not None}
 
 
 def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
-    """Run what the cache does not hold yet, with a bar."""
+    """Run all models that are not in the cache, with a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     tools = [tool for tool in options.tools.split(",") if tool != "peer" or not options.no_peer]
@@ -92,7 +92,7 @@ def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
 
 
 def command() -> str:
-    """What was typed, as the report names it beside what came of it."""
+    """Return the command line, for the report."""
     return shlex.join(["python", "benchmarks/zoo.py", *sys.argv[1:]])
 
 
@@ -106,7 +106,7 @@ def _news(case: Case, records: Sequence[Record]) -> str:
 
 
 def show_list(cases: Sequence[Case], options: argparse.Namespace) -> None:
-    """Print the models; with --check, build each and run it once in a process of its own."""
+    """Print the models; with --check, build and run each in a separate process."""
     broken = 0
     for case in cases:
         note = ""

@@ -1,7 +1,7 @@
-"""What the zoo remembers: a long run resumes where it stopped, and old results are told from new.
+"""The cache of the zoo: a long run resumes, and outdated results are recognized.
 
-A record is what one tool did to one model: the model's key, the tool, a status and figures. Records
-go line by line to a file that only grows; the latest of a model and a tool counts.
+A record is what one tool did to one model: the model's key, the tool, a status and metrics. Records
+are appended to a file, one per line; the latest of a model and a tool counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 def read_cache(path: Path = CACHE) -> dict[tuple[str, str], Record]:
-    """The latest record of every (model, tool)."""
+    """Read the latest record of every (model, tool)."""
     if not path.exists():
         return {}
     lines = (json.loads(line) for line in path.read_text().splitlines() if line.strip())
@@ -31,7 +31,7 @@ def read_cache(path: Path = CACHE) -> dict[tuple[str, str], Record]:
 
 
 def append_cache(records: Iterable[Record], path: Path = CACHE) -> None:
-    """Add records, keeping the whole directory out of version control."""
+    """Append records; the cache folder is excluded from version control."""
     path.parent.mkdir(parents=True, exist_ok=True)
     (path.parent / ".gitignore").write_text("*\n")
     with path.open("a") as file:
@@ -44,7 +44,7 @@ def is_pending(
     cache: Mapping[tuple[str, str], Record],
     options: argparse.Namespace,
 ) -> bool:
-    """Whether a model has to run (again); results of an older source count only if accepted."""
+    """Tell whether a model has to run; results of older sources count only if accepted."""
     records = [cache.get((case.key, tool)) for tool in tools]
     if any(record is None for record in records):
         return True
@@ -57,7 +57,7 @@ def is_pending(
 
 
 def source_digest() -> str:
-    """Tells results of one state of the package from those of another."""
+    """Hash the sources of the package, to recognize results of another version."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*.py")):
         digest.update(path.relative_to(SOURCE).as_posix().encode() + path.read_bytes())

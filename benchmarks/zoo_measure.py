@@ -1,6 +1,6 @@
-"""How the zoo measures: the same clocks and the same counts for every tool, so that rows compare.
+"""Measurements of the zoo: the same clocks and the same counts for every tool.
 
-Nothing here knows which tool made a pruned model; the tools are in `zoo_worker.py` and
+Nothing here depends on the tool that pruned a model; the tools are in `zoo_worker.py` and
 `zoo_peer.py`.
 """
 
@@ -15,14 +15,14 @@ from zoo_models import Subject
 
 
 def repeats() -> Iterator[tuple[tuple[float, float], list[Record]]]:
-    """Up to three runs of what is quick: the first in a process also warms caches."""
+    """Run up to three times if it is quick: the first run in a process also warms caches."""
     times: list[Record] = []
     while len(times) < 3 and sum(t["wall_seconds"] for t in times) < 2:
         yield clocks(), times
 
 
 def clocks() -> tuple[float, float]:
-    """Processor time, which other work on the machine does not stretch, and wall time."""
+    """Return CPU time, which other processes hardly change, and wall time."""
     return time.process_time(), time.perf_counter()
 
 
@@ -36,7 +36,7 @@ def best(times: Sequence[Record]) -> Record:
 
 
 def measure(subject: Subject, before: Any, after: Any) -> Record:
-    """Whether the pruned model runs with the same output shapes, and how much smaller it is."""
+    """Check that the pruned model has the same output shapes; return its MACs and parameters."""
     shapes, macs = _shapes_and_macs(before, subject.inputs)
     new_shapes, new_macs = _shapes_and_macs(after, subject.inputs)
     result: Record = {

@@ -1,9 +1,8 @@
-"""The models of the zoo: their list, and how one is built so that a check of it means something.
+"""The models of the zoo, and how to build them so that verification is meaningful.
 
-All of torchvision's classification, segmentation and detection models and its video CNNs, and for
-timm the smallest model of every kind of architecture in each of its modules that holds
-convolutional networks; a few pure transformers stand for the rest. What is done with them is in
-`zoo.py`.
+All of torchvision's classification, segmentation and detection models and its video CNNs. From
+timm, the smallest model of every kind of architecture in each module with convolutional networks,
+and a few pure transformers. `zoo.py` prunes them.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ DETECTOR_SIZES = {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320}
 
 @dataclass(frozen=True)
 class Case:
-    """One model of the zoo and the input it is looked at with."""
+    """One model of the zoo and its input shape."""
 
     suite: str
     kind: str
@@ -152,13 +151,13 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Unique among all cases."""
+        """Return a key that is unique among all cases."""
         return f"{self.suite}:{self.name}"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A built model in eval mode, its example input, and the larger model it is a part of."""
+    """A built model in eval mode, its example input, and the larger model that contains it."""
 
     model: Any
     inputs: tuple[Any, ...]
@@ -167,12 +166,12 @@ class Subject:
 
 
 def all_cases() -> list[Case]:
-    """Every model of the zoo, torchvision first."""
+    """List all models of the zoo, torchvision first."""
     return [*_torchvision_cases(), *_timm_cases()]
 
 
 def build(case: Case, fused_attention: bool = True) -> Subject:
-    """The model of a case from a fixed seed, with weights and statistics that are all in use.
+    """Build the model of a case from a fixed seed, so that all weights and statistics matter.
 
     Fused attention is what users run; a tool that reads the autograd graph needs it off.
     """
@@ -202,7 +201,7 @@ _NO_BACKBONE: dict[str, Any] = {"weights_backbone": None}
 
 
 def randomise_(model: Any, shape: tuple[int, ...]) -> None:
-    """Give every constant parameter and norm statistic a life, in place.
+    """Randomize constant parameters and batch-norm statistics in place.
 
     Fresh models hide mistakes: layer scales of 1e-6 and zero gains silence whole branches, and a
     norm that has seen no data is the identity. Constants are spread around one (scales) or zero
@@ -235,7 +234,7 @@ def randomise_(model: Any, shape: tuple[int, ...]) -> None:
 
 
 def import_torchvision() -> Any:
-    """torchvision, with what its detectors need where its compiled operators do not load."""
+    """Import torchvision; replace the compiled operators of detectors if they do not load."""
     from fpgm.models.torchvision_import import import_torchvision as load
 
     torchvision: Any = load()
@@ -248,7 +247,7 @@ def import_torchvision() -> Any:
 
 
 def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
-    """Greedy non-maximum suppression: the best box stays, those that overlap it much go."""
+    """Suppress overlapping boxes greedily, best score first."""
     import torch
 
     order = scores.argsort(descending=True).tolist()
@@ -267,7 +266,7 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
 
 
 def _run_detector(detector: Any, images: Any, backbone: Any) -> None:
-    """One forward pass; few candidates will do, as what follows the backbone is not measured."""
+    """Run one forward pass with few candidates: only the backbone is measured."""
     import torch
 
     if detector.transform.fixed_size is None:
@@ -276,12 +275,12 @@ def _run_detector(detector: Any, images: Any, backbone: Any) -> None:
         detector.rpn._pre_nms_top_n = detector.rpn._post_nms_top_n = {"testing": 20}
     else:
         detector.topk_candidates = 20
-    own, detector.backbone = detector.backbone, backbone
+    item, detector.backbone = detector.backbone, backbone
     try:
         with torch.no_grad():
             detector(list(images.sigmoid()))
     finally:
-        detector.backbone = own
+        detector.backbone = item
 
 
 def _image(shape: tuple[int, ...]) -> Any:
@@ -315,6 +314,6 @@ def _timm_cases() -> Iterator[Case]:
         for family, names in families.items():
             for name, _, size in (entry.partition("@") for entry in names.split()):
                 settings: Any = timm.get_pretrained_cfg(name)
-                own = settings.input_size
-                shape = (1, own[0], int(size), int(size)) if size else (1, *own)
+                item = settings.input_size
+                shape = (1, item[0], int(size), int(size)) if size else (1, *item)
                 yield Case("timm", kind, family, name, shape)

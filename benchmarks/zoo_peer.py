@@ -1,8 +1,8 @@
-"""Torch-Pruning, used the way its examples show, and a check of what it did.
+"""Run Torch-Pruning as its examples do, and check its result.
 
-It is told by hand what our own planner finds out for itself: which layers make the output and where
-attention heads are. Its result is compared with the original model without the units it says it
-removed, so that a model that runs but computes something else is called a mismatch.
+It gets by hand what our planner finds by itself: the layers that produce the output, and the
+attention heads. Its result is compared with the original without the units it reports as removed,
+so a model that runs but computes something else is a mismatch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zoo_measure import best, clocks, measure, repeats, since, tensors
 from zoo_models import Subject
 
 TOLERANCE = 1e-3
-"""Relative error above which Torch-Pruning's result counts as computing something else."""
+"""Relative error above which Torch-Pruning's result counts as a mismatch."""
 
 
 def peer(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
@@ -60,7 +60,7 @@ def peer(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
 
 
 def output_layers(model: Any, inputs: tuple[Any, ...]) -> list[Any]:
-    """Layers whose channels are the model's output channels: what the peer must leave alone.
+    """List layers whose channels are the model's output channels, which must not be pruned.
 
     Walks the autograd graph back from the outputs to the first convolution or linear layer on
     every path; a grouped one passes its channels through, so the walk goes on behind it.
@@ -79,23 +79,23 @@ def output_layers(model: Any, inputs: tuple[Any, ...]) -> list[Any]:
         pending = [t.grad_fn for t in tensors(model(*inputs))]
     for hook in hooks:
         hook.remove()
-    found: list[nn.Module] = []
-    seen: set[Any] = set()
+    results: list[nn.Module] = []
+    recorded: set[Any] = set()
     while pending:
         node = pending.pop()
-        if node is None or node in seen:
+        if node is None or node in recorded:
             continue
-        seen.add(node)
+        recorded.add(node)
         layer = made_by.get(node)
-        if layer is not None and layer not in found:
-            found.append(layer)
+        if layer is not None and layer not in results:
+            results.append(layer)
         if layer is None or getattr(layer, "groups", 1) > 1:
             pending += [parent for parent, _ in node.next_functions]
-    return found
+    return results
 
 
 def _qkv(module: Any) -> Any:
-    """The fused projection of a timm-style attention module, which Torch-Pruning must be told."""
+    """Find the fused projections of timm-style attention, which Torch-Pruning needs to know."""
     import torch
 
     qkv = getattr(module, "qkv", None)
@@ -106,7 +106,7 @@ def _qkv(module: Any) -> Any:
 def _error(
     original: Any, pruned: Any, groups: Iterable[Any], inputs: tuple[Any, ...]
 ) -> float | None:
-    """Relative distance between Torch-Pruning's result and the original with the same units cut.
+    """Measure the relative error of Torch-Pruning's model against the original without those units.
 
     In the reference every reader ignores the inputs that went, by the tool's own account of what
     went. None where that account cannot be replayed: norms over channels (approximate by nature)
@@ -134,10 +134,10 @@ def _error(
             if getattr(twin, "groups", 1) > 1:
                 return None
             kept = left.setdefault(layer, list(range(twin.weight.shape[dim])))
-            gone = [kept[i] for i in indices]
-            left[layer] = sorted(set(kept) - set(gone))
+            dropped = [kept[i] for i in indices]
+            left[layer] = sorted(set(kept) - set(dropped))
             with torch.no_grad():
-                twin.weight.index_fill_(dim, torch.tensor(gone), 0.0)
+                twin.weight.index_fill_(dim, torch.tensor(dropped), 0.0)
     with torch.no_grad():
         pairs = list(zip(tensors(original(*inputs)), tensors(pruned(*inputs)), strict=True))
     return max(float((a - b).norm() / a.norm().clamp_min(1e-12)) for a, b in pairs)

@@ -1,7 +1,6 @@
-"""The zoo's report, made from the cache alone, so that it can be written again at any time.
+"""Write the zoo's report from the cache.
 
-`zoo.json` holds every row for machines; `zoo.md` opens with a summary a person can quote, and says
-beside each figure what it counts.
+`zoo.json` holds every row; `zoo.md` begins with a summary and explains what each number counts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from zoo_models import Case
 
 
 def write_report(cases: Sequence[Case], rate: float, name: str = "zoo") -> None:
-    """`zoo.json` for machines, `zoo.md` for people, both from the cache."""
+    """Write `zoo.json` and `zoo.md` from the cache."""
     import fpgm
 
     cache = read_cache()
@@ -62,7 +61,7 @@ _PACKAGES = ("torch", "torchvision", "timm", "torch-pruning")
 
 
 def _first_of_each(cache: Mapping[tuple[str, str], Record]) -> Iterator[Record]:
-    """One record a model, ours, in the order they were made."""
+    """Return one record per model, ours, in the order they were measured."""
     ours = (record for (_, tool), record in cache.items() if tool == "ours")
     return iter(sorted(ours, key=lambda record: str(record["time"])))
 
@@ -79,7 +78,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _ratio(ours: Record | None, peer: Record | None) -> float | None:
-    """How many times faster ours is; only where both prune the model, in the same process."""
+    """Compute how many times faster ours is, where both prune the model in the same process."""
     if ours is None or peer is None or ours["run"] != peer["run"]:
         return None
     if ours["status"] != "ok" or peer["status"] not in {"ok", "mismatch"}:
@@ -88,7 +87,7 @@ def _ratio(ours: Record | None, peer: Record | None) -> float | None:
 
 
 def _floor(ours: Record | None, peer: Record | None) -> float | None:
-    """What the ratio is at least where the peer was stopped: its limit stands for its seconds.
+    """Compute a lower bound of the ratio where Torch-Pruning hit its time limit.
 
     >>> ours = {"run": "a", "status": "ok", "seconds": 0.5}
     >>> _floor(ours, {"run": "a", "status": "timeout in prune (40 s)"})
@@ -107,16 +106,16 @@ def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
     commands = [f"`{name}` ({count} models)" for name, count in about["commands"].items()]
     yield f"Made by {', then '.join(commands)} with {versions} on {about['machine']}."
     if any(row["peer"] is None for row in rows):
-        yield "A dash under *peer* means that it was not run."
+        yield "A dash under *TP* means that it was not run."
     yield (
         f"Rate {about['rate']}, align {about['align']}, one thread, random weights with randomized "
-        "norm statistics and layer scales. The peer is Torch-Pruning with its "
+        "batch-norm statistics and layer scales. TP is Torch-Pruning with its "
         "`FPGMImportance(p=2)` and `BasePruner`, output layers ignored, same seed, same process. "
-        "Seconds: CPU time of plan + compact for ours, of build + step for the peer, the best of "
+        "Seconds: CPU time of plan + compact for ours, of build + step for TP, the best of "
         "up to three runs of each in one process. MACs are counted by `torch.utils.flop_counter` "
         "on the pruned models. Frozen: fraction of channels not pruned for a reason other than "
         "being a model's output. `mismatch` means that the model runs but does not compute the "
-        "original without the removed units; this cannot be checked for the peer where units pass "
+        "original without the removed units; this cannot be checked for TP where units pass "
         "through a norm over channels."
     )
     yield ""
@@ -127,14 +126,14 @@ def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
     yield ""
     yield (
         "| model | kind | input | ours | MACs − | params − | frozen | s | error | moved "
-        "| peer | MACs − | s | peer s ÷ ours |"
+        "| TP | MACs − | s | TP s ÷ ours |"
     )
     yield "|" + "---|" * 14
     yield from (_row(row) for row in rows)
 
 
 def _summary(rows: Sequence[Record]) -> Iterator[str]:
-    yield "| | models | ours ok | mismatch | fails | peer ok | mismatch | times out | fails |"
+    yield "| | models | ours ok | mismatch | fails | TP ok | mismatch | times out | fails |"
     yield "|---|" + "--:|" * 8
     for suite, kind in dict.fromkeys((row["suite"], row["kind"]) for row in rows):
         part = [row for row in rows if (row["suite"], row["kind"]) == (suite, kind)]
@@ -162,12 +161,12 @@ def _summary(rows: Sequence[Record]) -> Iterator[str]:
         yield f"Models where we are slower: {', '.join(slower) or 'none'}."
         yield ""
     good = [row for row in rows if (row["ours"] or {}).get("status") == "ok"]
-    whole = [row for row in good if row["kind"] in _CNN and not row["ours"]["frozen_channels"]]
-    light = [row for row in whole if row["ours"]["macs_removed"] < 0.35]
+    complete = [row for row in good if row["kind"] in _CNN and not row["ours"]["frozen_channels"]]
+    light = [row for row in complete if row["ours"]["macs_removed"] < 0.35]
     if good:
         names = [f"{row['model']} ({row['ours']['macs_removed']:.1%})" for row in light]
         yield (
-            f"CNNs with nothing frozen: {len(whole)}. Of these, with less than 35 % of MACs "
+            f"CNNs with nothing frozen: {len(complete)}. Of these, with less than 35 % of MACs "
             f"removed: {', '.join(names) or 'none'}."
         )
         worst = max(good, key=lambda row: row["ours"]["max_error"])

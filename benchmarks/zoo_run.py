@@ -1,7 +1,7 @@
-"""The zoo's parent: a worker for each model, with limits, so that no model can stop the whole run.
+"""Run a worker process for each model of the zoo, with time limits.
 
-It listens to what a worker says, stage by stage, and turns that, or its silence, into one record
-for each tool. What a worker does is in `zoo_worker.py`.
+The messages of a worker, stage by stage, or their absence, become one record for each tool. The
+worker is `zoo_worker.py`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ HUGE = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds a tool may take in one stage of its work on a model of the usual size."""
+    """Time limits in seconds for each stage, for a model of the usual size."""
 
     timeout_seconds: float
     rate: float
 
     def of(self, case: Case, tool: str, stage: str) -> float:
-        """The limit of one stage; building and checking are not what is measured, so 5 times."""
+        """Return the limit of a stage: five times as much if it is not measured."""
         scale = HUGE if case.huge and (tool == "ours" or stage != "prune") else 1
         return self.timeout_seconds * scale * (1 if stage == "prune" else 5)
 
 
 def run_case(case: Case, tools: Sequence[str], limits: Limits) -> list[Record]:
-    """Both tools on one model; a tool that hangs or dies does not cost the other its turn."""
+    """Run both tools on one model; if one hangs or dies, the other still runs."""
     records: list[Record] = []
     rest = list(tools)
     while rest:
@@ -51,7 +51,7 @@ def run_case(case: Case, tools: Sequence[str], limits: Limits) -> list[Record]:
 
 
 def _run_worker(case: Case, tools: Sequence[str], limits: Limits) -> list[Record]:
-    """Records of the tools that got their turn: at least one."""
+    """Return the records of the tools that were run, at least one."""
     run = uuid.uuid4().hex[:12]
     command = [sys.executable, str(HERE / "zoo.py"), "--worker", json.dumps(asdict(case))]
     command += ["--tools", ",".join(tools), "--rate", str(limits.rate)]
@@ -89,7 +89,7 @@ def _run_worker(case: Case, tools: Sequence[str], limits: Limits) -> list[Record
 
 
 def _messages(process: subprocess.Popen[str]) -> queue.Queue[Record | None]:
-    """What a worker says, as it says it; None at its end."""
+    """Yield the messages of a worker as they arrive, and None at the end."""
     messages: queue.Queue[Record | None] = queue.Queue()
 
     def read() -> None:

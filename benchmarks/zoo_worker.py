@@ -1,7 +1,7 @@
-"""The zoo's worker: the tools on one model, in a process that may hang or die without loss.
+"""Run the tools on one model of the zoo, in a process that may hang or crash.
 
-It builds the model anew for each tool and prints every stage as it starts, with what is known so
-far. Limits of time and the keeping of records are its parent's business, in `zoo_run.py`.
+It builds the model again for each tool and prints every stage as it starts, with the results so
+far. `zoo_run.py` sets time limits and keeps records.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from zoo_models import Case, Subject, build
 from zoo_peer import peer
 
 MARK = "@zoo "
-"""Opens the lines of a worker that are meant for us; models and libraries print too."""
+"""Prefix of a worker's messages; models and libraries print too."""
 
 
 def work(case: Case, tools: Sequence[str], rate: float) -> None:
-    """Run the tools on one model and report each stage as it starts and as it ends."""
+    """Run the tools on one model and report each stage when it starts and ends."""
     import torch
 
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def work(case: Case, tools: Sequence[str], rate: float) -> None:
 
 
 def _warm_up(tool: str, rate: float) -> None:
-    """What a tool imports and sets up on its first use in a process is not the model's cost."""
+    """Run each tool once before measuring, since its first use in a process imports and sets up."""
     import torch
     from torch import nn
 
@@ -106,7 +106,7 @@ def _ours(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
 
 
 def _plan(model: Any, inputs: tuple[Any, ...], rate: float) -> Any:
-    """An exact plan; where nothing can go exactly, one that accepts norms over fewer channels."""
+    """Return an exact plan; if nothing can be pruned exactly, an approximate one."""
     import fpgm
 
     try:
@@ -116,18 +116,18 @@ def _plan(model: Any, inputs: tuple[Any, ...], rate: float) -> Any:
 
 
 def _is_output(reason: str) -> bool:
-    """A model's outputs stay as they are by nature; that does not count as frozen."""
+    """Tell whether a layer is frozen only because it is the model's output."""
     return reason.startswith("the model's output")
 
 
 def _output_channels(model: Any) -> int:
-    """Output channels of all convolutions and linear layers."""
+    """Count output channels of all convolutions and linear layers."""
     sizes = (getattr(m, "out_channels", getattr(m, "out_features", 0)) for m in model.modules())
     return sum(size for size in sizes if isinstance(size, int))
 
 
 def _nothing(subject: Subject, rate: float) -> Iterator[tuple[str, Record | None]]:
-    """Only checks that the model, and the detector around it, run as they are."""
+    """Check only that the model, and the detector around it, run."""
     if subject.run_inside is not None:
         subject.run_inside(subject.model)
     yield "done", {"status": "ok"}

@@ -59,13 +59,13 @@ for name, net in (("original", model), ("pruned", small), ("recovered", recovere
     rich.print(f"{name}: {accuracy(net):.1%}")
 
 # Time both models alternately. Runtimes that are not installed are reported and skipped.
-found = fpgm.bench(
+result = fpgm.bench(
     [model, recovered], test_images[:16], backends=options.backends, seconds=options.seconds
 )
-for row in found.rows:
+for row in result.rows:
     before, after = (figures.seconds * 1000 for figures in row.figures)
     rich.print(f"{row.where}: {before:.1f} to {after:.1f} ms, {row.figures[1].verdict}")
-for place, reason in found.skipped.items():
+for place, reason in result.skipped.items():
     rich.print(f"{place} not measured: {reason}")
 
 # Export. The file is compared with PyTorch before it is written.

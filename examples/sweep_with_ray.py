@@ -56,21 +56,21 @@ def main() -> None:
         "images": options.images,
         "cpus": options.cpus,
     }
-    found = tune.Tuner(tune.with_resources(trial, {"cpu": options.cpus}), param_space=space).fit()
-    if found.errors:
-        raise SystemExit(f"{len(found.errors)} trials failed: {found.errors[0]}")
+    results = tune.Tuner(tune.with_resources(trial, {"cpu": options.cpus}), param_space=space).fit()
+    if results.errors:
+        raise SystemExit(f"{len(results.errors)} trials failed: {results.errors[0]}")
 
     rows = [
         {name: result.config[name] for name in ("criterion", "rate")}
         | {name: result.metrics[name] for name in ("macs_removed", "accuracy")}
-        for result in found
+        for result in results
     ]
     rows.sort(key=lambda row: -row["accuracy"])
     options.out.write_text(json.dumps(rows, indent=1) + "\n")
     table = Table("criterion", "rate", "MACs removed", "accuracy")
     for row in rows:
-        shares = (f"{row[name]:.1%}" for name in ("macs_removed", "accuracy"))
-        table.add_row(row["criterion"], f"{row['rate']:g}", *shares)
+        fractions = (f"{row[name]:.1%}" for name in ("macs_removed", "accuracy"))
+        table.add_row(row["criterion"], f"{row['rate']:g}", *fractions)
     rich.print(table)
 
 

@@ -95,12 +95,12 @@ def forward_macs(net: nn.Module, x: Tensor) -> int:
 
 def kept_elements(net: nn.Module, x: Tensor) -> int:
     """Count the elements saved for the backward pass, each tensor once, without weights."""
-    own = {p.untyped_storage()._cdata for p in (*net.parameters(), *net.buffers())}
+    weights = {p.untyped_storage()._cdata for p in (*net.parameters(), *net.buffers())}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         place = tensor.untyped_storage()._cdata
-        if place not in own:
+        if place not in weights:
             kept[place] = tensor
         return tensor
 

@@ -67,9 +67,9 @@ def test_mix_is_all_norm_at_1_and_all_median_at_0() -> None:
 
 def test_the_fraction_of_a_mix_is_part_of_its_name() -> None:
     filters = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
-    for share in (0.0, 0.5, 1.0):
-        given = criteria.resolve(f"mix={share}")(filters, 0.4)
-        assert torch.equal(given, criteria.mix(filters, share * 0.4))
+    for ratio in (0.0, 0.5, 1.0):
+        given = criteria.resolve(f"mix={ratio}")(filters, 0.4)
+        assert torch.equal(given, criteria.mix(filters, ratio * 0.4))
     assert torch.equal(criteria.resolve("mix")(filters, 0.4), criteria.mix(filters, 0.3))
     for bad in ("mix=2", "mix=x", "mix=nan"):
         with pytest.raises(RequestError, match="mix= takes a fraction from 0 to 1"):
@@ -97,7 +97,7 @@ def test_mix_refuses_what_is_no_fraction() -> None:
 # Choosing
 
 
-def test_of_equal_scores_the_first_go() -> None:
+def test_of_equal_scores_the_first_are_removed() -> None:
     assert criteria.lowest(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0]), 3) == [0, 1, 4]
     assert criteria.lowest(torch.zeros(5000), 3) == [0, 1, 2]
     assert criteria.lowest(torch.zeros(4), 0) == []
@@ -230,16 +230,16 @@ def test_a_users_criterion_has_to_return_one_finite_score_per_filter(
 
 
 def test_a_users_criterion_gets_float32_and_may_return_integers() -> None:
-    seen: list[torch.dtype] = []
+    recorded: list[torch.dtype] = []
 
     def largest_weight(filters: Tensor) -> Tensor:
-        seen.append(filters.dtype)
+        recorded.append(filters.dtype)
         return filters.argmax(1)
 
     filters = torch.eye(3, dtype=torch.bfloat16)
     scores = criteria.score(criteria.resolve(largest_weight), filters, 0.4, "conv1")
     assert scores.tolist() == [0, 1, 2]
-    assert seen == [torch.float32]
+    assert recorded == [torch.float32]
 
 
 @pytest.mark.parametrize("name", criteria.NAMES)

@@ -97,7 +97,7 @@ def test_scores_equal_float64_brute_force(name: str, distance: str) -> None:
     assert torch.equal(filters, before)
 
 
-def test_distances_from_a_gram_matrix_alone_would_be_wrong() -> None:
+def test_distances_from_only_a_gram_matrix_would_be_wrong() -> None:
     filters = layers()["common offset"]
     plain = torch.cdist(filters, filters, compute_mode="use_mm_for_euclid_dist").sum(1)
     assert (plain / brute(filters) - 1).abs().max() > 0.1
@@ -165,12 +165,12 @@ def test_parameters_are_scored_without_a_graph() -> None:
 def test_reduced_precision_does_not_change_scores() -> None:
     filters = normal(160, 128)  # large enough for a product
     expected = criteria.fpgm(filters)
-    seen: list[str] = []
+    recorded: list[str] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             if func is torch.ops.aten.addmm_.default:
-                seen.append(torch.backends.mkldnn.matmul.fp32_precision)
+                recorded.append(torch.backends.mkldnn.matmul.fp32_precision)
             return func(*args, **(kwargs or {}))
 
     torch.set_float32_matmul_precision("medium")
@@ -180,7 +180,7 @@ def test_reduced_precision_does_not_change_scores() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert seen == ["ieee"]
+    assert recorded == ["ieee"]
     assert torch.equal(scores, expected)
 
 
@@ -188,7 +188,7 @@ def test_inherited_precision_settings_stay_inherited() -> None:
     backends = torch.backends
     if not hasattr(backends, "fp32_precision"):
         pytest.skip("this torch has one setting for all")
-    before, own = backends.fp32_precision, backends.cuda.matmul.fp32_precision
+    before, item = backends.fp32_precision, backends.cuda.matmul.fp32_precision
     backends.fp32_precision = "tf32"
     backends.cuda.matmul.fp32_precision = "none"  # another test may have pinned it
     try:
@@ -198,7 +198,7 @@ def test_inherited_precision_settings_stay_inherited() -> None:
         backends.fp32_precision = "ieee"
         assert backends.cuda.matmul.fp32_precision == "ieee"
     finally:
-        backends.fp32_precision, backends.cuda.matmul.fp32_precision = before, own
+        backends.fp32_precision, backends.cuda.matmul.fp32_precision = before, item
 
 
 class Largest(TorchDispatchMode):

@@ -1,7 +1,7 @@
-"""What the documentation's site takes from outside of docs/: benchmarks, project pages, the CLI.
+"""Add pages from outside docs/ to the site: benchmarks, project pages, the command line.
 
-mkdocs calls these functions by their names. Pages link to files of the repository as one does on
-any code host; here those links are turned to where the same page is on the site.
+mkdocs calls these functions by name. Pages link to files of the repository, as on any code host;
+these links are replaced by links to the same page on the site.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages that are kept elsewhere, and the one that is made from the code."""
+    """Add the pages from other folders, and the generated page of commands."""
     for source, target in PAGES.items():
         files.append(File.generated(config, target, content=(ROOT / source).read_text("utf-8")))
-    made = "# Command line, every option\n\n" + command_line()
-    files.append(File.generated(config, "reference/command-line.md", content=made))
-    for picture in sorted(ROOT.glob("benchmarks/*.svg")):
-        target = f"benchmarks/{picture.name}"
-        files.append(File.generated(config, target, abs_src_path=str(picture)))
+    page_text = "# Command line, every option\n\n" + command_line()
+    files.append(File.generated(config, "reference/command-line.md", content=page_text))
+    for image in sorted(ROOT.glob("benchmarks/*.svg")):
+        target = f"benchmarks/{image.name}"
+        files.append(File.generated(config, target, abs_src_path=str(image)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> str:
-    """Turn links between files of the repository to links between pages; code has no page."""
+    """Replace links between files by links between pages; links to code become plain text."""
     here = page.file.src_uri
-    source = next((own for own, target in PAGES.items() if target == here), f"docs/{here}")
+    source = next((item for item, target in PAGES.items() if target == here), f"docs/{here}")
 
-    def turned(found: re.Match[str]) -> str:
-        text, link, anchor = found[1], found[2], found[3] or ""
+    def turn_link(match: re.Match[str]) -> str:
+        text, link, anchor = match[1], match[2], match[3] or ""
         target = moved(link, source)
         if files.get_file_from_path(target) is None and (ROOT / _there(link, source)).exists():
             return text
         return f"[{text}]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{anchor})"
 
-    return LINK.sub(turned, markdown)
+    return LINK.sub(turn_link, markdown)
 
 
 def moved(link: str, source: str) -> str:
-    """Where on the site the file is that a file of the repository links to.
+    """Return the path on the site of a file that another file links to.
 
     >>> moved("../../benchmarks/zoo.md", "docs/guides/timm.md")
     'benchmarks/zoo.md'
@@ -74,7 +74,7 @@ def _there(link: str, source: str) -> str:
 
 
 def command_line() -> str:
-    """Every command with its arguments and options, as Typer knows them."""
+    """Describe every command with its arguments and options, as Typer has them."""
     root = typer.main.get_command(app)
     context = typer.Context(root, info_name="fpgm")
     return "\n".join(_command(root, context))
@@ -91,8 +91,8 @@ def _command(command: Any, context: typer.Context) -> list[str]:
         parts += ["| option | meaning |", "| --- | --- |"]
         parts += [f"| `{_cell(name)}` | {_cell(text)} |" for name, text in rows]
         parts += [""]
-    for name, own in getattr(command, "commands", {}).items():
-        parts += _command(own, typer.Context(own, parent=context, info_name=name))
+    for name, item in getattr(command, "commands", {}).items():
+        parts += _command(item, typer.Context(item, parent=context, info_name=name))
     return parts
 
 

@@ -17,7 +17,7 @@ from fpgm.pruning.masking import mask_
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.serialization import load, save
 from fpgm.pruning.verification import Certificate, verify
-from fpgm.recovery.recover import recover
+from fpgm.recovery.api import recover
 from fpgm.recovery.sensitivity.api import sensitivity
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.report.analysis.api import analyze

@@ -117,18 +117,20 @@ def test_inspect() -> None:
 def test_inspect_as_json() -> None:
     out, err = run("inspect", "digits", "--input", "2x1x8x8", "--json")
     assert err == ""
-    told = json.loads(out)
-    assert told["input"] == [2, 1, 8, 8]
-    assert told["macs"] == 2 * 4_475_520
-    assert told["params"] == 169_834
-    assert told["groups"][1] == {
+    result = json.loads(out)
+    assert result["input"] == [2, 1, 8, 8]
+    assert result["macs"] == 2 * 4_475_520
+    assert result["params"] == 169_834
+    assert result["groups"][1] == {
         "name": "stage1.0.conv1",
         "layers": ["stage1.0.conv1"],
         "units": 32,
         "macs_share": round(32 * 32 * 9 * 64 / 4_475_520, 6),
         "exact": True,
     }
-    assert told["frozen"] == [{"layers": ["head"], "channels": 10, "reason": "the model's output"}]
+    assert result["frozen"] == [
+        {"layers": ["head"], "channels": 10, "reason": "the model's output"}
+    ]
 
 
 def test_prune(tmp_path: Path) -> None:
@@ -157,11 +159,11 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
                  "stem.*", "--align", "1", "--out", str(tmp_path / "out"), "--json"]  # fmt: skip
     out, err = run(*arguments)
     assert err == ""
-    told = json.loads(out)
-    assert told == json.loads((tmp_path / "out" / "results.json").read_text())
-    seconds = told.pop("seconds")
+    result = json.loads(out)
+    assert result == json.loads((tmp_path / "out" / "results.json").read_text())
+    seconds = result.pop("seconds")
     assert list(seconds) == ["build", "trace and plan", "compact and verify", "analyze filters"]
-    certificate = told.pop("certificate")
+    certificate = result.pop("certificate")
     assert certificate.pop("ok")
     assert certificate.pop("max_error") < 1e-5 < certificate.pop("moved")
     assert certificate.pop("worst").startswith("out, channel ")
@@ -169,11 +171,11 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
         "inputs": 2, "tolerance": 1e-8, "precision": "float64", "exact": True, "problem": "",
         "notes": [],
     }  # fmt: skip
-    achieved = told.pop("achieved")
+    achieved = result.pop("achieved")
     assert abs(achieved["macs_removed"] - 0.5) < 0.02
-    assert len(told.pop("original_sha256")) == 64
-    assert set(told.pop("versions")) == {"fpgm", "torch", "python"}
-    assert told == {
+    assert len(result.pop("original_sha256")) == 64
+    assert set(result.pop("versions")) == {"fpgm", "torch", "python"}
+    assert result == {
         "format": 1,
         "model": "digits",
         "weights": None,
@@ -347,8 +349,8 @@ def test_an_approximate_model_is_certified_as_approximate(tmp_path: Path) -> Non
         "channels).\n"
     )
     assert line in without_numbers(out)
-    told = json.loads((tmp_path / "out" / "results.json").read_text())["certificate"]
-    assert (told["ok"], told["exact"]) == (True, False)
+    result = json.loads((tmp_path / "out" / "results.json").read_text())["certificate"]
+    assert (result["ok"], result["exact"]) == (True, False)
     out, err = run("verify", tmp_path / "out", "--model", given[1])
     assert err == ""
     assert without_numbers(out).endswith(line)

@@ -61,7 +61,7 @@ def test_a_table_and_what_is_behind_it(model: str, tmp_path: Path) -> None:
     assert json.loads(small)["rows"]
 
 
-def test_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
+def test_it_resumes_where_it_stopped(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a"
     first = compared(model, out, "--methods", "fpgm,l2")
     results = out / "fpgm" / "results.json"
@@ -74,13 +74,13 @@ def test_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
     assert len(again["rows"]) == 3
 
 
-def test_seeds_are_rows_of_their_own(model: str, tmp_path: Path) -> None:
+def test_each_seed_is_a_separate_row(model: str, tmp_path: Path) -> None:
     result = compared(model, tmp_path / "a", "--methods", "random", "--seeds", 2)
     assert [row["seed"] for row in result["rows"]] == [0, 1]
     assert "±" in (tmp_path / "a" / "compare.md").read_text()
 
 
-def test_what_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_failures_are_reported_and_the_rest_continues(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(
         "from torch import nn\n"
@@ -158,16 +158,14 @@ def test_more_classes_than_outputs(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),\n"
         "        nn.Linear(8, 9))\n"
     )
-    asked = ("compare", f"{file}:make", *LOOK, "--macs", 0.4, "--out", tmp_path / "a")
-    assert refused(*asked, "--methods", "taylor") == (
+    requested = ("compare", f"{file}:make", *LOOK, "--macs", 0.4, "--out", tmp_path / "a")
+    assert refused(*requested, "--methods", "taylor") == (
         f"--data synthetic has 10 classes, but {file}:make has 9 outputs: they must match."
     )
     assert not (tmp_path / "a").exists()
 
 
-def test_what_is_kept_is_proved_and_counted_on_the_pictures_there_are(
-    model: str, tmp_path: Path
-) -> None:
+def test_results_are_verified_and_evaluated_on_all_images(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a"
     compared(model, out, "--methods", "l2", "--test", 10**6)
     assert json.loads((out / "l2/results.json").read_text())["test_images"] == 256

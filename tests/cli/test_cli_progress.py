@@ -10,11 +10,11 @@ from fpgm.cli import _common as common
 INSPECT = ("inspect", "resnet20", "--json")
 
 
-def test_a_short_command_says_nothing_beside() -> None:
+def test_a_short_command_prints_nothing_else() -> None:
     assert run(*INSPECT)[1] == ""
 
 
-def test_after_a_silence_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_named_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LOG_SECONDS", 0.0)
     out, err = run(*INSPECT)
     assert out.startswith("{")  # the log is beside it

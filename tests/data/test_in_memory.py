@@ -21,7 +21,7 @@ PLAIN = Normalization((0.0,), (1 / 255,))
 
 
 def numbered(count: int = 10, size: int = 4) -> Images:
-    """Pictures whose every pixel says which picture and which place it is."""
+    """Images whose every pixel says which image and which place it is."""
     place = torch.arange(size * size).reshape(1, 1, size, size)
     number = torch.arange(count).reshape(-1, 1, 1, 1) * size * size
     return Images((1 + place + number).to(torch.uint8), torch.arange(count))
@@ -36,7 +36,7 @@ def test_without_a_seed_everything_comes_once_and_in_order() -> None:
     torch.testing.assert_close(torch.cat([b.images for b in got]), numbered().images.float())
 
 
-def test_an_epoch_is_a_shuffle_of_its_own_that_can_be_had_again() -> None:
+def test_every_epoch_has_its_own_reproducible_order() -> None:
     batches = MemoryBatches(numbered(), 4, PLAIN, seed=3)
     first, again, second = (
         torch.cat([b.labels for b in batches.epoch(n)]).tolist() for n in (0, 0, 1)
@@ -46,7 +46,7 @@ def test_an_epoch_is_a_shuffle_of_its_own_that_can_be_had_again() -> None:
     assert first != list(range(10))
 
 
-def test_labels_stay_with_their_pictures() -> None:
+def test_labels_stay_with_their_images() -> None:
     batches = MemoryBatches(numbered(), 4, PLAIN, augment=Augment(1, True), seed=3)
     for batch in batches.epoch(5):
         lit = batch.images.flatten(1).max(1).values
@@ -54,19 +54,19 @@ def test_labels_stay_with_their_pictures() -> None:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_crop_is_a_window_of_the_padded_picture(flip: bool) -> None:
-    """Every augmented picture is one of the (2·2 + 1)² windows, or its mirror image."""
+def test_a_crop_is_a_window_of_the_padded_image(flip: bool) -> None:
+    """Every augmented image is one of the (2·2 + 1)² windows, or its mirror image."""
     data = numbered()
     batches = MemoryBatches(data, 10, PLAIN, augment=Augment(2, flip), seed=0)
-    seen = set()
+    recorded = set()
     for epoch in range(40):
         (batch,) = batches.epoch(epoch)
         for image, label in zip(batch.images, batch.labels, strict=True):
             window = _window(image, data.images[label], flip)
             assert window is not None
-            seen.add(window)
-    assert len({(dy, dx) for dy, dx, _ in seen}) == 25
-    assert {mirrored for *_, mirrored in seen} == ({False, True} if flip else {False})
+            recorded.add(window)
+    assert len({(dy, dx) for dy, dx, _ in recorded}) == 25
+    assert {mirrored for *_, mirrored in recorded} == ({False, True} if flip else {False})
 
 
 def _window(image: Tensor, original: Tensor, flip: bool) -> tuple[int, int, bool] | None:
@@ -81,17 +81,17 @@ def _window(image: Tensor, original: Tensor, flip: bool) -> tuple[int, int, bool
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_share_a_batch_picture_by_picture(world: int) -> None:
+def test_processes_divide_a_batch_image_by_image(world: int) -> None:
     def all_of(share: ProcessShare) -> list[list[list[float]]]:
         batches = MemoryBatches(numbered(), 6, PLAIN, augment=Augment(1, True), seed=1, share=share)
         return [b.images.flatten(1).tolist() for b in batches.epoch(2)]
 
     alone = all_of(ProcessShare())
-    shares = [all_of(ProcessShare(rank, world)) for rank in range(world)]
-    for number, whole in enumerate(alone):
-        parts = [share[number] for share in shares]
-        together = [parts[i % world][i // world] for i in range(len(whole))]
-        assert together == whole
+    fractions = [all_of(ProcessShare(rank, world)) for rank in range(world)]
+    for number, complete in enumerate(alone):
+        parts = [share[number] for share in fractions]
+        together = [parts[i % world][i // world] for i in range(len(complete))]
+        assert together == complete
 
 
 def test_a_look_centres_and_scales() -> None:
@@ -116,12 +116,12 @@ def test_digits_are_1300_to_train_and_497_to_test() -> None:
     assert counts == [1300, 497]
 
 
-def test_a_limit_leaves_the_first_pictures() -> None:
+def test_a_limit_keeps_the_first_images() -> None:
     sets = open_splits(DataSpec("synthetic", 16, limit=40), 0, ProcessShare(), "cpu")
     assert sum(b.total for b in sets.train.epoch(0)) == 40
 
 
-def test_a_picture_too_large_to_be_true(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_with_impossible_size(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     batches = FolderBatches(pictures / "val", 6, IMAGENET, size=16, workers=0)
     with pytest.raises(FileError, match=r"\.png is not a readable image: remove it\.$"):
@@ -139,7 +139,7 @@ def test_an_unknown_data_set_is_named() -> None:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """A folder of six small pictures in two classes, each of one colour."""
+    """A folder of six small images in two classes, each of one color."""
     for part in ("train", "val"):
         for number in range(6):
             folder = tmp_path / part / ("cats" if number % 2 else "dogs")
@@ -149,7 +149,7 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folders_of_pictures(pictures: Path) -> None:
+def test_folders_of_images(pictures: Path) -> None:
     wanted = DataSpec(
         "folder", 4, str(pictures), size=16, workers=0, mean=(0.0,) * 3, std=(1.0,) * 3
     )
@@ -171,16 +171,16 @@ def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
         batches = FolderBatches(
             pictures / "train", 4, look, size=16, seed=0, share=share, workers=0
         )
-        found = torch.cat([b.images[:, 0, 8, 8] for b in batches.epoch(1)]) * 255
-        return [round(x) for x in found.tolist()]
+        results = torch.cat([b.images[:, 0, 8, 8] for b in batches.epoch(1)]) * 255
+        return [round(x) for x in results.tolist()]
 
     both = reds(ProcessShare(0, 2)) + reds(ProcessShare(1, 2))
     assert sorted(both) == [0, 40, 80, 120, 160, 200]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_process_without_a_picture_gets_an_empty_batch(pictures: Path, workers: int) -> None:
-    """Six pictures by five are five and one, which only the first of two processes sees."""
+def test_a_process_without_images_gets_an_empty_batch(pictures: Path, workers: int) -> None:
+    """Six images by five are five and one, which only the first of two processes sees."""
     look = Normalization((0.0,) * 3, (1.0,) * 3)
     options = {"size": 16, "share": ProcessShare(1, 2), "workers": workers}
     batches = FolderBatches(pictures / "val", 5, look, **options)  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def test_a_process_without_a_picture_gets_an_empty_batch(pictures: Path, workers
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_picture_that_is_none_is_named(pictures: Path, workers: int) -> None:
+def test_a_file_that_is_not_an_image_is_named(pictures: Path, workers: int) -> None:
     (pictures / "val/cats/1.png").write_bytes(b"none")
     sets = open_splits(
         DataSpec("folder", 4, str(pictures), size=16, workers=workers), 0, ProcessShare(), "cpu"
@@ -202,7 +202,7 @@ def test_folders_must_hold_the_same_classes(pictures: Path) -> None:
     assert open_splits(DataSpec("folder", 4, str(pictures)), 0, ProcessShare(), "cpu").classes == 2
     (pictures / "train/bats").mkdir()
     Image.new("RGB", (40, 30)).save(pictures / "train/bats/0.png")
-    with pytest.raises(FileError, match="hold other classes: 'bats' is in one of them only"):
+    with pytest.raises(FileError, match="have different classes: 'bats' is in one of them only"):
         open_splits(DataSpec("folder", 4, str(pictures)), 0, ProcessShare(), "cpu")
 
 
@@ -214,7 +214,7 @@ def test_options_that_folders_do_not_have_are_refused(
         open_splits(DataSpec("folder", 4, str(pictures), **given), 0, ProcessShare(), "cpu")
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_folders_that_are_invalid(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         open_splits(DataSpec("folder", 4), 0, ProcessShare(), "cpu")
     assert str(caught.value) == (
@@ -233,15 +233,15 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 def test_alternate_flips_mirror_every_image_in_every_other_epoch() -> None:
     batches = MemoryBatches(numbered(), 10, PLAIN, augment=Augment(flip="alternate"), seed=0)
-    seen = []
+    recorded = []
     for epoch in range(3):
         (batch,) = batches.epoch(epoch)
         order = batch.labels.argsort()
-        seen.append(batch.images[order])
-    mirrored = (seen[0] != numbered().images).flatten(1).any(1)
+        recorded.append(batch.images[order])
+    mirrored = (recorded[0] != numbered().images).flatten(1).any(1)
     assert 0 < int(mirrored.sum()) < len(mirrored)
-    torch.testing.assert_close(seen[1], seen[0].flip(-1))
-    torch.testing.assert_close(seen[2], seen[0])
+    torch.testing.assert_close(recorded[1], recorded[0].flip(-1))
+    torch.testing.assert_close(recorded[2], recorded[0])
 
 
 @pytest.mark.parametrize("side", [1, 2, 3])

@@ -102,10 +102,10 @@ class Far(Tensor):
         if any(type(leaf) is Tensor for leaf in tree_leaves((args, kwargs))):
             raise RuntimeError("Expected all tensors to be on the same device")
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
+            results = func(*args, **(kwargs or {}))
             if func is Tensor.cpu:
-                return found.as_subclass(Tensor)
-            return tree_map(lambda t: t.as_subclass(cls) if isinstance(t, Tensor) else t, found)
+                return results.as_subclass(Tensor)
+            return tree_map(lambda t: t.as_subclass(cls) if isinstance(t, Tensor) else t, results)
 
 
 class TestExport:
@@ -299,9 +299,9 @@ class TestExport:
         model = Gridded().eval()
         model(X)
         fpgm.export(model, X, tmp_path / "a", to=to)  # type: ignore[arg-type]
-        found = loaded(tmp_path / "a", to)
+        results = loaded(tmp_path / "a", to)
         for x in (X, X[:1], X.repeat(4, 1, 1, 1)):
-            assert torch.allclose(found(x), model(x), atol=1e-4)
+            assert torch.allclose(results(x), model(x), atol=1e-4)
         assert model.kept == (8, 3, 16, 16)
 
     def test_a_model_that_depends_on_its_data(self, tmp_path: Path) -> None:
@@ -355,13 +355,13 @@ def description(file: Path, to: str) -> dict[str, str]:
     if to == "onnx":
         return {entry.key: entry.value for entry in onnx.load(file).metadata_props}
     keys = ("fpgm_version", "torch_version", "fpgm_plans", "fpgm_low_rank", "fpgm_int8")
-    found: dict[str, Any] = dict.fromkeys(keys, "")
+    results: dict[str, Any] = dict.fromkeys(keys, "")
     if to == "pt2":
-        torch.export.load(file, extra_files=found)
-        return found
+        torch.export.load(file, extra_files=results)
+        return results
     with pytest.warns(DeprecationWarning, match="torch.jit.load"):
-        torch.jit.load(file, _extra_files=found)
-    return {key: value.decode() for key, value in found.items()}
+        torch.jit.load(file, _extra_files=results)
+    return {key: value.decode() for key, value in results.items()}
 
 
 class TestDescription:
@@ -380,7 +380,7 @@ class TestDescription:
             assert metadata["onnx_version"] == onnx.__version__
             assert metadata["onnxruntime_version"] == onnxruntime.__version__
 
-    def test_submodules_pruned_alone_have_their_plans_as_when_saved(self, tmp_path: Path) -> None:
+    def test_separately_pruned_submodules_keep_their_plans(self, tmp_path: Path) -> None:
         backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
         small = fpgm.prune(backbone, X, rate=0.5, align=1)
         model = nn.Sequential(small, nn.Flatten(), nn.LazyLinear(2)).eval()
@@ -389,8 +389,8 @@ class TestDescription:
         fpgm.save(model, tmp_path / "a.safetensors")
         saved = json.loads(description(tmp_path / "a.onnx", "onnx")["fpgm_plans"])
         plans = {
-            name: tuple(fpgm.Plan.from_json(json.dumps(plan)) for plan in own)
-            for name, own in saved.items()
+            name: tuple(fpgm.Plan.from_json(json.dumps(plan)) for plan in item)
+            for name, item in saved.items()
         }
         assert plans == {"0": small.fpgm_plans} == read_plans(tmp_path / "a.safetensors")
 
@@ -424,9 +424,9 @@ def test_channels_are_scattered_by_a_gather() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run `fpgm prune`."""
-    made = tmp_path_factory.mktemp("export") / "small"
-    run("prune", "resnet20", "--weights", "shipped", "--rate", 0.3, "--out", made)
-    return made
+    created = tmp_path_factory.mktemp("export") / "small"
+    run("prune", "resnet20", "--weights", "shipped", "--rate", 0.3, "--out", created)
+    return created
 
 
 class TestCommand:
@@ -452,9 +452,9 @@ class TestCommand:
         text, _ = run("export", folder, *self.few, *options)
         assert re.search(r"over 3 random inputs and \d+ images\.\n", text)
         assert "\nThe batch size is fixed.\n" in text
-        shares = re.search(r"Accuracy on test images: PyTorch (\S+), a.onnx (\S+)\.\n", text)
-        assert shares is not None
-        assert shares[1] == shares[2]
+        fractions = re.search(r"Accuracy on test images: PyTorch (\S+), a.onnx (\S+)\.\n", text)
+        assert fractions is not None
+        assert fractions[1] == fractions[2]
 
     @pytest.mark.parametrize(
         ("options", "key", "name", "title"),
@@ -463,7 +463,7 @@ class TestCommand:
             (("--low-rank", 0.05), "low_rank", "small.low-rank.onnx", r"low rank, \d+ layers"),
         ],
     )
-    def test_what_is_lost_and_gained_stands_beside_the_float_model(
+    def test_int8_metrics_are_shown_next_to_the_float_model(
         self,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,

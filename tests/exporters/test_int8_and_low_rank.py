@@ -68,8 +68,8 @@ class TestInt8:
 
         def spied(data: bytes, examples: list[Example], *rest: Any) -> bytes:
             looked.extend(examples)
-            made: bytes = right(data, examples, *rest)
-            return made
+            result: bytes = right(data, examples, *rest)
+            return result
 
         monkeypatch.setattr(exporting, "to_int8", spied)
         monkeypatch.setattr(comparison, "_SECONDS", 0.2)
@@ -79,9 +79,9 @@ class TestInt8:
             loader=batches, images=24, any_batch=False, int8=True,
         )  # fmt: skip
         assert (done.noise, done.inputs) == (batch, 24)
-        assert [batch_size(own) for own in looked] == [batch] * pieces
-        rows = {tuple(row.flatten().tolist()) for own in looked for row in own.args[0]}
-        assert rows == {tuple(row.flatten().tolist()) for own in batches for row in own}
+        assert [batch_size(item) for item in looked] == [batch] * pieces
+        rows = {tuple(row.flatten().tolist()) for item in looked for row in item.args[0]}
+        assert rows == {tuple(row.flatten().tolist()) for item in batches for row in item}
 
     def test_a_file_with_a_large_error_is_not_written(self, tmp_path: Path) -> None:
         """One unused channel is so large that int8 rounds all others to zero."""

@@ -93,8 +93,8 @@ class TestWithin:
         thin = fold_batch_norms(block, Example((X,), {}))
         assert torch.allclose(thin(X), block(X), atol=1e-5)
         assert thin.get_submodule("conv").out_channels == filters
-        found = steps(thin)
-        assert Counter({k: found[k] for k in ("Gather", "Concat", "Pad") if k in found}) == left
+        results = steps(thin)
+        assert Counter({k: results[k] for k in ("Gather", "Concat", "Pad") if k in results}) == left
 
     def test_groups_stay_as_they_are(self, norm: bool) -> None:
         block = stir(Block(8, 20, 32, groups=4, norm=norm)).eval()
@@ -138,9 +138,9 @@ def test_a_pruned_network_is_added_to_its_stream_without_a_scatter() -> None:
     thin = fold_batch_norms(small, Example((X,), {}))
     assert output_scatter(thin, "up") is None
     assert torch.allclose(thin(X), small(X), atol=1e-5)
-    found = steps(thin)
-    assert found["Gather"] == 1  # what `down` reads of the stem's channels
-    assert not found.keys() & {"Concat", "ScatterND", "ScatterElements"}
+    results = steps(thin)
+    assert results["Gather"] == 1  # what `down` reads of the stem's channels
+    assert not results.keys() & {"Concat", "ScatterND", "ScatterElements"}
 
 
 def test_a_norm_whose_attributes_are_read_is_not_folded() -> None:

@@ -37,5 +37,5 @@ def loaded(file: Path, to: str) -> nn.Module:
     if to == "pt2":
         return torch.export.load(file).module()
     with pytest.warns(DeprecationWarning, match="torch.jit.load"):
-        found: nn.Module = torch.jit.load(file)
-    return found
+        results: nn.Module = torch.jit.load(file)
+    return results

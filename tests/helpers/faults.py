@@ -27,8 +27,8 @@ import pytest
 _COMMAND_LINE = """
 import contextlib, importlib
 from fpgm.cli import app
-for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.save", "altair", "jinja2",
-             "fpgm.training.trainer"):
+for late in ("torch._dynamo", "sklearn.datasets", "fpgm.report.charts.image_files", "altair",
+             "jinja2", "fpgm.training.trainer"):
     with contextlib.suppress(ImportError):
         importlib.import_module(late)
 """
@@ -147,7 +147,7 @@ class Command:
         self._out, self._err = self._server.files()
         self.pid = self._server.ask(
             {
-                "args": [str(own) for own in args],
+                "args": [str(item) for item in args],
                 "cwd": str(cwd),
                 "env": dict(os.environ if env is None else env),
                 "before": before,
@@ -192,7 +192,7 @@ def two_processes(*args: object, **where: Any) -> list[Ended]:
         Command(*args, env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank}, **where)
         for rank in "01"
     ]
-    return [own.end() for own in running]
+    return [item.end() for item in running]
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:
@@ -206,15 +206,16 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 def inside(folder: Path) -> dict[str, bytes | None]:
     """All files below a folder with their contents, and folders with none."""
     return {
-        str(own.relative_to(folder)): own.read_bytes() if own.is_file() else None
-        for own in sorted(folder.rglob("*"))
+        str(item.relative_to(folder)): item.read_bytes() if item.is_file() else None
+        for item in sorted(folder.rglob("*"))
     }
 
 
 def mostly_swept(names: Iterable[str], quick: Container[str]) -> list[Any]:
     """Parameters of a test, of which some are tried every time and all in the long run."""
     return [
-        pytest.param(own, marks=() if own in quick else pytest.mark.sweep, id=own) for own in names
+        pytest.param(item, marks=() if item in quick else pytest.mark.sweep, id=item)
+        for item in names
     ]
 
 

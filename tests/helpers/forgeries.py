@@ -36,17 +36,17 @@ DTYPE_NAMES = ("F8_E8M0", "F4", "F6_E2M3", "C64", "BOOL", "U16", "F64", "Q9", ""
 def forged(data: bytes, rng: random.Random) -> bytes:
     """One to three changes to what a file says, and a digest that agrees with them."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        data = rng.choice(_WAYS)(data, rng)
+        data = rng.choice(_VARIANTS)(data, rng)
     return _signed(data)
 
 
 def _signed(data: bytes) -> bytes:
     header, rest = header_of(data)
-    told = header.get("__metadata__")
-    if not isinstance(told, dict):
+    result = header.get("__metadata__")
+    if not isinstance(result, dict):
         return data
     try:
-        told[DIGEST] = content_sha256(load(data), told)
+        result[DIGEST] = content_sha256(load(data), result)
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         return data  # what cannot be read at all needs no digest
     return packed(header, rest)
@@ -78,22 +78,22 @@ def _deep(data: bytes, rng: random.Random) -> bytes:
     depth = rng.choice((10, 400, 900, 5000, 100_000))
     opened, closed = rng.choice((("[", "]"), ('{"a":', "}")))
     text = opened * depth + "1" + closed * depth
-    told = header["__metadata__"]
-    key = rng.choice(sorted(told))
-    told[key] = rng.choice((text, told[key].replace('"rate": 0.5', f'"rate": {text}')))
+    result = header["__metadata__"]
+    key = rng.choice(sorted(result))
+    result[key] = rng.choice((text, result[key].replace('"rate": 0.5', f'"rate": {text}')))
     return packed(header, rest)
 
 
 def _metadata(data: bytes, rng: random.Random) -> bytes:
     """Change, drop or add a text of the metadata."""
     header, rest = header_of(data)
-    told = header["__metadata__"]
-    key = rng.choice(sorted(told))
+    result = header["__metadata__"]
+    key = rng.choice(sorted(result))
     if rng.random() < 0.3:
-        del told[key]
+        del result[key]
     else:
         texts = [text for text in TEXTS if isinstance(text, str) and text != "\ud800"]
-        told[rng.choice((key, ESCAPE))] = rng.choice([*texts, "1", "2", "3", "9" * 5000])
+        result[rng.choice((key, ESCAPE))] = rng.choice([*texts, "1", "2", "3", "9" * 5000])
     return packed(header, rest)
 
 
@@ -107,20 +107,22 @@ def _tensors(data: bytes, rng: random.Random) -> bytes:
     if not tensors:
         return data
     name = rng.choice(sorted(tensors))
-    own = tensors.pop(name)
-    way = rng.randrange(7)
-    if way == 0:
-        tensors[name] = own.to(rng.choice(DTYPES))
-    elif way == 1:
-        tensors[name] = rng.choice((own.flatten(), own[None], own.new_zeros(0), own.new_zeros(())))
-    elif way == 2:
-        tensors[rng.choice((ESCAPE, f"{name}x", "", "x" * 10_000))] = own
-    elif way == 3:
-        tensors |= {name: own, f"{name}.{ESCAPE}": own.clone()}
-    elif way == 4:
-        tensors[name] = torch.full_like(own, rng.choice((0, 1, 127)))
-    elif way == 5:
-        tensors |= {f"extra{n}": torch.zeros(1) for n in range(200)} | {name: own}
+    item = tensors.pop(name)
+    variant = rng.randrange(7)
+    if variant == 0:
+        tensors[name] = item.to(rng.choice(DTYPES))
+    elif variant == 1:
+        tensors[name] = rng.choice(
+            (item.flatten(), item[None], item.new_zeros(0), item.new_zeros(()))
+        )
+    elif variant == 2:
+        tensors[rng.choice((ESCAPE, f"{name}x", "", "x" * 10_000))] = item
+    elif variant == 3:
+        tensors |= {name: item, f"{name}.{ESCAPE}": item.clone()}
+    elif variant == 4:
+        tensors[name] = torch.full_like(item, rng.choice((0, 1, 127)))
+    elif variant == 5:
+        tensors |= {f"extra{n}": torch.zeros(1) for n in range(200)} | {name: item}
     return save(tensors, header["__metadata__"])
 
 
@@ -136,7 +138,7 @@ def _dtype(data: bytes, rng: random.Random) -> bytes:
     return packed(header, rest)
 
 
-_WAYS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+_VARIANTS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     *(_plans,) * 8, *(_tensors,) * 3, _shared, _deep, _metadata, _dtype,
 )  # fmt: skip
 
@@ -147,16 +149,16 @@ def _changed(value: Any, rng: random.Random) -> Any:
     if not places:
         return rng.choice([*NUMBERS, {ESCAPE: ESCAPE}])
     holder, key = _chosen(places, rng)
-    own, way = holder[key], rng.random()
-    if isinstance(own, list) and way < 0.6:
-        holder[key] = _other_list(own, rng)
-    elif isinstance(own, dict) and way < 0.5:
-        holder[key] = _other_object(own, rng)
-    elif way < 0.75:
-        holder[key] = rng.choice(NUMBERS if isinstance(own, int | float) else TEXTS)
-    elif way < 0.9 and isinstance(own, int):
-        holder[key] = own + rng.choice((-1, 1))
-    elif way < 0.95:
+    item, variant = holder[key], rng.random()
+    if isinstance(item, list) and variant < 0.6:
+        holder[key] = _other_list(item, rng)
+    elif isinstance(item, dict) and variant < 0.5:
+        holder[key] = _other_object(item, rng)
+    elif variant < 0.75:
+        holder[key] = rng.choice(NUMBERS if isinstance(item, int | float) else TEXTS)
+    elif variant < 0.9 and isinstance(item, int):
+        holder[key] = item + rng.choice((-1, 1))
+    elif variant < 0.95:
         del holder[key]
     else:
         holder[key] = rng.choice([*NUMBERS, *TEXTS, [], {}, [[]], {"": {}}])
@@ -169,17 +171,19 @@ def _chosen(places: list[tuple[Any, Any]], rng: random.Random) -> tuple[Any, Any
     return rng.choice(named if named and rng.random() < 0.8 else places)
 
 
-def _other_list(own: list[Any], rng: random.Random) -> list[Any]:
-    many = [*own] * (5_000 // max(1, len(own)))
-    return rng.choice(([], own * 2, own[::-1], own[:1], own[1:], many, [*own, own], list(range(9))))
+def _other_list(item: list[Any], rng: random.Random) -> list[Any]:
+    many = [*item] * (5_000 // max(1, len(item)))
+    return rng.choice(
+        ([], item * 2, item[::-1], item[:1], item[1:], many, [*item, item], list(range(9)))
+    )
 
 
-def _other_object(own: dict[str, Any], rng: random.Random) -> Any:
-    if not own:
+def _other_object(item: dict[str, Any], rng: random.Random) -> Any:
+    if not item:
         return {"a": 1}
-    key = rng.choice(sorted(own))
-    renamed = {(rng.choice((ESCAPE, f"{k}x")) if k == key else k): v for k, v in own.items()}
-    return rng.choice((renamed, {}, [own], {**own, "fpgm": own}))
+    key = rng.choice(sorted(item))
+    renamed = {(rng.choice((ESCAPE, f"{k}x")) if k == key else k): v for k, v in item.items()}
+    return rng.choice((renamed, {}, [item], {**item, "fpgm": item}))
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

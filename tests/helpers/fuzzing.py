@@ -73,15 +73,15 @@ def damage(folder: Path, seed: int) -> Outcome:
     rng = random.Random(seed)
     name = rng.choice(sorted(MODELS))
     build, x, _ = MODELS[name]
-    found = _tried(folder, mutated(_saved(name), rng), build)
-    if found is None:
+    results = _tried(folder, mutated(_saved(name), rng), build)
+    if results is None:
         return "refused"
-    whole = _whole(name)
-    assert list(found.state_dict()) == list(whole), "half-loaded"
-    same = (torch.equal(value, whole[key]) for key, value in found.state_dict().items())
+    complete = _whole(name)
+    assert list(results.state_dict()) == list(complete), "half-loaded"
+    same = (torch.equal(value, complete[key]) for key, value in results.state_dict().items())
     assert all(same), "other values"
     with torch.no_grad():
-        found.eval()(x)
+        results.eval()(x)
     return "loaded"
 
 
@@ -94,19 +94,21 @@ def forge(folder: Path, seed: int) -> Outcome:
     rng = random.Random(seed)
     name = rng.choice(sorted(MODELS))
     build, x, _ = MODELS[name]
-    found = _tried(folder, forged(_saved(name), rng), build)
-    if found is None:
+    results = _tried(folder, forged(_saved(name), rng), build)
+    if results is None:
         return "refused"
-    _check_layers(found, build())
+    _check_layers(results, build())
     again = folder / "again.safetensors"
     with _bounded():
-        for plan in getattr(found, "fpgm_plans", ()):
+        for plan in getattr(results, "fpgm_plans", ()):
             assert all(line.isprintable() for line in str(plan).split("\n")), "escape codes"
-        fpgm.save(found, again)
+        fpgm.save(results, again)
         same = fpgm.load(again, build).state_dict()
         with torch.no_grad(), suppress(RuntimeError, IndexError):  # adapters may not fit each other
-            found.eval()(x)
-    assert all(torch.equal(v, same[k]) for k, v in found.state_dict().items() if v.isfinite().all())
+            results.eval()(x)
+    assert all(
+        torch.equal(v, same[k]) for k, v in results.state_dict().items() if v.isfinite().all()
+    )
     return "loaded"
 
 
@@ -115,26 +117,26 @@ def _tried(folder: Path, data: bytes, build: Callable[[], nn.Module]) -> nn.Modu
     file = folder / "bad.safetensors"
     file.write_bytes(data)
     with _bounded(), _watched() as calls:
-        found = _loaded(file, build)
+        results = _loaded(file, build)
     others = [call for call in calls if str(file) not in call[1]]
     assert not others, f"it made Python {others[0]}"
-    if isinstance(found, nn.Module):
-        return found
-    assert found.isprintable(), "its error has several lines or controls"
-    assert len(found) <= 1000, "its error is a page"
+    if isinstance(results, nn.Module):
+        return results
+    assert results.isprintable(), "its error has several lines or controls"
+    assert len(results) <= 1000, "its error is a page"
     return None
 
 
-def _check_layers(found: nn.Module, original: nn.Module) -> None:
+def _check_layers(results: nn.Module, original: nn.Module) -> None:
     """Only sizes may differ from the original's, and none may be larger."""
     names = {name: tensor.shape for name, tensor in original.state_dict().items()}
-    for name, tensor in found.state_dict().items():
+    for name, tensor in results.state_dict().items():
         smaller = (a <= b for a, b in zip(tensor.shape, names[name], strict=True))
         assert all(smaller), f"a larger {name}"
-    pairs = zip(_layers(found), _layers(original), strict=True)
-    for own, wanted in pairs:
+    pairs = zip(_layers(results), _layers(original), strict=True)
+    for item, wanted in pairs:
         for key in ("stride", "padding", "dilation", "kernel_size", "training", "eps", "momentum"):
-            assert getattr(own, key, None) == getattr(wanted, key, None), f"another {key}"
+            assert getattr(item, key, None) == getattr(wanted, key, None), f"another {key}"
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
@@ -151,14 +153,14 @@ MOST_SECONDS = 5.0
 @contextmanager
 def _bounded() -> Iterator[None]:
     """Let what happens inside have little memory and little time."""
-    own = resource.getrlimit(resource.RLIMIT_AS)
+    item = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     start = time.process_time()
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, own[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, item[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, own)
+        resource.setrlimit(resource.RLIMIT_AS, item)
     taken = time.process_time() - start
     assert taken < MOST_SECONDS, f"it took {taken:.1f} s"
 
@@ -195,8 +197,8 @@ sys.addaudithook(_hear)
 @contextmanager
 def _watched() -> Iterator[list[tuple[str, str]]]:
     global _calls
-    _calls = found = []
+    _calls = results = []
     try:
-        yield found
+        yield results
     finally:
         _calls = None

@@ -70,9 +70,11 @@ def compare(
         dtype = torch.float32
     if random is None:
         random = is_random(build, inputs[0], dtype)
-    found = _compare(build, small, plan, inputs, dtype, random)
+    results = _compare(build, small, plan, inputs, dtype, random)
     single = any(p.dtype == torch.float32 for p in build().parameters())
-    return dataclasses.replace(found, rounding=1e-5) if single and _has_gains(build()) else found
+    return (
+        dataclasses.replace(results, rounding=1e-5) if single and _has_gains(build()) else results
+    )
 
 
 def _has_gains(model: nn.Module) -> bool:
@@ -112,8 +114,8 @@ def _stays_finite(
     """Whether noise leaves finite outputs finite: the logarithm of a negative number does not."""
     models = [build().eval(), build().eval()]
     make_reference_(models[1], plan)
-    found = [run_leaves(m.double() if wide else m, example, random) for m in models]
-    before, after = (sum(map(_count_nan, leaves)) for leaves in found)
+    results = [run_leaves(m.double() if wide else m, example, random) for m in models]
+    before, after = (sum(map(_count_nan, leaves)) for leaves in results)
     return after <= before
 
 
@@ -261,11 +263,11 @@ def run_leaves(model: nn.Module, example: Any, random: bool, seed: int = 0) -> l
 def is_random(build: Callable[[], nn.Module], example: Any, dtype: torch.dtype) -> bool:
     """Whether two seeds give different outputs in eval mode."""
     wide = dtype == torch.float64
-    found = []
+    results = []
     for seed in (1, 2):
         model = build().double().eval() if wide else build().eval()
-        found.append(run_leaves(model, _double(example) if wide else example, False, seed))
-    return difference(*found, dtype)[0] > 0
+        results.append(run_leaves(model, _double(example) if wide else example, False, seed))
+    return difference(*results, dtype)[0] > 0
 
 
 class SameRandomNumbers(TorchDispatchMode):

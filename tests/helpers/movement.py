@@ -68,12 +68,12 @@ def check(model: nn.Module, rate: float, example: Tensor | None = None) -> str:
             except RuntimeError:
                 continue  # the network itself wants inputs of one size
             try:
-                found = small(inputs.double())
+                results = small(inputs.double())
             except RuntimeError as error:
                 return f"wrong: {error}"
-            if found.shape != wanted.shape:
-                return f"wrong: {tuple(found.shape)}, not {tuple(wanted.shape)}"
-            error = (found - wanted).abs().transpose(0, 1).flatten(1).amax(1)
+            if results.shape != wanted.shape:
+                return f"wrong: {tuple(results.shape)}, not {tuple(wanted.shape)}"
+            error = (results - wanted).abs().transpose(0, 1).flatten(1).amax(1)
             scale = wanted.abs().transpose(0, 1).flatten(1).amax(1).clamp(min=1e-6)
             if float((error / scale).max()) > 1e-8:
                 return f"wrong: outputs differ by {float((error / scale).max()):.1e}"

@@ -17,7 +17,7 @@ STRANGE: list[Any] = [
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
     """One of many kinds of damage."""
-    return rng.choice(_WAYS)(data, rng)
+    return rng.choice(_VARIANTS)(data, rng)
 
 
 def _flip(data: bytes, rng: random.Random) -> bytes:
@@ -58,13 +58,13 @@ def _header(data: bytes, rng: random.Random) -> bytes:
 def _plans(data: bytes, rng: random.Random) -> bytes:
     """Well-formed plans that say something else."""
     header, rest = header_of(data)
-    told = header["__metadata__"]
+    output = header["__metadata__"]
     key = rng.choice(("fpgm_plans", "fpgm_plans", "fpgm_plans", "fpgm_shared"))
-    told[key] = json.dumps(_changed(json.loads(told[key]), rng))
+    output[key] = json.dumps(_changed(json.loads(output[key]), rng))
     return packed(header, rest)
 
 
-_WAYS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+_VARIANTS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     _flip, _flip, _cut, _grow, _repeat, _length, _header, _plans, _plans, _plans,
 )  # fmt: skip
 
@@ -75,12 +75,12 @@ def _changed(value: Any, rng: random.Random) -> Any:
     if not places:
         return rng.choice(STRANGE)
     holder, key = rng.choice(places)
-    way = rng.random()
-    if way < 0.6:
+    variant = rng.random()
+    if variant < 0.6:
         holder[key] = rng.choice(STRANGE)
-    elif way < 0.8 and isinstance(holder[key], int) and not isinstance(holder[key], bool):
+    elif variant < 0.8 and isinstance(holder[key], int) and not isinstance(holder[key], bool):
         holder[key] += rng.choice((-1, 1))
-    elif way < 0.9:
+    elif variant < 0.9:
         del holder[key]
     elif isinstance(holder, list):
         holder.append(holder[key])

@@ -20,7 +20,7 @@ MASKED = 1e6
 """Equal values of this size are masks (such as -1e9), not a scale to judge others by."""
 
 
-def leaves(value: Any, seen: frozenset[int] = frozenset()) -> list[Any]:
+def leaves(value: Any, recorded: frozenset[int] = frozenset()) -> list[Any]:
     """Every tensor, number and text in an output of any kind, in a fixed order.
 
     >>> leaves({"b": [1, (2.5,)], "a": None})
@@ -34,10 +34,10 @@ def leaves(value: Any, seen: frozenset[int] = frozenset()) -> list[Any]:
         return [torch.from_numpy(value.copy())]
     if isinstance(value, np.generic):
         return [value.item()]
-    if id(value) in seen:
+    if id(value) in recorded:
         return []
-    seen = seen | {id(value)}
-    return [leaf for part in _parts(value) for leaf in leaves(part, seen)]
+    recorded = recorded | {id(value)}
+    return [leaf for part in _parts(value) for leaf in leaves(part, recorded)]
 
 
 def _parts(value: Any) -> list[Any]:

@@ -29,10 +29,12 @@ class Parts(HTMLParser):
 
 def embedded(text: str) -> Any:
     """The data inside a page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    results = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
+    )
+    assert results is not None
+    return json.loads(results[1])
 
 
 def plan_of(groups: list[tuple[str, tuple[str, ...]]]) -> fpgm.Plan:
-    return fpgm.Plan("", {}, (), groups=tuple(Group(n, own, 8, 4) for n, own in groups))
+    return fpgm.Plan("", {}, (), groups=tuple(Group(n, item, 8, 4) for n, item in groups))

@@ -53,8 +53,8 @@ class Streams(nn.Module):
         super().__init__()
 
         def conv(a: int, b: int, k: int = 3, s: int = 1) -> nn.Sequential:
-            own = nn.BatchNorm2d(b) if norm else nn.Identity()
-            return nn.Sequential(nn.Conv2d(a, b, k, s, k // 2, bias=not norm), own)
+            item = nn.BatchNorm2d(b) if norm else nn.Identity()
+            return nn.Sequential(nn.Conv2d(a, b, k, s, k // 2, bias=not norm), item)
 
         self.stem = conv(3, 16)
         self.one, self.two = conv(16, 16), conv(16, 16)

@@ -43,7 +43,7 @@ def command_for(reason: str) -> str:
         return PACKAGES.get(match[1], f".venv/bin/pip install {match[1]}")
     if match := re.search(r"pip install .+?(?=[.\s]*$)", reason):
         return f".venv/bin/{match[0]}"
-    matches = (own for pattern, own in COMMANDS.items() if re.search(pattern, reason))
+    matches = (item for pattern, item in COMMANDS.items() if re.search(pattern, reason))
     return next(matches, "no command is known: see the reason")
 
 

@@ -98,15 +98,15 @@ class Small:
 
     def is_in(self, root: Path) -> bool:
         """Whether reading gives these images and labels, in their order, and nothing else."""
-        found = cifar10.read(root)
+        results = cifar10.read(root)
         train = np.concatenate([self.records[name] for name in cifar10.TRAIN])
         test = self.records["test_batch"]
         return (
             sorted(file.name for file in (root / cifar10.FOLDER).iterdir()) == FILES
-            and same(found.train_images, train[:, 1:].reshape(-1, 3, 32, 32))
-            and same(found.train_labels, train[:, 0].astype(np.int64))
-            and same(found.test_images, test[:, 1:].reshape(-1, 3, 32, 32))
-            and same(found.test_labels, test[:, 0].astype(np.int64))
+            and same(results.train_images, train[:, 1:].reshape(-1, 3, 32, 32))
+            and same(results.train_labels, train[:, 0].astype(np.int64))
+            and same(results.test_images, test[:, 1:].reshape(-1, 3, 32, 32))
+            and same(results.test_labels, test[:, 0].astype(np.int64))
         )
 
 

@@ -22,15 +22,15 @@ FILES = {
 
 def imports(module: str) -> set[str]:
     """Modules that a file imports, in functions and for type checkers too."""
-    found: set[str] = set()
+    results: set[str] = set()
     for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            results |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             names = {f"{base}.{alias.name}" for alias in node.names}
-            found |= {name if name in FILES else base for name in names}
-    return found
+            results |= {name if name in FILES else base for name in names}
+    return results
 
 
 def inside(module: str) -> set[str]:
@@ -76,8 +76,8 @@ def test_the_architecture_page_has_every_package_once() -> None:
 def test_imports_go_up_the_architecture_page(module: str) -> None:
     lines = [["_version"], *layers()]
     order = {name: number for number, line in enumerate(lines) for name in line}
-    own = order.get(module.split(".")[1], 0)
-    assert {name for name in packages(module) if order[name] > own} == set()
+    item = order.get(module.split(".")[1], 0)
+    assert {name for name in packages(module) if order[name] > item} == set()
 
 
 def test_no_package_has_the_name_of_a_public_function() -> None:
@@ -85,17 +85,27 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
     assert first & set(fpgm.__all__) == set()
 
 
+@pytest.mark.parametrize("package", [m for m in FILES if FILES[m].name == "__init__.py"])
+def test_a_package_is_an_index_whose_names_hide_no_module(package: str) -> None:
+    tree = ast.parse(FILES[package].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    assert not [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    modules = {m.rpartition(".")[2] for m in FILES if m.rpartition(".")[0] == package}
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert not {alias.name for node in froms for alias in node.names} & modules
+
+
 @pytest.mark.parametrize(
     "module",
     ["fpgm.errors", "fpgm.pruning.plan", "fpgm.planning.budget", "fpgm.pruning.plan_text"],
 )
 def test_values_need_the_standard_library_only(module: str) -> None:
-    todo, seen = [module], set()
+    todo, recorded = [module], set()
     while todo:
         name = todo.pop()
-        seen.add(name)
+        recorded.add(name)
         assert outside(name) == set(), name
-        todo += [f"fpgm.{used}" for used in inside(name) if f"fpgm.{used}" not in seen]
+        todo += [f"fpgm.{used}" for used in inside(name) if f"fpgm.{used}" not in recorded]
 
 
 def test_criteria_are_maths() -> None:
@@ -168,10 +178,10 @@ def test_training_needs_its_extra() -> None:
     ("name", "library"), [("lightning", "lightning"), ("huggingface", "transformers")]
 )
 def test_a_callback_needs_its_own_library_and_nothing_needs_it(name: str, library: str) -> None:
-    own = f"fpgm.training.callbacks.{name}"
-    assert outside(own) == {"torch", library}
+    item = f"fpgm.training.callbacks.{name}"
+    assert outside(item) == {"torch", library}
     others = [m for m in FILES if m not in under("fpgm.training.callbacks")]
-    assert all(own not in imports(module) for module in others)
+    assert all(item not in imports(module) for module in others)
 
 
 @pytest.mark.parametrize("module", [*under("fpgm.report.charts"), "fpgm.report.analysis.result"])
@@ -191,6 +201,6 @@ def test_a_page_reads_values_and_never_builds_a_model(module: str) -> None:
     assert {u for u in inside(module) if u.startswith("pruning")} <= {"pruning.plan"}
 
 
-def test_this_file_can_tell() -> None:
+def test_the_helpers_of_this_file_work() -> None:
     assert "tracing.grouping" in inside("fpgm.planning.planner")
     assert "torch" in outside("fpgm.pruning.compaction")

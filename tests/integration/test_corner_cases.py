@@ -325,7 +325,7 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
-def test_a_trap_is_pruned_exactly_or_left_alone(trap: Trap) -> None:
+def test_a_difficult_network_is_pruned_exactly_or_refused(trap: Trap) -> None:
     torch.manual_seed(1)  # with other weights uneven chunks may happen to fit
     net = trap.net().eval()
     if trap.left is None:

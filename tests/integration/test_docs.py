@@ -21,8 +21,8 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def blocks(page: Path) -> list[tuple[int, str]]:
     """Line number and text of each block fenced as python."""
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
+    results = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in results]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
@@ -65,23 +65,23 @@ def anchors(text: str) -> set[str]:
     >>> sorted(anchors("# A `b`, c: d\\n## [Über](x.md)\\n## Über\\n####### no heading"))
     ['a-b-c-d', 'uber', 'uber_1']
     """
-    found: set[str] = set()
+    results: set[str] = set()
     for heading in re.findall(r"^#{1,6} +(.+?)[ #]*$", text, re.M):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         plain = unicodedata.normalize("NFKD", shown).encode("ascii", "ignore").decode()
         name = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
-        again = sum(known == name or known.startswith(f"{name}_") for known in found)
-        found.add(f"{name}_{again}" if again else name)
-    return found
+        again = sum(known == name or known.startswith(f"{name}_") for known in results)
+        results.add(f"{name}_{again}" if again else name)
+    return results
 
 
 def test_anchors_are_those_of_the_site() -> None:
     """The library that mkdocs renders with is the judge, of all pages and of hard cases."""
     markdown = pytest.importorskip("markdown")
     for text in ("# A `b`, c: d\n## [Über](x.md)\n## Über\n## a - *b*", *map(prose, PAGES)):
-        made = markdown.Markdown(extensions=["toc", "tables"])
-        made.convert(text)
-        assert anchors(text) == set(ids(made.toc_tokens))
+        result = markdown.Markdown(extensions=["toc", "tables"])
+        result.convert(text)
+        assert anchors(text) == set(ids(result.toc_tokens))
 
 
 def ids(tokens: list[dict[str, Any]]) -> list[str]:

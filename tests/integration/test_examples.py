@@ -1,4 +1,4 @@
-"""The scripts in examples/ do what they say, each in a process of its own, on few pictures."""
+"""The scripts in examples/ do what they say, each in a process of its own, on few images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fpgm.models import resnet
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-PICTURES = torch.randn(4, 3, 32, 32)
+IMAGES = torch.randn(4, 3, 32, 32)
 BRIEF = ("--epochs", "2", "--more", "1", "--images", "64")
 TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
        "1", "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
@@ -75,7 +75,7 @@ def script(
 def cost(model: nn.Module) -> tuple[int, int]:
     """MACs and parameters."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(PICTURES[:1])
+        model.eval()(IMAGES[:1])
     return counter.get_total_flops() // 2, sum(p.numel() for p in model.parameters())
 
 
@@ -127,7 +127,7 @@ def test_transformers(tmp_path: Path, environment: dict[str, str]) -> None:
 
 
 def test_accelerate_in_two_processes(tmp_path: Path, environment: dict[str, str]) -> None:
-    """By their digests both hold the same model, though each was trained on other pictures."""
+    """By their digests both hold the same model, though each was trained on other images."""
     said = run(
         tmp_path, environment, sys.executable, *TWO, str(EXAMPLES / "with_accelerate.py"), *BRIEF
     )
@@ -148,9 +148,9 @@ def test_prune_recover_export(tmp_path: Path, environment: dict[str, str]) -> No
     assert recovered > pruned + 20
     small = check_small(tmp_path / "small.safetensors", resnet(20), said).eval()
     session = runtime.InferenceSession(tmp_path / "small.onnx", providers=["CPUExecutionProvider"])
-    (answers,) = session.run(None, {session.get_inputs()[0].name: PICTURES.numpy()})
+    (answers,) = session.run(None, {session.get_inputs()[0].name: IMAGES.numpy()})
     with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(answers), small(PICTURES), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(torch.from_numpy(answers), small(IMAGES), rtol=1e-3, atol=1e-3)
 
 
 def test_ray(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -232,7 +232,7 @@ def test_one_index_of_the_sweep(tmp_path: Path, slurm: dict[str, str]) -> None:
     )
 
 
-def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, str]) -> None:
+def test_two_machines_are_preempted_and_resume(tmp_path: Path, slurm: dict[str, str]) -> None:
     """Out of time in the first epochs, the job asks to be queued again, and then goes on."""
     pytest.importorskip("accelerate")
     epochs = 4
@@ -292,11 +292,11 @@ def test_two_machines_are_preempted_and_go_on(tmp_path: Path, slurm: dict[str, s
 
 @pytest.fixture(scope="module")
 def training_cost() -> ModuleType:
-    found = importlib.util.spec_from_file_location("training_cost", EXAMPLES / "training_cost.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    results = importlib.util.spec_from_file_location("training_cost", EXAMPLES / "training_cost.py")
+    assert results is not None
+    assert results.loader is not None
+    module = importlib.util.module_from_spec(results)
+    results.loader.exec_module(module)
     return module
 
 

@@ -76,8 +76,8 @@ def test_so_do_these_commands(tmp_path: Path) -> None:
 )
 def test_a_command_says_what_it_needs(extra: str, words: str, what: str, tmp_path: Path) -> None:
     if "small" in words:
-        made = "prune digits --rate 0.4 --out small"
-        assert without((), COMMAND.format(made), tmp_path).code == 0
+        result = "prune digits --rate 0.4 --out small"
+        assert without((), COMMAND.format(result), tmp_path).code == 0
     done = without((extra,), COMMAND.format(words), tmp_path)
     assert done.code == 2
     (line,) = done.err.splitlines()

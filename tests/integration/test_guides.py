@@ -83,7 +83,7 @@ def test_the_numbers_of_a_map_go_together(last: nn.Module) -> None:
     fpgm.verify(net, plan, torch.randn(2, 8)).check()
 
 
-def test_a_fixed_number_of_maps_stays_and_says_so() -> None:
+def test_a_fixed_number_of_maps_stays_and_reports_it() -> None:
     net = Laid(lambda x: x.view(-1, 32, 4, 4), nn.ConvTranspose2d(32, 16, 4, 2, 1))
     net = nn.Sequential(net, nn.ReLU(), nn.Conv2d(16, 3, 1))
     plan = fpgm.plan(net, torch.randn(2, 8), rate=0.5, align=1)
@@ -153,16 +153,16 @@ DETECTORS: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("_plain_ops")
 @pytest.mark.filterwarnings("ignore")  # what torchvision warns about is its own
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detector_with_a_pruned_backbone_trains_detects_and_comes_back(
+def test_a_detector_with_a_pruned_backbone_trains_detects_and_is_restored(
     name: str, tmp_path: Path
 ) -> None:
     from torchvision.models import detection
 
     def make() -> nn.Module:
-        made: nn.Module = getattr(detection, name)(
+        result: nn.Module = getattr(detection, name)(
             weights=None, weights_backbone=None, num_classes=3, **DETECTORS[name]
         )
-        return made
+        return result
 
     detector, x = make(), torch.rand(1, 3, 96, 96)
     plan = fpgm.plan(detector.backbone, x, rate=0.3)
@@ -174,11 +174,11 @@ def test_a_detector_with_a_pruned_backbone_trains_detects_and_comes_back(
     losses = _one_step(detector)
     assert losses
     assert all(loss > 0 for loss in losses.values())
-    found = _detect(detector)
-    assert [sorted(one) for one in found] == [["boxes", "labels", "scores"]] * 2
+    results = _detect(detector)
+    assert [sorted(one) for one in results] == [["boxes", "labels", "scores"]] * 2
     fpgm.save(detector, tmp_path / "detector.safetensors")
     again = fpgm.load(tmp_path / "detector.safetensors", make)
-    for one, other in zip(found, _detect(again), strict=True):
+    for one, other in zip(results, _detect(again), strict=True):
         assert torch.equal(one["boxes"], other["boxes"])
 
 
@@ -193,8 +193,8 @@ def _one_step(detector: nn.Module) -> dict[str, float]:
 
 @torch.no_grad()
 def _detect(detector: nn.Module) -> list[dict[str, Tensor]]:
-    found: list[dict[str, Tensor]] = detector.eval()(_pictures())
-    return found
+    results: list[dict[str, Tensor]] = detector.eval()(_pictures())
+    return results
 
 
 def _pictures() -> list[Tensor]:
@@ -218,7 +218,7 @@ def test_norms_that_a_trained_detector_holds_fixed_are_cut_and_stay_fixed() -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_pruned_network_of_transformers_comes_back_by_our_file_only(tmp_path: Path) -> None:
+def test_a_pruned_network_of_transformers_is_restored_by_our_file_only(tmp_path: Path) -> None:
     """Why the page says so: the config that `save_pretrained` writes has the original's widths."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(

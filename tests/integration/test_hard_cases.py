@@ -228,7 +228,7 @@ def test_the_least_width_holds_where_groups_must_match(least: int, kept: int) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_scripted_module_stays_whole_and_no_hook_is_left_behind() -> None:
+def test_a_scripted_module_is_not_pruned_and_no_hook_is_left_behind() -> None:
     class Scripted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -264,7 +264,7 @@ def test_a_buffer_that_forward_replaces_is_put_back() -> None:
     assert float(net.calls) == 0
 
 
-def test_many_places_that_fix_a_size_are_all_left_alone() -> None:
+def test_many_fixed_sizes_are_all_frozen() -> None:
     blocks = [Between(lambda x: x.view(2, 16, 64).view(2, 16, 8, 8)) for _ in range(3)]
     for block in blocks[:-1]:
         block.head = nn.Conv2d(16, 3, 1)
@@ -289,7 +289,7 @@ def test_a_model_without_values_is_refused(model: nn.Module) -> None:
     )
 
 
-def test_ignore_wants_a_list() -> None:
+def test_ignore_needs_a_list() -> None:
     with pytest.raises(fpgm.RequestError) as error:
         fpgm.plan(Between(lambda x: x), X, rate=0.5, ignore="ab")
     assert str(error.value) == "ignore is the text 'ab': give a list of patterns."

@@ -98,7 +98,7 @@ def test_the_signatures() -> None:
     assert {name: str(inspect.signature(f)) for name, f in functions.items()} == SIGNATURES
 
 
-def test_how_a_pruner_is_made() -> None:
+def test_the_signature_of_a_pruner() -> None:
     assert str(inspect.signature(fpgm.SoftPruner)) == (
         "(model: 'nn.Module', example_inputs: 'Any', *, rate: 'float | None' = None, "
         "macs: 'float | None' = None, params: 'float | None' = None, "
@@ -109,15 +109,15 @@ def test_how_a_pruner_is_made() -> None:
     )
 
 
-def test_what_a_plan_and_a_certificate_tell() -> None:
-    told = {n for n in dir(fpgm.Plan) if not n.startswith("_")} | set(fpgm.Plan.__annotations__)
-    assert told >= {
+def test_reprs_of_a_plan_and_a_certificate() -> None:
+    output = {n for n in dir(fpgm.Plan) if not n.startswith("_")} | set(fpgm.Plan.__annotations__)
+    assert output >= {
         "adapters", "asked", "attributes", "cuts", "exact", "fingerprint", "from_json", "frozen",
         "groups", "macs_after", "macs_before", "macs_removed", "notes", "params_after",
         "params_before", "params_removed", "to_json",
     }  # fmt: skip
-    told = {n for n in dir(fpgm.Certificate) if not n.startswith("_")}
-    assert told | set(fpgm.Certificate.__annotations__) >= {"check", "max_error", "moved", "ok"}
+    output = {n for n in dir(fpgm.Certificate) if not n.startswith("_")}
+    assert output | set(fpgm.Certificate.__annotations__) >= {"check", "max_error", "moved", "ok"}
 
 
 def test_everything_public_is_explained() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 import fpgm
 from fpgm.latency.benchmark import Bench, BenchRow, ModelTiming
 from fpgm.pruning.plan import Frozen, Group, Latency
+from fpgm.recovery.api import Recovery
 from fpgm.recovery.layer_solver import SolvedLayer
-from fpgm.recovery.recover import Recovery
 from fpgm.utils.html_table import MAX_ROWS, html_table
 
 X = torch.zeros(1, 3, 8, 8)
@@ -96,7 +96,7 @@ def test_the_outcome_in_one_line(value: Any, text: str) -> None:
     assert repr(value) == text
 
 
-def test_a_pruner_tells_how_far_it_is() -> None:
+def test_a_pruner_reports_progress() -> None:
     pruner = fpgm.SoftPruner(net(), X, rate=0.5, align=1)
     assert repr(pruner) == "SoftPruner(soft, epoch 0: nothing zeroed yet)"
     assert "nothing zeroed yet" in pruner._repr_html_()

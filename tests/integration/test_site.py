@@ -20,13 +20,13 @@ FENCED = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```$", re.MULTILINE | re.D
 
 def commands(page: Path) -> list[str]:
     """The lines of a page's blocks that call fpgm, continued ones joined."""
-    found = []
+    results = []
     for block in FENCED.findall(page.read_text(encoding="utf-8")):
         for line in block.replace("\\\n", " ").splitlines():
             command = line.removeprefix("$ ").partition("  #")[0].strip()
             if command.startswith("fpgm "):
-                found.append(command)
-    return found
+                results.append(command)
+    return results
 
 
 def mistaken(line: str) -> str | None:

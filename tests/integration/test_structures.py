@@ -386,7 +386,7 @@ def test_the_structure_gets_smaller(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FROZEN_BLOCKS)
-def test_channels_that_cannot_leave_stay_and_the_rest_goes(name: str) -> None:
+def test_frozen_channels_stay_and_others_are_removed(name: str) -> None:
     net, expected = FROZEN_BLOCKS[name]
     model, inputs = build(net)
     plan = plan_of(model, inputs, Case(net))

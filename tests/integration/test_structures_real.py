@@ -38,8 +38,8 @@ def vision(name: str, **options: Any) -> Make:
         import_torchvision()
         from torchvision import models
 
-        made: nn.Module = models.get_model(name, weights=None, **options)
-        return made
+        created: nn.Module = models.get_model(name, weights=None, **options)
+        return created
 
     return make
 
@@ -49,8 +49,8 @@ def timm(name: str) -> Make:
         import_torchvision()
         import timm as library
 
-        made: nn.Module = library.create_model(name, pretrained=False, num_classes=10)
-        return made
+        created: nn.Module = library.create_model(name, pretrained=False, num_classes=10)
+        return created
 
     return make
 
@@ -119,8 +119,8 @@ def test_a_segmentation_model_returns_its_dict_with_its_maps() -> None:
     plan, small = prune_and_check(model, x)
     assert plan.macs_removed > 0.35
     with torch.no_grad():
-        found = small(x)
-    assert {name: tuple(t.shape) for name, t in found.items()} == {
+        results = small(x)
+    assert {name: tuple(t.shape) for name, t in results.items()} == {
         "out": (1, 5, 64, 64), "aux": (1, 5, 64, 64),
     }  # fmt: skip
 
@@ -132,7 +132,7 @@ DETECTORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detector_goes_on_running_with_its_backbone_pruned(name: str) -> None:
+def test_a_detector_continues_running_with_its_backbone_pruned(name: str) -> None:
     detector = vision(name, weights_backbone=None, num_classes=3, **DETECTORS[name])().eval()
     x = torch.randn(1, 3, 96, 96)
     maps = [tuple(t.shape) for t in detector.backbone(x).values()]
@@ -151,15 +151,15 @@ def _losses_and_boxes(detector: nn.Module) -> list[list[str] | None]:
     """
     images = [torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     target = {"boxes": torch.tensor([[4.0, 4.0, 40.0, 40.0]]), "labels": torch.tensor([1])}
-    found: list[list[str] | None] = []
+    results: list[list[str] | None] = []
     for training in (True, False):
         detector.train(training)
         try:
             out = detector(images, [target, target]) if training else detector(images)[0]
         except RuntimeError as error:
             assert "C++ ops" in str(error)  # noqa: PT017  (anything else is a failure)
-            found.append(None)
+            results.append(None)
         else:
-            found.append(sorted(out))
+            results.append(sorted(out))
     detector.eval()
-    return found
+    return results

@@ -62,9 +62,9 @@ def test_the_reference_agrees_with_a_right_model_and_would_notice_a_wrong_one() 
 
     wrong = fpgm.compact(chain(), plan)
     wrong[2].weight.data[1] *= 1.001  # one of four channels, by a thousandth
-    found = compare(chain, wrong, plan, INPUTS)
-    assert not found.ok
-    assert "axis 1, position 1" in found.where
+    results = compare(chain, wrong, plan, INPUTS)
+    assert not results.ok
+    assert "axis 1, position 1" in results.where
 
 
 def test_the_reference_does_not_depend_on_what_removed_filters_hold() -> None:
@@ -76,7 +76,7 @@ def test_the_reference_does_not_depend_on_what_removed_filters_hold() -> None:
     assert compare(lambda: copy.deepcopy(other), small, plan, INPUTS).ok
 
 
-def test_every_channel_is_judged_on_its_own_scale() -> None:
+def test_every_channel_is_compared_on_its_own_scale() -> None:
     boxes = torch.tensor([[1280.0, 0.3]])
     scores_wrong = torch.tensor([[1280.0, 0.2]])
     error, where = difference([boxes], [scores_wrong], torch.float64)

@@ -106,24 +106,24 @@ def test_a_pruned_yolo_trains_validates_predicts_and_exports(
         assert_equal(run.detections[compact].mT, run.detections[masked].mT)
     assert run.metrics["compact"]["metrics/mAP50(B)"] > 0
     assert len(run.files) == 2 * len(heads)
-    for found, wanted in run.files.values():
-        assert_equal(found, wanted)
+    for results, wanted in run.files.values():
+        assert_equal(results, wanted)
 
 
 def test_the_blocks_of_the_guide_run(process: ProcessPoolExecutor, tmp_path: Path) -> None:
     pruned, saved, files = process.submit(_run_guide, tmp_path).result()
     assert pruned == pytest.approx(0.4, abs=0.02)
     assert_equal(*saved)
-    for found, wanted in files:
-        assert_equal(found, wanted)
+    for results, wanted in files:
+        assert_equal(results, wanted)
 
 
-def assert_equal(found: Tensor, wanted: Tensor) -> None:
+def assert_equal(results: Tensor, wanted: Tensor) -> None:
     """Compare every channel (boxes in pixels, scores up to one) on its own scale."""
-    assert found.shape == wanted.shape
-    assert found.numel()
+    assert results.shape == wanted.shape
+    assert results.numel()
     scale = wanted.abs().amax((0, 2)).clamp(min=1e-6)
-    error = (found - wanted).abs().amax((0, 2)) / scale
+    error = (results - wanted).abs().amax((0, 2)) / scale
     assert bool((error < 1e-3).all()), f"relative error by channel: {error.tolist()}"
 
 
@@ -196,8 +196,8 @@ def _run_guide(folder: Path) -> Any:
     with torch.no_grad():
         wanted, saved = small(x), again(x)
     files = [names["path"], "yolov8n-small.onnx"]
-    found = [OnnxModule(Path(file).read_bytes())(x) for file in files]
-    return names["plan"].macs_removed, (saved, wanted), [(one, wanted) for one in found]
+    results = [OnnxModule(Path(file).read_bytes())(x) for file in files]
+    return names["plan"].macs_removed, (saved, wanted), [(one, wanted) for one in results]
 
 
 def write_images(folder: Path) -> Path:
@@ -301,14 +301,14 @@ def validate(network: Any, data: Path) -> dict[str, float]:
     metrics = copy.deepcopy(network).val(
         data=str(data), plots=False, workers=0, rect=False, **SETTINGS
     )
-    found: dict[str, float] = metrics.results_dict
-    return found
+    results: dict[str, float] = metrics.results_dict
+    return results
 
 
 def detect(network: Any, folder: Path) -> Tensor:
     image = str(folder / "images" / "val" / "0.png")
-    found: Tensor = network.predict([image, image], conf=0.5, **SETTINGS)[:1]
-    return torch.stack([result.boxes.data for result in found])
+    results: Tensor = network.predict([image, image], conf=0.5, **SETTINGS)[:1]
+    return torch.stack([result.boxes.data for result in results])
 
 
 def export(checkpoint: Path, head: str) -> Path:
@@ -328,19 +328,19 @@ def open_head(checkpoint: Path, head: str) -> nn.Module:
 
 def run_theirs(checkpoint: Path, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Run the file that Ultralytics exports, and the network."""
-    found = OnnxModule(export(checkpoint, head).read_bytes())(x)
+    results = OnnxModule(export(checkpoint, head).read_bytes())(x)
     with torch.no_grad():
         wanted = open_head(checkpoint, head)(x)
     if head == "one2one":
-        found, wanted = align_rows(found, wanted).mT, wanted.mT
-    return found, wanted
+        results, wanted = align_rows(results, wanted).mT, wanted.mT
+    return results, wanted
 
 
-def align_rows(found: Tensor, wanted: Tensor) -> Tensor:
+def align_rows(results: Tensor, wanted: Tensor) -> Tensor:
     """Put detections, which are sorted by score, in the other's order: equal scores have none."""
     scale = wanted.abs().amax((0, 1))
-    nearest = torch.cdist(wanted / scale, found / scale).argmin(2)
-    return found.gather(1, nearest[..., None].expand(-1, -1, found.shape[2]))
+    nearest = torch.cdist(wanted / scale, results / scale).argmin(2)
+    return results.gather(1, nearest[..., None].expand(-1, -1, results.shape[2]))
 
 
 def run_ours(checkpoint: Path, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -349,5 +349,5 @@ def run_ours(checkpoint: Path, head: str, x: Tensor) -> tuple[Tensor, Tensor]:
     model.model[-1].postprocess = lambda boxes: boxes
     fpgm.export(model, x, "ours.onnx")
     with torch.no_grad():
-        found, wanted = OnnxModule(Path("ours.onnx").read_bytes())(x), model(x)
-    return (found.mT, wanted.mT) if head == "one2one" else (found, wanted)
+        results, wanted = OnnxModule(Path("ours.onnx").read_bytes())(x), model(x)
+    return (results.mT, wanted.mT) if head == "one2one" else (results, wanted)

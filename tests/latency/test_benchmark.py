@@ -126,14 +126,14 @@ class Idle:
 class TestBench:
     def test_a_smaller_model_is_faster_in_every_runtime(self) -> None:
         for _ in range(5):  # other work on the machine may disturb one measurement, or two
-            found = bench(
+            results = bench(
                 {"big": wide(256), "small": wide(16)}, X,
                 backends=["eager", "channels-last", "onnxruntime"], threads=[1], seconds=0.1,
             )  # fmt: skip
-            if all(row.figures[1].faster > 2 for row in found.rows):
+            if all(row.figures[1].faster > 2 for row in results.rows):
                 break
-        assert [row.backend for row in found.rows] == ["eager", "channels-last", "onnxruntime"]
-        for row in found.rows:
+        assert [row.backend for row in results.rows] == ["eager", "channels-last", "onnxruntime"]
+        for row in results.rows:
             big, small = row.figures
             assert small.faster > 2, row
             assert big.faster == 1
@@ -148,11 +148,11 @@ class TestBench:
             assert "× faster; theory" in small.verdict
 
     def test_str_has_a_line_for_every_model(self) -> None:
-        found = bench({"big": wide(32), "small": wide(8)}, X, backends=["eager"], seconds=0.0)
-        big, small = str(found).splitlines()
-        assert big.startswith(f"{found.rows[0].where}: big ")
+        results = bench({"big": wide(32), "small": wide(8)}, X, backends=["eager"], seconds=0.0)
+        big, small = str(results).splitlines()
+        assert big.startswith(f"{results.rows[0].where}: big ")
         assert big.endswith(" ms")
-        assert small.endswith(f" ms ({found.rows[0].figures[1].verdict})")
+        assert small.endswith(f" ms ({results.rows[0].figures[1].verdict})")
 
     def test_every_model_has_its_own_theory_and_verdict(self) -> None:
         models = {"a": wide(64), "b": wide(32), "c": wide(16)}
@@ -165,26 +165,28 @@ class TestBench:
         assert "; theory 4.0×" in c
 
     def test_batches_and_threads_are_all_combined(self) -> None:
-        found = bench(
+        results = bench(
             [wide(8), wide(4)], X, backends=["eager"], batches=[1, 3], threads=[1, 2], seconds=0.0
         )
-        assert [(r.threads, r.batch) for r in found.rows] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+        assert [(r.threads, r.batch) for r in results.rows] == [(1, 1), (1, 3), (2, 1), (2, 3)]
 
     def test_a_runtime_that_fails_is_skipped(self) -> None:
-        found = bench(
+        results = bench(
             [wide(8).double()], X.double(), backends=["eager", "onnxruntime"], seconds=0.0
         )
-        assert [row.backend for row in found.rows] == ["eager"]
-        assert list(found.skipped) == [f"onnxruntime, batch 1, threads {torch.get_num_threads()}"]
+        assert [row.backend for row in results.rows] == ["eager"]
+        assert list(results.skipped) == [f"onnxruntime, batch 1, threads {torch.get_num_threads()}"]
 
     def test_a_batch_size_that_fails_is_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(BACKENDS, "eager", Fussy("eager"))
-        found = bench([wide(8)], X, backends=["eager"], batches=[1, 2, 3], threads=[1], seconds=0.0)
-        assert [row.where for row in found.rows] == [
+        results = bench(
+            [wide(8)], X, backends=["eager"], batches=[1, 2, 3], threads=[1], seconds=0.0
+        )
+        assert [row.where for row in results.rows] == [
             "eager, batch 1, threads 1",
             "eager, batch 3, threads 1",
         ]
-        assert found.skipped == {"eager, batch 2, threads 1": "no pairs here"}
+        assert results.skipped == {"eager, batch 2, threads 1": "no pairs here"}
         with pytest.raises(fpgm.ModelError, match=r": eager, batch 2, threads 1: no pairs here\.$"):
             bench([wide(8)], X, backends=["eager"], batches=[2], threads=[1])
 
@@ -221,9 +223,9 @@ class TestBench:
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
     def test_unavailable_runtimes_are_named(self) -> None:
-        found = bench([wide(8)], X, backends=["eager", "cuda"], seconds=0.0)
+        results = bench([wide(8)], X, backends=["eager", "cuda"], seconds=0.0)
         if not torch.cuda.is_available():
-            assert found.skipped == {"cuda": "no CUDA device"}
+            assert results.skipped == {"cuda": "no CUDA device"}
             with pytest.raises(fpgm.RequestError, match="cuda: no CUDA device"):
                 bench([wide(8)], X, backends=["cuda"])
 
@@ -232,8 +234,8 @@ class TestBench:
         [
             ({"backends": ["abacus"]}, "backends has 'abacus'"),
             ({"batches": [0]}, "batches has 0"),
-            ({"batches": [10**20]}, "batches has 1.*: give whole numbers from 1 to 65,536"),
-            ({"seconds": -1}, "seconds is -1: give a number from 0 up"),
+            ({"batches": [10**20]}, "batches has 1.*: give integers from 1 to 65,536"),
+            ({"seconds": -1}, "seconds is -1: give a number of at least 0"),
             ({"seconds": float("nan")}, "seconds is nan"),
             ({"threads": [0]}, "threads is 0"),
             ({"threads": 2}, "threads is 2: give a list"),
@@ -253,12 +255,12 @@ class TestBench:
 
 
 def test_times_of_layers() -> None:
-    found = {s.path: s for s in breakdown([wide(256), wide(8)], Example((X,), {}), 1)}
-    assert list(found) == ["0", "1", "2", "3", BETWEEN_LAYERS]
-    assert found["0"].widths == ((3, 256), (3, 8))
-    assert found["1"].widths == (None, None)
-    assert found["3"].seconds[0] > found["3"].seconds[1]
-    assert found["3"].seconds[0] > found["2"].seconds[1]
+    results = {s.path: s for s in breakdown([wide(256), wide(8)], Example((X,), {}), 1)}
+    assert list(results) == ["0", "1", "2", "3", BETWEEN_LAYERS]
+    assert results["0"].widths == ((3, 256), (3, 8))
+    assert results["1"].widths == (None, None)
+    assert results["3"].seconds[0] > results["3"].seconds[1]
+    assert results["3"].seconds[0] > results["2"].seconds[1]
 
 
 class Sorts(nn.Module):
@@ -273,10 +275,10 @@ class Sorts(nn.Module):
 
 
 def test_time_between_layers() -> None:
-    conv, between = found = breakdown([Sorts(), Sorts()], Example((X,), {}), 1)
+    conv, between = results = breakdown([Sorts(), Sorts()], Example((X,), {}), 1)
     assert (conv.path, between.path) == ("conv", "between layers")
     assert all(b > c for b, c in zip(between.seconds, conv.seconds, strict=True))
-    assert "of the time goes into functional code, which are memory-bound" in summary(1.1, found)
+    assert "of the time goes into functional code, which are memory-bound" in summary(1.1, results)
 
 
 def test_with_noise_the_time_between_layers_is_an_upper_bound() -> None:
@@ -284,27 +286,27 @@ def test_with_noise_the_time_between_layers_is_an_upper_bound() -> None:
     quiet = [_Round({"a": 3.0}, 5.0, 4.0)] * 7
     noisy = [_Round({"a": 6.0}, 8.0, 4.0)] * 7
     assert (_seconds_between(quiet), _seconds_between(noisy)) == ((1.0, False), (2.0, True))
-    found = LayerTime(
+    results = LayerTime(
         BETWEEN_LAYERS, "functional code", (None, None), (1.0, 2.0), False, (False, True)
     )
-    assert _format_times(found) == ["1,000", "≤ 2,000"]
+    assert _format_times(results) == ["1,000", "≤ 2,000"]
     layer = LayerTime("a", "Conv2d", (None, None), (3.0, 6.0))
-    assert _format_times(_sum_layers([layer, found])) == ["4,000", "≤ 8,000"]
-    assert slowdown_reasons([layer, found], 1, None)() == []
+    assert _format_times(_sum_layers([layer, results])) == ["4,000", "≤ 8,000"]
+    assert slowdown_reasons([layer, results], 1, None)() == []
     assert (
         "25% of the time goes into functional code"
-        in slowdown_reasons([layer, found], 0, None)()[0]
+        in slowdown_reasons([layer, results], 0, None)()[0]
     )
 
 
 def test_layers_that_only_some_models_have() -> None:
     split = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 8, 3)), nn.ReLU())
-    whole = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    found = {s.path: s for s in breakdown([whole, split], Example((X,), {}), 1)}
-    assert list(found) == ["0", "1", "0.0", "0.1", BETWEEN_LAYERS]
-    assert (found["0"].kind, found["0"].seconds[1]) == ("Conv2d", 0)
-    assert found["0.1"].widths == (None, (2, 8))
-    assert found["0.1"].seconds[0] == 0
+    complete = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    results = {s.path: s for s in breakdown([complete, split], Example((X,), {}), 1)}
+    assert list(results) == ["0", "1", "0.0", "0.1", BETWEEN_LAYERS]
+    assert (results["0"].kind, results["0"].seconds[1]) == ("Conv2d", 0)
+    assert results["0.1"].widths == (None, (2, 8))
+    assert results["0.1"].seconds[0] == 0
 
 
 def test_time_of_children_that_are_not_called_is_their_parent_s() -> None:
@@ -339,9 +341,9 @@ class TestVerdict:
         assert summary(1.9, [layer_time((79, 79), 1.0)]) == "1.9× faster; theory 2.0×"
 
     def test_odd_widths_are_named(self) -> None:
-        found = summary(1.1, [layer_time((79, 80), 1.0), layer_time((80, 80), 1.0)])
-        assert "1 layer has widths that are not multiples of 16" in found
-        assert "(50% of the time in PyTorch)" in found
+        results = summary(1.1, [layer_time((79, 80), 1.0), layer_time((80, 80), 1.0)])
+        assert "1 layer has widths that are not multiples of 16" in results
+        assert "(50% of the time in PyTorch)" in results
 
     def test_odd_widths_matter_from_twice_the_multiple_on(self) -> None:
         def layer(before: int, after: int) -> LayerTime:
@@ -360,8 +362,8 @@ class TestVerdict:
         assert len(slowdown_reasons([layer], 2, None)()) == 1
 
     def test_memory_bound_layers_are_named(self) -> None:
-        found = summary(1.1, [layer_time((80, 80), 1.0), layer_time((0, 0), 3.0, "BatchNorm2d")])
-        assert "75% of the time goes into BatchNorm2d, which are memory-bound" in found
+        results = summary(1.1, [layer_time((80, 80), 1.0), layer_time((0, 0), 3.0, "BatchNorm2d")])
+        assert "75% of the time goes into BatchNorm2d, which are memory-bound" in results
 
     def test_the_profile_of_a_runtime_is_used_if_it_has_one(self) -> None:
         nodes = [
@@ -370,9 +372,9 @@ class TestVerdict:
             ProfiledNode("c", "Gemm", 2.0),
         ]
         layers = [layer_time((80, 80), 1.0), layer_time((0, 0), 3.0, "BatchNorm2d")]
-        found = summary(1.1, layers, lambda: nodes)
-        assert "25% of the time goes into Add, which" in found
-        assert "BatchNorm" not in found
+        results = summary(1.1, layers, lambda: nodes)
+        assert "25% of the time goes into Add, which" in results
+        assert "BatchNorm" not in results
 
     def test_a_busy_machine_is_named(self) -> None:
         assert "the machine is busy (times vary by 11%)" in summarize(1.2, 2.0, 0.11, list)
@@ -399,14 +401,14 @@ class TestVerdict:
         """Every second pair is slowed down, and then the other model is the slow one."""
         times = [Timing((8.0, 8.0, 28.0, 8.0, 28.0)), Timing((8.0, 28.0, 28.0, 28.0, 8.0))]
         monkeypatch.setattr("fpgm.latency.benchmark.time_interleaved", lambda *_: times)
-        found = bench([wide(16), wide(8)], X, backends=["eager"], threads=[1])
+        results = bench([wide(16), wide(8)], X, backends=["eager"], threads=[1])
         why = "paired runs say 1.0× as fast, medians say 0.3×"
-        assert found.rows[0].crowd == why
-        assert str(found).splitlines()[1] == (
+        assert results.rows[0].crowd == why
+        assert str(results).splitlines()[1] == (
             f"eager, batch 1, threads 1: small 8,000 ms (unreliable: {why}; measure "
             "again on an idle machine; theory 2.0×)"
         )
-        _show(found, None, {})
+        _show(results, None, {})
         out = capsys.readouterr().out
         verdict, _, _, _, _, small = out.splitlines()[:6]
         assert verdict.startswith(f"eager, batch 1, threads 1: unreliable: {why}")
@@ -484,10 +486,10 @@ def test_a_folder_called_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_report_knows_the_theory_of_old_and_new_files() -> None:
-    found = bench([wide(16), wide(8)], X, backends=["eager"], seconds=0.0)
-    (row,) = decode(BenchRecord, json.loads(json.dumps(found.to_dict()))).rows
+    results = bench([wide(16), wide(8)], X, backends=["eager"], seconds=0.0)
+    (row,) = decode(BenchRecord, json.loads(json.dumps(results.to_dict()))).rows
     assert row.theoretical_speedup == pytest.approx(2)
-    old = asdict(found.rows[0]) | {"theory": 3.0, "verdict": "3.0× faster"}
+    old = asdict(results.rows[0]) | {"theory": 3.0, "verdict": "3.0× faster"}
     for own in old["figures"]:
         del own["theory"], own["verdict"]
     (row,) = decode(BenchRecord, json.loads(json.dumps({"rows": [old]}))).rows

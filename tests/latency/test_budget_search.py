@@ -109,11 +109,11 @@ class TestBudget:
 
         config = budget_search.BackendConfig.of("ideal", 1)
         timed = budget_search.TimedModel(model, Example((X,), {}), config, Rounder())
-        found = budget_search.reach_budget(timed, Budget(latency=0.5), build)
-        assert found.cuts == first.cuts
-        assert found.latency is not None
-        assert found.latency.measured == pytest.approx(0.3, abs=0.05)
-        assert "% of the time, not 50.0%." in found.notes[-1]
+        results = budget_search.reach_budget(timed, Budget(latency=0.5), build)
+        assert results.cuts == first.cuts
+        assert results.latency is not None
+        assert results.latency.measured == pytest.approx(0.3, abs=0.05)
+        assert "% of the time, not 50.0%." in results.notes[-1]
 
     def test_weight_normalized_layers_shrink_too(self, ideal: Ideal) -> None:
         model = net()
@@ -169,7 +169,7 @@ class TestAlignment:
     @pytest.mark.parametrize("overhead", [0.0, 0.02, 0.1, 0.5])
     @pytest.mark.parametrize("block", [1, 8, 16, 32])
     @pytest.mark.parametrize("width", [64, 128])
-    def test_block_sizes_are_found(self, block: int, overhead: float, width: int) -> None:
+    def test_block_sizes_are_detected(self, block: int, overhead: float, width: int) -> None:
         """For any constant overhead of a layer."""
         layer = LayerCall("0", CONV.with_widths(width, width), 1)
         assert best_step([layer], LatencyTable(Stepwise(block, overhead), 1)) == block
@@ -202,7 +202,7 @@ class TestAlignment:
 
 
 class TestFailures:
-    def test_a_runtime_that_cannot_run_it_says_so_in_a_line(self) -> None:
+    def test_a_runtime_that_cannot_run_it_reports_it_in_a_line(self) -> None:
         if why := BACKENDS["onnxruntime"].unavailable_reason():
             pytest.skip(why)
         with pytest.raises(fpgm.ModelError, match=r"^onnxruntime cannot run this model: .*\.$"):
@@ -224,8 +224,8 @@ class TestFailures:
         assert planner.budget == Budget(latency=0.31)
 
     def test_layers_of_other_dtypes_have_other_times(self) -> None:
-        called = [called_layers(own, Example((x,), {}))[0].layer
-                  for own, x in ((net(), X), (net().double(), X.double()))]  # fmt: skip
+        called = [called_layers(item, Example((x,), {}))[0].layer
+                  for item, x in ((net(), X), (net().double(), X.double()))]  # fmt: skip
         assert called[0].key() != called[1].key()
         assert called[1].module().weight.dtype == called[1].input().dtype == torch.float64
         border = replace(CONV, border="circular")
@@ -265,4 +265,4 @@ def test_a_budget_in_time_aligns_narrow_layers(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(BACKENDS, "ideal", Ideal())
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 24, 3), nn.Conv2d(24, 64, 3))
     planned = Planner(model, torch.zeros(1, 3, 9, 9), budget=Budget(latency=0.3))
-    assert [planned.rounder.kept(n, 0.3) for n in (16, 24, 64)] == [8, 16, 48]
+    assert [planned.rounder.kept_units(n, 0.3) for n in (16, 24, 64)] == [8, 16, 48]

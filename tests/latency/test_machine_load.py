@@ -61,7 +61,7 @@ def test_only_where_cores_are_shared(
     assert (MachineLoad().describe_contention(threads) is not None) == reported
 
 
-def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_busy_seconds", lambda: None)
     assert MachineLoad().describe_contention(8) is None
 
@@ -76,8 +76,8 @@ def _spin(seconds: float) -> None:
 def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs meanwhile, a busy process adds about a core."""
     monkeypatch.setattr(neighbours, "_busy_seconds", REAL)
-    found = REAL()
-    assert found is not None
+    results = REAL()
+    assert results is not None
     started = MachineLoad()
     other = multiprocessing.get_context("spawn").Process(target=_spin, args=(30.0,))
     other.start()
@@ -89,7 +89,7 @@ def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.Monkey
         other.join()
 
 
-def test_the_summary_says_so_and_gives_no_other_reason() -> None:
+def test_the_summary_reports_it_and_gives_no_other_reason() -> None:
     summary = summarize(
         1.0, 2.0, 0.0, lambda: ["odd widths"], "other processes used 1.5 of 2 cores"
     )
@@ -117,7 +117,7 @@ class TestPlan:
         x = torch.randn(1, 3, 8, 8)
         return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
 
-    def test_a_plan_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_plan_reports_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         times = Latency("eager", 1, 0.2, 0.2, 0.2, 1.0, 0.8)
         plan = fpgm.Plan("", {}, (), latency=times)
         monkeypatch.setattr(budget_search, "reach_budget", lambda *_: plan)
@@ -147,7 +147,7 @@ class TestPlan:
             self.planned()
 
 
-def test_a_bench_says_so(crowd: None) -> None:
+def test_a_bench_reports_it(crowd: None) -> None:
     net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3)).eval()
     x = torch.randn(1, 3, 16, 16)
     small = fpgm.prune(net, x, rate=0.5)

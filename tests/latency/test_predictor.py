@@ -66,12 +66,12 @@ class TestLayers:
             nn.Flatten(1), nn.Linear(4 * 6 * 6, 5),
         )  # fmt: skip
         model.train()
-        found = called_layers(model, Example((torch.zeros(2, 3, 8, 8),), {}))
-        assert [call.path for call in found] == ["0", "1", "3"]
-        assert [(c.layer.reads, c.layer.writes, c.layer.batch) for c in found] == [
+        results = called_layers(model, Example((torch.zeros(2, 3, 8, 8),), {}))
+        assert [call.path for call in results] == ["0", "1", "3"]
+        assert [(c.layer.reads, c.layer.writes, c.layer.batch) for c in results] == [
             (3, 8, 2), (8, 4, 2), (144, 5, 2),
         ]  # fmt: skip
-        assert [call.given for call in found] == [2 * 8 * 9, 2 * 4 * 36, 10]
+        assert [call.given for call in results] == [2 * 8 * 9, 2 * 4 * 36, 10]
         assert model.training
         assert not any(module._forward_hooks for module in model.modules())
 
@@ -165,9 +165,9 @@ class TestPrediction:
     def test_times_that_follow_macs_are_predicted_as_macs(self, ideal: Ideal, rate: float) -> None:
         planner, predictor = self.predictor(ideal)
         planner.budget = Budget(rate=rate)
-        drawn = planner.build_plan()
-        share = predictor.without(drawn.removed) / NET_SECONDS
-        assert share == pytest.approx(1 - drawn.plan.macs_removed, rel=1e-6)
+        plotted = planner.build_plan()
+        fraction = predictor.without(plotted.removed) / NET_SECONDS
+        assert fraction == pytest.approx(1 - plotted.plan.macs_removed, rel=1e-6)
 
     def test_time_outside_of_layers_follows_output_sizes(self, ideal: Ideal) -> None:
         planner, predictor = self.predictor(ideal, whole=2 * NET_SECONDS)
@@ -178,7 +178,7 @@ class TestPrediction:
         layers = 1 - planner_macs(planner, 0.5)
         assert halved == pytest.approx(NET_SECONDS * (layers + rest), rel=1e-6)
 
-    def test_layers_that_take_longer_alone_are_scaled(self, ideal: Ideal) -> None:
+    def test_layers_that_take_longer_when_isolated_are_scaled(self, ideal: Ideal) -> None:
         _, predictor = self.predictor(ideal, whole=NET_SECONDS / 2)
         assert predictor.without(torch.zeros(0, dtype=torch.int64)) == pytest.approx(
             NET_SECONDS / 2

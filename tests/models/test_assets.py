@@ -1,4 +1,4 @@
-"""The network and the pictures that ship: small enough, what they are said to be, and of use."""
+"""The network and the images that ship: small enough, what they are said to be, and of use."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from fpgm.models.checkpoint import load_weights, read_weights, weights_file
 from fpgm.training.recipe import read_recipe
 from fpgm.training.recipes import SHIPPED
 
-TOLD = json.loads((assets.FOLDER / "resnet20.json").read_text())
+EXPECTED = json.loads((assets.FOLDER / "resnet20.json").read_text())
 
 
 def test_they_are_small() -> None:
@@ -32,26 +32,29 @@ def test_weights_are_float16_and_become_float32() -> None:
     assert {p.dtype for p in trained_resnet20().parameters()} == {torch.float32}
 
 
-def test_the_network_is_as_good_as_it_is_said_to_be() -> None:
+def test_the_network_has_the_documented_accuracy() -> None:
     _, test = read_sample()
     model = trained_resnet20()
     with torch.no_grad():
         right = model(CIFAR10.apply(test.images)).argmax(1) == test.labels
-    told = TOLD["accuracy"]
+    output = EXPECTED["accuracy"]
     assert float(right.float().mean()) == pytest.approx(
-        told["float16, the 1,000 that ship"], abs=2e-3
+        output["float16, the 1,000 that ship"], abs=2e-3
     )
-    assert told["float16, 10,000 test pictures"] >= 0.9
-    assert abs(told["float16, 10,000 test pictures"] - told["float32, 10,000 test pictures"]) < 1e-3
+    assert output["float16, 10,000 test pictures"] >= 0.9
+    assert (
+        abs(output["float16, 10,000 test pictures"] - output["float32, 10,000 test pictures"])
+        < 1e-3
+    )
 
 
 def test_the_recipe_beside_it_is_the_one_that_ships() -> None:
     recipe = read_recipe(SHIPPED / "cifar10-resnet20-baseline.toml")
-    assert recipe.digest() == TOLD["recipe"]["digest"]
-    assert len(TOLD["epochs"]) == recipe.train.epochs
+    assert recipe.digest() == EXPECTED["recipe"]["digest"]
+    assert len(EXPECTED["epochs"]) == recipe.train.epochs
 
 
-def test_pictures_are_the_first_of_cifar10() -> None:
+def test_images_are_the_first_of_cifar10() -> None:
     root = cifar10.default_root()
     if not (root / "cifar-10-batches-py").is_dir():
         pytest.skip("CIFAR-10 is not here: fpgm data cifar10")
@@ -69,7 +72,7 @@ def test_every_class_is_there() -> None:
         assert set(part.labels.tolist()) == set(range(10))
 
 
-def test_pictures_go_through_a_file_unchanged(tmp_path: Path) -> None:
+def test_images_survive_a_file_unchanged(tmp_path: Path) -> None:
     parts = [
         Images(torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (n,)))
         for n in (5, 3)

@@ -121,12 +121,12 @@ class Harmful:
 def test_code_in_a_pickle_is_never_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool
 ) -> None:
-    made = tmp_path / "made by the pickle"
-    monkeypatch.setenv("HARMFUL_FOLDER", str(made))
+    result = tmp_path / "made by the pickle"
+    monkeypatch.setenv("HARMFUL_FOLDER", str(result))
     file = tmp_path / "harmful.pt"
     torch.save({"state_dict": Harmful()}, file, _use_new_zipfile_serialization=zipped)
     fails(file, "could run code")
-    assert not made.exists()
+    assert not result.exists()
 
 
 def test_a_pickled_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_checkpoints_without_a_state_dict(tmp_path: Path) -> None:
     fails(tmp_path / "tensor.pt", "contains a Tensor, not a state dict.")
 
 
-def test_a_mismatch_is_told_with_counts_and_first_names(tmp_path: Path) -> None:
+def test_a_mismatch_is_reported_with_counts_and_first_names(tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     other = state()
     del other["3.weight"], other["3.bias"]
@@ -185,6 +185,6 @@ def test_names_that_are_numbers(tmp_path: Path, content: Any, message: str) -> N
     assert str(caught.value) == f"{file} {message}"
 
 
-def test_the_home_of_nobody() -> None:
+def test_an_unknown_home_folder() -> None:
     with pytest.raises(FileError, match=r"^~nobody-at-all/w\.pt does not exist: "):
         weights_file("~nobody-at-all/w.pt")

@@ -74,7 +74,7 @@ def test_torchvision_models_come_untrained(name: str) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_googlenet_comes_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_googlenet_loads_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     pytest.importorskip("torchvision")
     with torch.device("meta"):  # its initialisation is slow
         load_model("torchvision:googlenet")
@@ -120,7 +120,7 @@ def net(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_factory_in_a_file_may_import_its_neighbours(net: Path) -> None:
+def test_a_factory_may_import_files_next_to_it(net: Path) -> None:
     path = list(sys.path)
     model = load_model(f"{net}:make")
     assert isinstance(model, nn.Linear)

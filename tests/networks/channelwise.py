@@ -78,7 +78,7 @@ class SqueezeExcite(nn.Module):
 
 @block("eca", kernel=(3, 5))
 class ChannelConv(nn.Module):
-    """A factor a channel, computed from its neighbours' means by a convolution over channels."""
+    """A factor a channel, computed from its neighbors' means by a convolution over channels."""
 
     def __init__(self, shape: Shape, kernel: int) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class ChannelMean(nn.Module):
         self.conv = nn.Conv2d(2, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
-        return x * torch.sigmoid(self.conv(seen))
+        recorded = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+        return x * torch.sigmoid(self.conv(recorded))
 
 
 @block("channel_softmax", ANY)

@@ -26,10 +26,10 @@ class Dense(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = [x]
+        recorded = [x]
         for step in self.steps:
-            seen.append(step(torch.cat(seen, 1)))
-        return torch.cat(seen, 1)
+            recorded.append(step(torch.cat(recorded, 1)))
+        return torch.cat(recorded, 1)
 
 
 @block("inception", private=True, hidden=WIDTHS, act=ACTIVATIONS)

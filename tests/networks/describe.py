@@ -164,10 +164,10 @@ def _register(
     private: bool,
     options: Mapping[str, Sequence[Any]],
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    def add(made: type[nn.Module]) -> type[nn.Module]:
-        nests = "body" in made.__init__.__code__.co_varnames  # type: ignore[misc]
-        table[name] = Entry(made, options, dims, private, nests)
-        return made
+    def add(result: type[nn.Module]) -> type[nn.Module]:
+        nests = "body" in result.__init__.__code__.co_varnames  # type: ignore[misc]
+        table[name] = Entry(result, options, dims, private, nests)
+        return result
 
     return add
 

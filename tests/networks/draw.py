@@ -111,10 +111,10 @@ def has_private_units(net: Net) -> bool:
 
 
 def _draw_blocks(pick: Pick, dims: int, depth: int, more: Sequence[bool]) -> tuple[B, ...]:
-    drawn = [_draw_one(pick, BLOCKS, dims, depth)]
-    while len(drawn) < 5 and pick(more):
-        drawn.append(_draw_one(pick, BLOCKS, dims, depth))
-    return tuple(drawn)
+    plotted = [_draw_one(pick, BLOCKS, dims, depth)]
+    while len(plotted) < 5 and pick(more):
+        plotted.append(_draw_one(pick, BLOCKS, dims, depth))
+    return tuple(plotted)
 
 
 def _draw_one(pick: Pick, table: Mapping[str, Entry], dims: int, depth: int) -> B:

@@ -45,8 +45,8 @@ def leaves(output: Any) -> list[Tensor]:
     >>> len(leaves({"a": torch.ones(1), "b": (torch.ones(1), torch.tensor(3))}))
     2
     """
-    found = output_comparison.leaves(output)
-    return [t for t in found if isinstance(t, Tensor) and t.is_floating_point()]
+    results = output_comparison.leaves(output)
+    return [t for t in results if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 class Network(nn.Module):

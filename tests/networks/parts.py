@@ -48,8 +48,8 @@ def conv(
     shape: Shape, before: int, after: int, kernel: int = 3, stride: int = 1, groups: int = 1
 ) -> nn.Module:
     """Same-padded convolution of the shape's dimension."""
-    made = CONV[len(shape) - 1]
-    return made(before, after, kernel, stride, kernel // 2, groups=groups)
+    result = CONV[len(shape) - 1]
+    return result(before, after, kernel, stride, kernel // 2, groups=groups)
 
 
 def norm_layer(shape: Shape, channels: int, kind: str = "batch") -> nn.Module:
@@ -64,7 +64,7 @@ def norm_layer(shape: Shape, channels: int, kind: str = "batch") -> nn.Module:
 
 def activation(name: str, channels: int = 1) -> nn.Module:
     """Activation by name; PReLU learns one slope a channel."""
-    made: dict[str, Callable[[], nn.Module]] = {
+    result: dict[str, Callable[[], nn.Module]] = {
         "relu": nn.ReLU,
         "none": nn.Identity,
         "gelu": nn.GELU,
@@ -77,7 +77,7 @@ def activation(name: str, channels: int = 1) -> nn.Module:
         "softplus": nn.Softplus,
         "relu_inplace": lambda: nn.ReLU(inplace=True),
     }
-    return made[name]()
+    return result[name]()
 
 
 def unit(
@@ -113,13 +113,13 @@ def halving(shape: Shape) -> int:
 
 def chain(shape: Shape, blocks: Sequence[B]) -> tuple[nn.Sequential, Shape]:
     """Blocks one after another, and the shape that comes out."""
-    made = nn.Sequential()
+    result = nn.Sequential()
     for item in blocks:
         entry = BLOCKS[item.name]
         module = make(entry, shape, item)
-        made.append(module)
+        result.append(module)
         shape = shape_after(module, shape)
-    return made, shape
+    return result, shape
 
 
 def make(entry: Entry, shape: Shape, item: B) -> nn.Module:

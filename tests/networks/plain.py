@@ -194,8 +194,8 @@ class Pool(nn.Module):
 
     def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__()
-        made = MAXPOOL if kind == "max" else AVGPOOL
-        self.pool = made[len(shape) - 1](halving(shape))
+        result = MAXPOOL if kind == "max" else AVGPOOL
+        self.pool = result[len(shape) - 1](halving(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pool(x)

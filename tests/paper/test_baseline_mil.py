@@ -39,7 +39,7 @@ def exact_(layer: CollaborativeConv, weight: float, shift: float) -> None:
 
 
 class Tiny(nn.Module):
-    """With 6×6 pictures 36·9·2 = 648, 36·9·6 = 1944 and 36·3 = 108 MACs."""
+    """With 6×6 images 36·9·2 = 648, 36·9·6 = 1944 and 36·3 = 108 MACs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_saved_are_the_zeros_less_the_cheap_layers() -> None:
     shared = Tiny()
     attach_cheap_layers_(shared, call(x), shared=True)
     assert macs_saving(shared, call(x), {"second": 0.5}) == (972 - 72) / 2700
-    # as many pictures as one likes
+    # as many images as one likes
     assert macs_saving(net, call(x.expand(4, -1, -1, -1)), {"second": 0.5}) == (972 - 216) / 2700
 
 
@@ -198,7 +198,7 @@ def test_both_branches_get_a_gradient() -> None:
         assert weight.grad.abs().sum() > 0
 
 
-def test_attaching_draws_the_same_weights_for_a_seed_and_leaves_random_numbers_alone() -> None:
+def test_attaching_uses_its_own_seed_and_keeps_the_random_state() -> None:
     x = torch.rand(1, 1, 6, 6)
     net = Tiny()
     before = torch.random.get_rng_state()
@@ -266,7 +266,7 @@ def test_a_network_trained_with_cheap_layers_learns_and_the_callers_stays_as_it_
     assert pruned.notes[2] == "skipping needs a sparse kernel: the model is not faster in PyTorch"
 
 
-def test_a_network_without_a_place_for_a_cheap_layer_says_so() -> None:
+def test_a_network_without_a_place_for_a_cheap_layer_reports_it() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.Flatten())
     pruned = mil(Task(model, torch.rand(1, 3, 4, 4), 0.4, [torch.rand(2, 3, 4, 4)]))
     assert pruned.macs_removed == 0

@@ -101,7 +101,7 @@ class TestContributions:
         x[:, 3] = 0.5 * x[:, 0]
         assert int(lasso_scores(x.T @ x).argmin()) == 3
 
-    def test_branches_into_streams_stay_whole(self) -> None:
+    def test_branches_into_streams_are_not_pruned(self) -> None:
         """Nobody reads what a branch adds by itself."""
         model = stir(Streams()).eval()
         result = METHODS["thinet"].prune(task_of(model, 0.3, residual="independent"))
@@ -135,7 +135,7 @@ class TestEverywhere:
         assert first.kept < second.kept
         assert result.plan.asked["criterion"] == "mine"
 
-    def test_the_scores_say_which_go_and_not_the_norms(self) -> None:
+    def test_scores_decide_what_is_removed_not_norms(self) -> None:
         model = self.chain()
         with torch.no_grad():  # norms rise with the number, scores fall
             model[0].weight.mul_(torch.arange(1.0, 9.0).view(8, 1, 1, 1))  # type: ignore[union-attr,operator]
@@ -146,7 +146,7 @@ class TestEverywhere:
         keep = next(c.keep for c in result.plan.cuts if c.tensor == "0.weight")
         assert keep == tuple(range(len(keep)))
 
-    def test_equal_scores_do_not_all_go_together(self) -> None:
+    def test_equal_scores_are_not_all_removed_together(self) -> None:
         """As many go as were asked for, the same share of both layers."""
         planner = Task(self.chain(), torch.zeros(1, 3, 8, 8), 0.4).planner()
         scores = self.scores(planner, torch.zeros(8), torch.zeros(8))
@@ -183,7 +183,7 @@ class TestTaylor:
 
 
 class TestGroupNorm:
-    def test_all_that_goes_with_a_unit_counts(self, two: Two) -> None:
+    def test_all_parameters_of_a_unit_count(self, two: Two) -> None:
         planner = task_of(two).planner()
         (pool,) = planner.structure.groups
         result = _UnitParameters(planner).squared_sums()[pool.units]
@@ -206,7 +206,7 @@ class TestGroupNorm:
 
 class TestHRank:
     def test_ranks_of_maps(self) -> None:
-        """A channel that is constant over the picture has rank 1 at most; noise has full rank."""
+        """A channel that is constant over the image has rank 1 at most; noise has full rank."""
 
         class Maps(nn.Module):
             def __init__(self) -> None:
@@ -239,7 +239,7 @@ class TestHRank:
         assert result["two.0"][1] > 3
         assert result["two.0"][2] > 1  # nothing of its own, but what it is added to
 
-    def test_layers_nobody_reads_a_map_of(self) -> None:
+    def test_layers_whose_feature_maps_have_no_consumer(self) -> None:
         """A convolution in front of a pooling counts by its own maps, linear units stay whole."""
         model = nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(),
@@ -273,9 +273,9 @@ class TestNisp:
         return layer.weight.detach().double().abs().sum((2, 3))
 
     @staticmethod
-    def check(found: Tensor, wanted: Tensor) -> None:
+    def check(results: Tensor, wanted: Tensor) -> None:
         """The same but for a factor."""
-        torch.testing.assert_close(found / found.sum(), wanted / wanted.sum())
+        torch.testing.assert_close(results / results.sum(), wanted / wanted.sum())
 
     def test_a_stream_gets_from_all_who_read_it(self) -> None:
         """By hand: what `three` and `short` hand back, and `one` through what it makes of `two`."""
@@ -339,7 +339,7 @@ class TestNisp:
         self.check(worth["stem"], head + branch * self.sizes(model.deep)[:, 0])
         self.check(worth["back"], head)
 
-    def test_a_gate_is_no_way_around_a_depthwise_filter(self) -> None:
+    def test_a_gate_does_not_bypass_a_depthwise_filter(self) -> None:
         """By hand: what `out` reads, and what the gate reads of the mean, both through `deep`."""
 
         class Gated(nn.Module):
@@ -421,7 +421,7 @@ class TestRethinking:
     def test_where_factors_do_not_pass_scales_stay(
         self, activation: nn.Module, passes: bool
     ) -> None:
-        """Found on data: a picture of zeros would not tell."""
+        """Found on data: an image of zeros would not tell."""
 
         class Acted(Two):
             def forward(self, x: Tensor) -> Tensor:

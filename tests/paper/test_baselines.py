@@ -28,7 +28,9 @@ def two() -> Two:
 class TestAll:
     @pytest.mark.parametrize("residual", ["coupled", "independent"])
     @pytest.mark.parametrize("name", PRUNING)
-    def test_a_certified_smaller_model_of_the_asked_size(self, name: str, residual: Any) -> None:
+    def test_a_certified_smaller_model_of_the_requested_size(
+        self, name: str, residual: Any
+    ) -> None:
         """And the caller's model stays as it was."""
         model = stir(Streams()).eval()
         before = copy.deepcopy(model.state_dict())
@@ -76,7 +78,7 @@ class TestAll:
             assert method.summary.endswith(".")
             assert method.cite or method.name in ("l2", "random")
 
-    def test_a_name_that_is_none(self) -> None:
+    def test_a_name_that_is_invalid(self) -> None:
         with pytest.raises(
             fpgm.RequestError, match=r"Unknown method 'thinnet' \(did you mean 'thinet'"
         ):
@@ -144,15 +146,15 @@ class TestComparison:
     @pytest.mark.parametrize("shares", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9), (0.9, 0.5, 0.1)])
     def test_the_most_accurate_is_kept(self, shares: tuple[float, ...], two: Two) -> None:
         """As left, recovered, trained on: in the order in which they are counted."""
-        seen: list[nn.Module] = []
+        recorded: list[nn.Module] = []
 
         def counted(net: nn.Module) -> float:
-            seen.append(net)
-            return shares[len(seen) - 1]
+            recorded.append(net)
+            return shares[len(recorded) - 1]
 
         result = cmp.compare(METHODS["fpgm"], task_of(two), SgdSchedule(1), counted)
         assert (result.row.once, result.row.recovered, result.row.tuned) == shares
-        assert result.best_model is seen[shares.index(0.9)]
+        assert result.best_model is recorded[shares.index(0.9)]
 
     def test_recovery_starts_from_the_original(self) -> None:
         """What soft pruning has zeroed cannot be learnt from."""

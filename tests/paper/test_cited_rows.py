@@ -108,8 +108,8 @@ def test_what_a_method_leaves_is_fine_tuned(
 
 def fresh_and_trained(tmp_path: Path, tiny: str, row: TableRow) -> tuple[nn.Module, nn.Module]:
     start = load(left(tmp_path), lambda: load_model(tiny))
-    whole = load(tmp_path / f"cifar10_{row.network}.safetensors", lambda: load_model(tiny))
-    return start, whole
+    complete = load(tmp_path / f"cifar10_{row.network}.safetensors", lambda: load_model(tiny))
+    return start, complete
 
 
 def test_from_scratch_the_structure_is_trained_from_fresh_weights(
@@ -118,17 +118,19 @@ def test_from_scratch_the_structure_is_trained_from_fresh_weights(
     rows, row = maker(tmp_path, tiny), TABLE1.row("resnet56-pfec-scratch")
     result = rows.run(TABLE1, row, 0)
     assert result.ours["FLOPs"] > 0  # type: ignore[operator]
-    start, whole = fresh_and_trained(tmp_path, tiny, row)
+    start, complete = fresh_and_trained(tmp_path, tiny, row)
     plan = quoted.read_pruning_plan(left(tmp_path))
     (layer,) = {cut.tensor for cut in plan.cuts if cut.tensor.endswith("0.weight")}
     kept = dict(start.named_parameters())[layer]
-    given = dict(whole.named_parameters())[layer]
+    given = dict(complete.named_parameters())[layer]
     assert len(kept) < len(given)
     among = [any(torch.equal(item, other) for other in given) for item in kept]
     assert not any(among)
 
 
-def test_a_choice_is_made_once(tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_is_computed_once(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, row = maker(tmp_path, tiny), TABLE1.row("resnet56-pfec-trained")
     first = rows.run(TABLE1, row, 0)
     monkeypatch.setattr(quoted, "prune_network", None)
@@ -139,16 +141,16 @@ def test_mil_is_trained_with_its_cheap_layers(
     tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, row = maker(tmp_path, tiny), TABLE1.row("resnet32-mil-scratch")
-    seen = []
+    recorded = []
     count = quoted.mil_saving
 
     def watched(*given: object) -> tuple[float, str]:
-        seen.append(given[1])
+        recorded.append(given[1])
         return count(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(quoted, "mil_saving", watched)
     result = rows.run(TABLE1, row, 0)
-    (model,) = seen
+    (model,) = recorded
     assert collaborative_layers(model)  # type: ignore[arg-type]
     assert " 1 epochs; zero ratio of " in result.how
     zeros = result.ours["FLOPs"]
@@ -241,7 +243,7 @@ def test_mil_leaves_its_slow_start_however_short_the_training() -> None:
     assert rates("train.epochs=2", "train.warmup=0") == [0.1, 0.1]
 
 
-def test_mil_needs_a_layer_to_stand_beside() -> None:
+def test_mil_needs_a_suitable_layer() -> None:
     row = TABLE1.row("resnet32-mil-scratch")
     with pytest.raises(ModelError, match="no convolution that MIL"):
         quoted.build_collaborative(row, lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), 0)
@@ -254,7 +256,7 @@ def test_a_choice_is_known_by_what_it_depends_on(monkeypatch: pytest.MonkeyPatch
     assert len({*result, quoted.choice_digest(row)}) == 3
 
 
-def test_it_looks_at_few_pictures_at_once(tmp_path: Path, tiny: str) -> None:
+def test_it_reads_few_images_at_once(tmp_path: Path, tiny: str) -> None:
     """Some methods keep all that layers give out, and one process does it alone."""
     model = trained(tiny, tmp_path / "any.safetensors")
     task = quoted._task(TABLE2.rows[-2], model, DataSpec("synthetic", 256), 0)
@@ -263,7 +265,7 @@ def test_it_looks_at_few_pictures_at_once(tmp_path: Path, tiny: str) -> None:
     assert len(next(iter(task.training))[0]) == quoted.TRAIN_BATCH
 
 
-def test_a_killed_row_goes_on_from_another_place(
+def test_a_killed_row_continues_from_another_place(
     tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same folder by another path, with settings of another machine: nothing is made again."""
@@ -295,8 +297,10 @@ def test_weights_that_differ_between_machines_are_refused_and_left_as_they_are(
 def test_a_row_waits_for_a_baseline_that_another_process_makes(
     tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("reproduce", "table1", "--scale", "full", "--rows", "resnet56-pfec-scratch", "--out",
-             tmp_path / "out", "--weights", tmp_path / "none", *options(tiny))  # fmt: skip
+    requested = (
+        *("reproduce", "table1", "--scale", "full", "--rows", "resnet56-pfec-scratch"),
+        *("--out", tmp_path / "out", "--weights", tmp_path / "none", *options(tiny)),
+    )
 
     @contextmanager
     def claimed(results: RowStore, row: TableRow, seed: int) -> Iterator[bool]:
@@ -304,18 +308,18 @@ def test_a_row_waits_for_a_baseline_that_another_process_makes(
 
     with monkeypatch.context() as patched:
         patched.setattr(RowStore, "claim", claimed)
-        out, _ = run(*asked)
+        out, _ = run(*requested)
     assert "resnet56-pfec-scratch, seed 0, waits for its baseline, which another process" in out
-    out, _ = run(*asked, "--json")
+    out, _ = run(*requested, "--json")
     (line,) = json.loads(out)["rows"]
     assert "missing" not in line
 
 
 def test_two_processes_agree_on_a_choice(tmp_path: Path, tiny: str) -> None:
     trained(tiny, tmp_path / "cifar10_resnet56.safetensors")
-    asked = ("reproduce", "table1", "--scale", "full", "--rows", "resnet56-cp-trained",
+    requested = ("reproduce", "table1", "--scale", "full", "--rows", "resnet56-cp-trained",
              "--weights", tmp_path, "--out", tmp_path / "out")  # fmt: skip
-    for ended in two_processes(*asked, *options(tiny)):
+    for ended in two_processes(*requested, *options(tiny)):
         assert ended.code == 0, ended.err
     document = json.loads((tmp_path / "out/table1-full/resnet56-cp-trained.0.json").read_text())
     plan = quoted.read_pruning_plan(left(tmp_path))

@@ -70,7 +70,7 @@ class TestCommand:
             "resnet18-fpgm-30-trained --weights WEIGHTS --data IMAGENET --out out"
         )
 
-    def test_hours_are_what_they_are_said_to_be(self) -> None:
+    def test_hours_match_the_documentation(self) -> None:
         row = TABLE2.row("resnet50-fpgm-30-scratch")
         macs = paper.macs(paper.imagenet_resnet(50))
         seconds = 3 * macs * 1_281_167 * 100 / full.MACS_PER_SECOND
@@ -85,7 +85,7 @@ class TestCommand:
 
 class TestTops:
     def test_counted_by_hand(self) -> None:
-        """A net that ranks classes 3, 2, 1, 0, … for every picture."""
+        """A net that ranks classes 3, 2, 1, 0, … for every image."""
 
         class Fixed(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,9 +114,9 @@ class TestRows:
         assert set(result.ours) == {"accuracy", "FLOPs"}
         assert 0 < result.ours["FLOPs"] < 60  # type: ignore[operator]
         assert result.how == "cifar10-vgg16-scratch, 1 epochs"
-        whole = rows.run(BASELINES, baseline_row("vgg16"), 0)
-        assert whole is not None
-        assert set(whole.ours) == {"top-1"}
+        complete = rows.run(BASELINES, baseline_row("vgg16"), 0)
+        assert complete is not None
+        assert set(complete.ours) == {"top-1"}
         assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
 
     def test_a_row_from_trained_weights_measures_them(self, tmp_path: Path, tiny: str) -> None:
@@ -177,11 +177,11 @@ class TestRows:
         usual = folders(("table1", "resnet110-fpgm-40-scratch"), *(("ablations", k) for k in same))
         assert len(usual) == 1
         assert len(folders(("ablations", "rate-30"), ("ablations", "rate-50"))) == 2
-        whole = folders(("ablations", "rate-0"), ("baselines", "resnet110"))
-        assert len(whole) == 1
-        assert whole != usual
+        complete = folders(("ablations", "rate-0"), ("baselines", "resnet110"))
+        assert len(complete) == 1
+        assert complete != usual
 
-    def test_trained_weights_are_given_or_made_here(self, tmp_path: Path, tiny: str) -> None:
+    def test_trained_weights_are_given_or_trained_here(self, tmp_path: Path, tiny: str) -> None:
         row = TABLE1.row("resnet56-fpgm-40-trained")
         rows = maker(tmp_path, tiny)
         with pytest.raises(fpgm.RequestError, match=r"has no cifar10_resnet56\.safetensors: give"):
@@ -194,8 +194,8 @@ class TestRows:
         assert rows.start_weights(row, 1) is None  # of another seed
         result = rows.run(TABLE1, row, 0)
         assert result is not None
-        whole = load_weights(load_model(tiny), start)
-        assert result.ours["baseline"] == top_k_accuracy(whole, SYNTHETIC)[0]
+        complete = load_weights(load_model(tiny), start)
+        assert result.ours["baseline"] == top_k_accuracy(complete, SYNTHETIC)[0]
         trained(tiny, tmp_path / "cifar10_resnet56.safetensors")  # what is given goes first
         assert rows.start_weights(row, 0) == tmp_path / "cifar10_resnet56.safetensors"
 
@@ -215,7 +215,7 @@ class TestRows:
         assert fresh is not None
         assert result.ours == fresh.ours
 
-    def test_a_baseline_of_another_machine_is_found(self, tmp_path: Path) -> None:
+    def test_a_baseline_of_another_machine_is_detected(self, tmp_path: Path) -> None:
         here, there = (
             full.FullScale(tmp_path, tmp_path, [f"data.root={root}", "data.workers=2"])
             for root in ("/a", "/b")
@@ -249,7 +249,7 @@ class Killed:
             raise KeyboardInterrupt
 
 
-def test_a_row_that_was_stopped_goes_on(tmp_path: Path, tiny: str) -> None:
+def test_a_row_that_was_stopped_continues(tmp_path: Path, tiny: str) -> None:
     """And counts the seconds of all epochs, not only of the last ones."""
     row = TABLE4.row("fpgm")
     rows = maker(tmp_path, tiny, epochs=3)
@@ -277,20 +277,20 @@ def options(tiny: str) -> list[str]:
 
 
 def test_the_command_makes_a_row_and_its_baseline(tmp_path: Path, tiny: str) -> None:
-    asked = ("reproduce", "table4", "--scale", "full", "--rows", "fpgm", "--out", tmp_path,
+    requested = ("reproduce", "table4", "--scale", "full", "--rows", "fpgm", "--out", tmp_path,
              *options(tiny))  # fmt: skip
-    out, _ = run(*asked, "--json")
+    out, _ = run(*requested, "--json")
     (line,) = json.loads(out)["rows"]
     assert "missing" not in line
     assert (tmp_path / "baselines-full" / "vgg16.0.json").is_file()
     before = (tmp_path / "table4-full" / "fpgm.0.json").stat().st_mtime_ns
-    run(*asked)
+    run(*requested)
     assert (tmp_path / "table4-full" / "fpgm.0.json").stat().st_mtime_ns == before
 
 
 def test_two_processes_make_one_row(tmp_path: Path, tiny: str) -> None:
-    asked = ("reproduce", "baselines", "--scale", "full", "--rows", "vgg16", "--out", tmp_path)
-    first, second = two_processes(*asked, *options(tiny), "--json")
+    requested = ("reproduce", "baselines", "--scale", "full", "--rows", "vgg16", "--out", tmp_path)
+    first, second = two_processes(*requested, *options(tiny), "--json")
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert len(json.loads(first.out + second.out)["files"]) == 3  # one of them speaks
     document = json.loads((tmp_path / "baselines-full" / "vgg16.0.json").read_text())
@@ -324,8 +324,8 @@ class TestFigures:
             Image.new("RGB", (64, 64), (9, 99, 199)).save(
                 tmp_path / "images" / part / "panda" / "1.png"
             )
-        asked = ("reproduce", "fig5", "--scale", "full", "--weights", file, "--out", tmp_path)
-        out, _ = run(*asked, "--data", tmp_path / "images", "--json")
+        requested = ("reproduce", "fig5", "--scale", "full", "--weights", file, "--out", tmp_path)
+        out, _ = run(*requested, "--data", tmp_path / "images", "--json")
         files = [Path(item) for item in json.loads(out)["files"]]
         assert [item.name for item in files] == [
             "fig5-resnet50.svg", "fig5-resnet50-replaced.svg",
@@ -344,8 +344,8 @@ def test_a_row_that_fails_ends_many_processes(
     for place in (command_line.processes, full):
         monkeypatch.setattr(place, "run_on_first", lambda act: act())
     row, out = TABLE1.row("resnet56-fpgm-40-trained"), tmp_path / "out"
-    asked = SimpleNamespace(out=out, weights=tmp_path, recipes=list)
-    maker = command_line._Full(asked, [row])
+    requested = SimpleNamespace(out=out, weights=tmp_path, recipes=list)
+    maker = command_line._FullRows(requested, [row])
     results = RowStore(out, TABLE1, "full", maker.settings)
     notes, failed = command_line._fill(results, [row], 1, maker, "fpgm")
     assert failed
@@ -376,7 +376,7 @@ def test_a_training_that_another_row_shares_is_left_to_its_process(
     (folder,) = folders
     folder.mkdir(parents=True)
     changed = [word for item in changes(tiny) for word in ("--set", item)]
-    asked = ("reproduce", "ablations", "--scale", "full", "--rows", "distance-l*",
+    requested = ("reproduce", "ablations", "--scale", "full", "--rows", "distance-l*",
              "--weights", tmp_path, "--out", tmp_path / "out", *changed, "--json")  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE,
@@ -384,11 +384,11 @@ def test_a_training_that_another_row_shares_is_left_to_its_process(
     ) as other:  # fmt: skip
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        document = json.loads(run(*asked)[0])
+        document = json.loads(run(*requested)[0])
         (note,) = document["notes"]
         assert note.startswith("distance-l2, seed 0, waits for its training in another process: ")
         assert ["missing" in line for line in document["rows"]] == [True, False]  # l2, l1
         other.communicate("")
-    document = json.loads(run(*asked)[0])
+    document = json.loads(run(*requested)[0])
     assert not document["notes"]
     assert not any("missing" in line for line in document["rows"])

@@ -104,8 +104,8 @@ class TestPrinted:
         for row in TABLE1.rows:
             if row.rate is not None:
                 layers = paper.cifar_resnet(int(row.network.removeprefix("resnet")))
-                share = paper.percent_saved(layers, row.rate, paper.fractional_width)
-                assert round(share, 1) == row.paper["FLOPs"]
+                fraction = paper.percent_saved(layers, row.rate, paper.fractional_width)
+                assert round(fraction, 1) == row.paper["FLOPs"]
 
     def test_flops_that_are_left_follow_too(self) -> None:
         """But for 2.43E7, which is 2.34E7 with two digits swapped."""
@@ -122,9 +122,9 @@ class TestPrinted:
         for name, before in (("table1", "baseline"), ("table2", "top-1"), ("table4", "baseline")):
             for row in TABLES[name].rows:
                 if not row.cited:
-                    whole = baseline_row(row.network)
-                    assert row.paper[before] == whole.paper["top-1"]
-                    assert row.spread.get(before) == whole.spread.get("top-1")
+                    complete = baseline_row(row.network)
+                    assert row.paper[before] == complete.paper["top-1"]
+                    assert row.spread.get(before) == complete.spread.get("top-1")
 
 
 def cells(results: RowStore, key: str, column: str) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class TestResults:
         other = cells(results, "resnet20-fpgm-30-scratch", "baseline")
         assert other[1] == "missing"  # nothing is known of a row without a result
 
-    def test_a_row_from_trained_weights_has_a_baseline_of_its_own(self, tmp_path: Path) -> None:
+    def test_a_row_from_trained_weights_has_a_separate_baseline(self, tmp_path: Path) -> None:
         key = "resnet56-fpgm-40-trained"
         RowStore(tmp_path, BASELINES, "full").save(
             BASELINES.row("resnet56"), 0, RowResult({"top-1": 50.0}, 1.0, ""), ""
@@ -223,7 +223,7 @@ class TestResults:
         RowStore(tmp_path, TABLE1, "quick").save(row, 0, RowResult({}, 1.0, ""), "")
         assert RowStore(tmp_path, TABLE1, "full").load(row, 0) is None
 
-    def test_a_row_is_made_by_one_process_at_a_time(self, tmp_path: Path) -> None:
+    def test_a_row_is_computed_by_one_process_at_a_time(self, tmp_path: Path) -> None:
         """And a process that is killed holds nothing."""
         results, row = RowStore(tmp_path, TABLE1, "quick"), TABLE1.rows[0]
         code = (
@@ -262,8 +262,8 @@ class TestQuick:
         assert result is not None
         assert set(result.ours) == set(TABLE1.keys)
         assert result.ours["FLOPs left"] == pytest.approx(19_586_368, rel=0.01)  # docs/paper.md
-        whole = paper.percent_saved(paper.cifar_resnet(20), 0.4)
-        assert result.ours["FLOPs"] == pytest.approx(whole, abs=0.5)
+        complete = paper.percent_saved(paper.cifar_resnet(20), 0.4)
+        assert result.ours["FLOPs"] == pytest.approx(complete, abs=0.5)
 
     def test_without_weights_there_is_no_row(self, tmp_path: Path) -> None:
         quick = self.quick(tmp_path)
@@ -352,8 +352,8 @@ class TestQuick:
         assert row_result.how.endswith(
             "alternating measurements" if crowd is None else f"UNRELIABLE: {crowd}"
         )
-        whole = paper.percent_saved(paper.imagenet_resnet(18), 0.3)
-        assert row_result.ours["theory"] == pytest.approx(whole, abs=1.5)
+        complete = paper.percent_saved(paper.imagenet_resnet(18), 0.3)
+        assert row_result.ours["theory"] == pytest.approx(complete, abs=1.5)
 
 
 class TestCommand:
@@ -371,8 +371,8 @@ class TestCommand:
         assert "Missing: resnet18-mil-scratch, " in out
         assert out.count("ImageNet has no quick scale") == 1
         assert (tmp_path / "table2-quick.md").exists()
-        asked = ("reproduce", "table1", "--rows", "resnet20-sfp-*", "--out", tmp_path)
-        out, _ = run(*asked, "--weights", tmp_path / "none", code=2)
+        requested = ("reproduce", "table1", "--rows", "resnet20-sfp-*", "--out", tmp_path)
+        out, _ = run(*requested, "--weights", tmp_path / "none", code=2)
         missing = f"there are no trained weights {tmp_path}/none/cifar10_resnet20.safetensors: "
         assert f"{missing}give their folder with --weights." in out
 
@@ -391,7 +391,7 @@ class TestCommand:
         save(resnet(20), weights)
         assert "resnet20.0.json was computed with a different weights" in refused(*options)
 
-    def test_a_row_that_fails_is_told_and_the_others_are_made(self, tmp_path: Path) -> None:
+    def test_a_failing_row_is_reported_and_the_others_are_computed(self, tmp_path: Path) -> None:
         (tmp_path / "cifar10_resnet20.safetensors").write_bytes(b"nothing")
         save(resnet(32), tmp_path / "cifar10_resnet32.safetensors")
         out, _ = run(
@@ -419,7 +419,7 @@ class TestCommand:
             assert "mark-area" in text  # the band
             assert "mark-rule" in text  # the network that is not pruned
 
-    def test_figures_of_trained_weights(self, tmp_path: Path) -> None:
+    def test_metrics_of_trained_weights(self, tmp_path: Path) -> None:
         pytest.importorskip("altair")
         save(resnet(56), tmp_path / "cifar10_resnet56.safetensors")
         for name, count in (("fig3", 4), ("fig5", 2)):
@@ -462,7 +462,7 @@ class TestCommand:
     def test_refusals(self, tmp_path: Path, options: tuple[Any, ...], message: str) -> None:
         assert message in refused("reproduce", "--out", tmp_path, *options)
 
-    def test_pictures_of_another_shape(self, tmp_path: Path) -> None:
+    def test_images_of_another_shape(self, tmp_path: Path) -> None:
         save(resnet(20), tmp_path / "cifar10_resnet20.safetensors")
         out, _ = run(
             "reproduce", "table1", "--rows", "resnet20-sfp-*", "--weights", tmp_path, "--data",

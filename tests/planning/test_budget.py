@@ -32,7 +32,7 @@ from fpgm.utils.example_inputs import as_examples
     ],
 )
 def test_nearest_aligned_width(units: int, rate: float, kept: int) -> None:
-    assert Rounder(align=8).kept(units, rate) == kept
+    assert Rounder(align=8).kept_units(units, rate) == kept
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_unit_of_several_channels_steps_in_channels() -> None:
 
 @pytest.mark.parametrize(("units", "gone"), [(16, 6), (32, 12), (64, 25)])
 def test_the_paper_removes_the_whole_part_of_n_times_p(units: int, gone: int) -> None:
-    assert units - Rounder(rounding="paper").kept(units, 0.4) == gone
-    assert units - Rounder(align=8, rounding="paper").kept(units, 0.4) == gone
+    assert units - Rounder(rounding="paper").kept_units(units, 0.4) == gone
+    assert units - Rounder(align=8, rounding="paper").kept_units(units, 0.4) == gone
 
 
-def test_a_product_that_only_rounding_brings_below_a_whole_number_counts_as_whole() -> None:
+def test_rounding_below_an_integer_counts_as_that_integer() -> None:
     assert 100 * 0.29 < 29  # in floating point
-    assert Rounder(rounding="paper").kept(100, 0.29) == 71
+    assert Rounder(rounding="paper").kept_units(100, 0.29) == 71
 
 
 def test_paper_counts_in_a_network() -> None:
@@ -75,8 +75,8 @@ def zoo(name: str) -> nn.Module:
     import_torchvision()
     from torchvision import models
 
-    made: nn.Module = getattr(models, name)()
-    return made
+    result: nn.Module = getattr(models, name)()
+    return result
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -146,7 +146,7 @@ def test_rates_by_pattern_hold_for_their_layers_and_rate_for_the_rest() -> None:
     }  # fmt: skip
 
 
-def test_rates_alone_leave_the_rest_whole() -> None:
+def test_only_rates_leaves_other_layers_unpruned() -> None:
     plan = fpgm.plan(digits(), DIGITS, rates={"stage1.0.conv1": 0.5})
     assert {name for name, kept in kept_of(plan).items() if kept not in (32, 64)} == {
         "stage1.0.conv1"
@@ -191,12 +191,12 @@ def test_min_channels_holds_at_any_rate(least: int) -> None:
     assert set(kept_of(plan).values()) == {least}
 
 
-def test_a_layer_narrower_than_min_channels_stays_whole() -> None:
+def test_a_layer_narrower_than_min_channels_is_not_pruned() -> None:
     plan = fpgm.plan(digits(), DIGITS, rate=0.5, min_channels=48)
     assert kept_of(plan)["stem.0"] == 32
     assert kept_of(plan)["stage2.0.conv1"] == 48
 
 
-def test_what_cannot_be_reached_is_refused_with_the_most_that_can_go() -> None:
+def test_an_unreachable_target_is_refused_with_the_maximum() -> None:
     with pytest.raises(fpgm.RequestError, match=r"^macs=0\.9 cannot be reached"):
         fpgm.plan(digits(), DIGITS, macs=0.9, min_channels=24)

@@ -83,3 +83,28 @@ def test_a_dry_run_runs_with_values_only_where_values_may_decide(
     assert fpgm.plan(build("resnet20"), torch.zeros(1, 3, 32, 32), rate=0.4).cuts
     assert runs
     assert not any(runs)
+
+
+class GroupNormInCode(nn.Module):
+    """Normalizes in groups without a module that stores how many there are."""
+
+    def __init__(self, per_group: int) -> None:
+        super().__init__()
+        self.per_group = per_group
+        self.a, self.b = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        groups = x.shape[1] // self.per_group if self.per_group else 4
+        out: Tensor = self.b(F.group_norm(x, groups).relu())
+        return out
+
+
+def test_a_fixed_number_of_groups_keeps_the_channels_of_a_norm() -> None:
+    with pytest.raises(fpgm.ModelError, match="the number of groups is fixed in the code"):
+        fpgm.plan(GroupNormInCode(0), X, rate=0.5, align=1)
+    for per_group, units in ((2, 8), (4, 4)):  # 4 is also the number of groups
+        net = GroupNormInCode(per_group)
+        plan = fpgm.plan(net, X, rate=0.5, align=1)
+        assert [(group.units, group.kept) for group in plan.groups] == [(units, units // 2)]
+        assert fpgm.verify(net, plan, X).ok

@@ -18,8 +18,8 @@ def solve(
 ) -> list[int]:
     """How many units of each pool go."""
     (part,) = components(pools, [torch.tensor(rows) for rows in blocks])
-    gone = set(part.first(part.solve(goals, [len(p.units) - 1 for p in pools])).tolist())
-    return [len(gone & set(p.units.tolist())) for p in pools]
+    removed = set(part.first(part.solve(goals, [len(p.units) - 1 for p in pools])).tolist())
+    return [len(removed & set(p.units.tolist())) for p in pools]
 
 
 def only(pools: list[ChannelGroup], *blocks: list[list[int]]) -> Component:
@@ -27,7 +27,7 @@ def only(pools: list[ChannelGroup], *blocks: list[list[int]]) -> Component:
     return part
 
 
-def test_without_balances_every_pool_is_decided_alone() -> None:
+def test_without_balances_every_group_is_decided_separately() -> None:
     parts = components([pool(0, 1, 2), pool(3, 4, 5, 6)], [])
     assert [len(part.groups) for part in parts] == [1, 1]
     assert [part.solve((2,), (7,)) for part in parts] == [(2,), (2,)]
@@ -66,8 +66,8 @@ def test_a_unit_that_counts_twice_goes_against_two() -> None:
     pools = [pool(0, 1, 2), pool(3, 4, 5, 6, 7, 8)]
     blocks = [[[0, 0, 1, 1, 2, 2], [3, 4, 5, 6, 7, 8]]]
     assert solve(pools, blocks, (1, 2)) == [1, 2]
-    gone = solve(pools, blocks, (1, 3))
-    assert gone == [1, 2]
+    removed = solve(pools, blocks, (1, 3))
+    assert removed == [1, 2]
 
 
 def test_what_would_empty_a_layer_falls_back_to_fewer() -> None:
@@ -77,7 +77,7 @@ def test_what_would_empty_a_layer_falls_back_to_fewer() -> None:
     assert solve(pools, [[[0, 0, 1, 1], [2, 3, 4, 5]]], (2, 4)) == [1, 2]
 
 
-def test_what_no_number_solves_stays_whole() -> None:
+def test_unsolvable_counts_are_not_pruned() -> None:
     """One unit of two channels beside two of one: all of them or none."""
     assert solve([pool(0), pool(1, 2)], [[[0, 0], [1, 2]]], (0, 1)) == [0, 0]
 

@@ -75,7 +75,7 @@ class NewEveryTime(nn.Module):
         return out
 
 
-def test_a_model_that_never_answers_twice_the_same_is_refused() -> None:
+def test_a_nondeterministic_model_is_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(fpgm.VerificationError, match="from one run to the next"):
         fpgm.prune(NewEveryTime(), torch.randn(2, 3, 8, 8), rate=0.5, align=1)
@@ -96,7 +96,7 @@ class ChecksItsWeights(nn.Module):
         return out
 
 
-def test_why_the_masked_model_cannot_run_is_said() -> None:
+def test_the_reason_why_the_masked_model_cannot_run_is_reported() -> None:
     model = ChecksItsWeights()
     request = PlanRequest(rate=0.5, align=1)
     plan, planner = make_plan(model, torch.randn(4, 6), request)
@@ -108,7 +108,7 @@ def test_why_the_masked_model_cannot_run_is_said() -> None:
 
 
 @pytest.mark.parametrize("guilty", [{0}, {6}, {2, 5}, {0, 3, 6}])
-def test_few_parts_that_fail_together_are_found(guilty: set[int]) -> None:
+def test_few_parts_that_fail_together_are_detected(guilty: set[int]) -> None:
     assert set(find_failing(range(7), lambda some: guilty <= set(some))) == guilty
 
 
@@ -123,7 +123,7 @@ def test_many_groups_are_searched_in_few_tries() -> None:
     assert len(tries) < 20
 
 
-def test_a_plan_is_certified_as_it_is_drawn_if_asked() -> None:
+def test_a_plan_is_certified_while_it_is_built_on_request() -> None:
     torch.manual_seed(0)
     model, x = CountsItsWeights(), torch.randn(2, 3, 8, 8)
     planner = Planner(model, x, budget=Budget(rate=0.5), options=PlanOptions(align=1))

@@ -32,10 +32,10 @@ def test_the_formula_counts_as_the_structure_does(
     costs = Costs(structure, measure)
     random = np.random.default_rng(0)
     for _ in range(10):
-        gone = [int(random.integers(0, len(p.units))) for p in structure.groups]
-        removed = torch.cat([p.units[:n] for p, n in zip(structure.groups, gone, strict=True)])
+        dropped = [int(random.integers(0, len(p.units))) for p in structure.groups]
+        removed = torch.cat([p.units[:n] for p, n in zip(structure.groups, dropped, strict=True)])
         counted = getattr(structure, measure)(structure.kept_labels(removed))
-        kept = [1 - n / len(p.units) for p, n in zip(structure.groups, gone, strict=True)]
+        kept = [1 - n / len(p.units) for p, n in zip(structure.groups, dropped, strict=True)]
         assert float(costs.at(np.array(kept))) == pytest.approx(counted, rel=1e-9)
 
 
@@ -76,13 +76,13 @@ def test_as_good_as_trying_everything_or_nearly_so() -> None:
     for seed in range(60):
         items, goal = drawn(seed)
         least = best_by_trying(items, goal)
-        found = Allocation(items, chain_cost, len(items)).within(goal)
-        if found is None:
+        results = Allocation(items, chain_cost, len(items)).within(goal)
+        if results is None:
             assert least == np.inf
             continue
-        kept = np.array([item.kept[o, 0] for item, o in zip(items, found, strict=True)])
+        kept = np.array([item.kept[o, 0] for item, o in zip(items, results, strict=True)])
         assert float(chain_cost(kept)) <= goal * (1 + 1e-9)
-        harm = sum(i.error[o] for i, o in zip(items, found, strict=True))
+        harm = sum(i.error[o] for i, o in zip(items, results, strict=True))
         ratios.append(1.0 if least == 0 else harm / least)
     assert np.mean(np.array(ratios) < 1 + 1e-9) > 0.9
     assert np.mean(ratios) < 1.02
@@ -105,7 +105,7 @@ def measured(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, Any, fp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [{"macs": 0.4}, {"params": 0.4}, {"rate": 0.3}])
-def test_plans_keep_to_their_budget_and_do_less_harm(measured: Any, budget: Any) -> None:
+def test_plans_keep_to_their_budget_with_less_output_error(measured: Any, budget: Any) -> None:
     model, x, residual, sensed = measured
     options: dict[str, Any] = {"residual": residual, "align": 1, **budget}
     uniform = fpgm.plan(model, x, **options)

@@ -40,7 +40,7 @@ def average(net: Writing) -> None:
     net.body.bias.data.lerp_(torch.ones_like(net.body.bias), 0.1)
 
 
-WAYS: dict[str, Callable[[Writing], object]] = {
+VARIANTS: dict[str, Callable[[Writing], object]] = {
     "data": lambda net: net.body.weight.data.mul_(0.9),
     "in place": lambda net: net.body.weight.clamp_(-0.05, 0.05),
     "copy": lambda net: net.body.weight.copy_(F.normalize(net.body.weight, dim=2)),
@@ -52,10 +52,10 @@ WAYS: dict[str, Callable[[Writing], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_looking_at_a_model_leaves_no_trace(way: str) -> None:
     torch.manual_seed(0)
-    net = Writing(WAYS[way]).eval()  # type: ignore[arg-type]
+    net = Writing(VARIANTS[way]).eval()  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     small = fpgm.prune(net, X, rate=0.5, align=1)
     assert (small.stem[0].out_channels, small.body.out_channels) == (4, 6)

@@ -70,14 +70,14 @@ def times(channel: int, factor: float) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("factor", [1.3, 1.01, 1 + 1e-5])
-def test_class_scores_beside_boxes_are_judged_as_scores(factor: float) -> None:
+def test_class_scores_next_to_boxes_are_compared_on_their_scale(factor: float) -> None:
     certificate = judged(Detector(), times(6, factor))
     assert not certificate.ok
     assert certificate.max_error == pytest.approx(factor - 1, rel=0.1)
     assert certificate.worst.startswith("out, channel 6 of dim 1 ")
 
 
-def test_a_swap_of_two_channels_is_found() -> None:
+def test_a_swap_of_two_channels_is_detected() -> None:
     order = [0, 1, 2, 3, 5, 4, 6, 7, 8]
     assert not judged(Detector(), lambda y: y[:, order]).ok
 
@@ -122,7 +122,7 @@ class Norms(nn.Module):
 @pytest.mark.parametrize(
     "name", ["norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
 )
-def test_a_plan_that_takes_the_wrong_channels_of_a_fresh_norm_is_found(name: str) -> None:
+def test_a_plan_that_takes_the_wrong_channels_of_a_fresh_norm_is_detected(name: str) -> None:
     model = Norms()
     plan, _ = planned(model)
     assert fpgm.verify(model, plan, X).ok
@@ -375,7 +375,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", DRAWS)
-def test_random_numbers_over_pruned_channels_are_made_equal(kind: str) -> None:
+def test_random_numbers_over_pruned_channels_become_constants(kind: str) -> None:
     model = Sampler(DRAWS[kind])
     plan, small = planned(model, ROWS, ignore=["head"])
     certificate = fpgm.verify(model, plan, ROWS, compacted=small).check()
@@ -442,7 +442,7 @@ def test_random_numbers_behind_the_head_follow_the_seed(draw: Callable[[Tensor],
     assert np.random.get_state()[1].tolist() == numbers  # type: ignore[index,union-attr]  # noqa: NPY002
 
 
-def test_random_numbers_that_follow_no_seed_are_said() -> None:
+def test_unseeded_random_numbers_are_reported() -> None:
     model = Ends(lambda y: y + int.from_bytes(os.urandom(4), "big") / 2**32)
     plan, _ = planned(model, ROWS)
     with pytest.raises(fpgm.VerificationError) as error:
@@ -489,7 +489,7 @@ def test_a_model_that_insists_on_its_precision_is_compared_in_it() -> None:
     assert not fpgm.verify(model, plan, ROWS, compacted=small).ok
 
 
-def test_a_detector_in_float32_has_its_scores_judged_as_scores() -> None:
+def test_scores_of_a_float32_detector_are_compared_on_their_scale() -> None:
     class Single(Detector):
         def forward(self, x: Tensor) -> Tensor:
             if x.dtype != torch.float32:

@@ -156,7 +156,7 @@ def test_tools_take_a_compact_model_as_it_is(name: str, tool: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_pickled_model_comes_back(name: str) -> None:
+def test_a_pickled_model_is_restored(name: str) -> None:
     _, small = pruned(name)
     file = io.BytesIO()
     torch.save(small, file)
@@ -254,7 +254,7 @@ class TestAttributes:
         assert norm.base_layer.momentum == 0.5
         assert "momentum" not in vars(norm)
 
-    def test_norms_are_found_and_frozen_by_their_class(self) -> None:
+    def test_norms_are_detected_and_frozen_by_their_class(self) -> None:
         model, small = pruned("basic")
         small.train()
         kinds = [
@@ -268,7 +268,7 @@ class TestAttributes:
         assert kinds[0] == kinds[1]
         assert torch.equal(small.state_dict()["blocks.0.bn2.running_mean"], before)
 
-    def test_parts_of_a_sequential_are_found_by_number(self) -> None:
+    def test_parts_of_a_sequential_are_detected_by_number(self) -> None:
         inner = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
         model = nn.Sequential(inner, nn.Conv2d(8, 2, 1))
         attach_(model, Adapter("0", "output", "scatter", 1, (0, 2, 4, 6), 8))
@@ -307,7 +307,7 @@ class TestAttributes:
         assert unwrap(wrapped) is wrapped.base_layer
 
 
-def test_training_goes_on_with_the_optimizer() -> None:
+def test_training_continues_with_the_optimizer() -> None:
     model = stir(Residual(BasicBlock)).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     model(X).square().mean().backward()

@@ -108,21 +108,21 @@ def test_new_parameters_are_leaves_without_a_share_in_the_old_ones() -> None:
 
 
 def test_forward_hooks_are_kept_and_run() -> None:
-    seen: list[tuple[str, int]] = []
+    recorded: list[tuple[str, int]] = []
 
     def note(module: nn.Module, args: Any, out: Tensor) -> None:
-        seen.append(("after", out.shape[1]))
+        recorded.append(("after", out.shape[1]))
 
     def announce(module: nn.Module, args: Any) -> None:
-        seen.append(("before", args[0].shape[1]))
+        recorded.append(("before", args[0].shape[1]))
 
     model = network()
     model[0].register_forward_hook(note)
     model[3].register_forward_pre_hook(announce)
     small = halved(model)
-    seen.clear()
+    recorded.clear()
     small(X)
-    assert seen == [("after", 4), ("before", 4)]
+    assert recorded == [("after", 4), ("before", 4)]
 
 
 class Tied(nn.Module):
@@ -217,11 +217,11 @@ class Counting(nn.Conv2d):
     copies = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Counting:
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__ = copy.deepcopy(self.__dict__, memo)
-        made.copies = self.copies + 1
-        return made
+        result = object.__new__(type(self))
+        memo[id(self)] = result
+        result.__dict__ = copy.deepcopy(self.__dict__, memo)
+        result.copies = self.copies + 1
+        return result
 
 
 def test_a_modules_own_deepcopy_is_respected() -> None:
@@ -264,17 +264,17 @@ def test_the_compact_model_can_be_pruned_again() -> None:
     assert [m.stem[0].out_channels for m in (model, once, twice)] == [32, 16, 8]
 
 
-def test_modules_are_found_under_the_paths_torch_gives_them() -> None:
+def test_modules_are_detected_under_the_paths_torch_gives_them() -> None:
     shared = nn.Conv2d(3, 3, 1)
     net = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleDict({"a": nn.ReLU()}))
     net.register_module("none", None)
-    found = modules_by_path(net)
-    assert list(found.items()) == list(net.named_modules())
+    results = modules_by_path(net)
+    assert list(results.items()) == list(net.named_modules())
 
 
 @pytest.mark.parametrize(("ignored", "sizes"), [("0", (8, 4)), ("none", (4, 4))])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_transposed_convolution_tells_its_inputs_from_its_outputs(
+def test_a_transposed_convolution_distinguishes_inputs_and_outputs(
     ignored: str, sizes: tuple[int, int], groups: int
 ) -> None:
     """Both are eight, and the bias counts outputs only."""

@@ -24,9 +24,9 @@ def network(act: nn.Module | None = None) -> nn.Sequential:
 
 
 def masked(net: nn.Module, plan: fpgm.Plan, **options: bool) -> nn.Module:
-    made = copy.deepcopy(net)
-    fpgm.mask_(made, plan, **options)
-    return made
+    created = copy.deepcopy(net)
+    fpgm.mask_(created, plan, **options)
+    return created
 
 
 def gone_of(plan: fpgm.Plan, tensor: str) -> list[int]:
@@ -42,25 +42,25 @@ def zero_slices(tensor: Tensor, dim: int) -> list[int]:
 def test_filter_shift_mean_and_reader_are_zeroed_and_the_scale_is_not() -> None:
     net = network()
     plan = fpgm.plan(net, X, rate=0.5, align=1)
-    gone = gone_of(plan, "0.weight")
-    assert len(gone) == 4
-    made = masked(net, plan)
-    assert zero_slices(made[0].weight, 0) == gone
-    assert zero_slices(made[0].bias, 0) == gone
-    assert zero_slices(made[1].bias, 0) == gone
-    assert zero_slices(made[1].running_mean, 0) == gone
-    assert zero_slices(made[3].weight, 1) == gone
-    assert torch.equal(made[1].weight, net[1].weight)
-    assert torch.equal(made[1].running_var, net[1].running_var)
-    assert torch.equal(made[3].bias, net[3].bias)
+    dropped = gone_of(plan, "0.weight")
+    assert len(dropped) == 4
+    created = masked(net, plan)
+    assert zero_slices(created[0].weight, 0) == dropped
+    assert zero_slices(created[0].bias, 0) == dropped
+    assert zero_slices(created[1].bias, 0) == dropped
+    assert zero_slices(created[1].running_mean, 0) == dropped
+    assert zero_slices(created[3].weight, 1) == dropped
+    assert torch.equal(created[1].weight, net[1].weight)
+    assert torch.equal(created[1].running_var, net[1].running_var)
+    assert torch.equal(created[3].bias, net[3].bias)
 
 
 def test_what_stays_keeps_its_values() -> None:
     net = network()
     plan = fpgm.plan(net, X, rate=0.5, align=1)
-    made = masked(net, plan)
+    created = masked(net, plan)
     for cut in plan.cuts:
-        before, after = net.state_dict()[cut.tensor], made.state_dict()[cut.tensor]
+        before, after = net.state_dict()[cut.tensor], created.state_dict()[cut.tensor]
         keep = torch.tensor(cut.keep)
         assert torch.equal(before.index_select(cut.dim, keep), after.index_select(cut.dim, keep))
 
@@ -68,9 +68,9 @@ def test_what_stays_keeps_its_values() -> None:
 def test_without_readers_the_next_layer_keeps_its_columns() -> None:
     net = network()
     plan = fpgm.plan(net, X, rate=0.5, align=1)
-    made = masked(net, plan, readers=False)
-    assert zero_slices(made[0].weight, 0) == gone_of(plan, "0.weight")
-    assert torch.equal(made[3].weight, net[3].weight)
+    created = masked(net, plan, readers=False)
+    assert zero_slices(created[0].weight, 0) == gone_of(plan, "0.weight")
+    assert torch.equal(created[3].weight, net[3].weight)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_a_zeroed_filter_still_gets_a_gradient_without_readers() -> None:
     """Soft pruning: what is zero between epochs may come back."""
     net = network()
     plan = fpgm.plan(net, X, rate=0.5, align=1)
-    gone = gone_of(plan, "0.weight")
+    dropped = gone_of(plan, "0.weight")
     soft, hard = masked(net, plan, readers=False).train(), masked(net, plan).train()
-    for made in (soft, hard):
-        made[2] = nn.Identity()  # ReLU's slope at zero is zero
-        made(X).square().sum().backward()
-    assert bool((soft[0].weight.grad[gone].flatten(1).abs().sum(1) > 0).all())
-    assert not bool(hard[0].weight.grad[gone].any())
+    for created in (soft, hard):
+        created[2] = nn.Identity()  # ReLU's slope at zero is zero
+        created(X).square().sum().backward()
+    assert bool((soft[0].weight.grad[dropped].flatten(1).abs().sum(1) > 0).all())
+    assert not bool(hard[0].weight.grad[dropped].any())
 
 
 def test_masking_twice_is_masking_once() -> None:
@@ -113,13 +113,13 @@ def test_masking_twice_is_masking_once() -> None:
 def test_a_grouped_reader_is_zeroed_block_by_block() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Sigmoid(), nn.Conv2d(8, 4, 1, groups=2))
     plan = fpgm.plan(net, X, rate=0.5, align=1)
-    gone = gone_of(plan, "0.weight")
-    made = masked(net, plan)
+    dropped = gone_of(plan, "0.weight")
+    created = masked(net, plan)
     for row in range(4):
         block = row // 2
-        expected = [c - 4 * block for c in gone if c // 4 == block]
-        assert zero_slices(made[2].weight[row].flatten(1), 0) == expected
-    assert torch.allclose(made(X), fpgm.compact(net, plan)(X), atol=1e-6)
+        expected = [c - 4 * block for c in dropped if c // 4 == block]
+        assert zero_slices(created[2].weight[row].flatten(1), 0) == expected
+    assert torch.allclose(created(X), fpgm.compact(net, plan)(X), atol=1e-6)
 
 
 def test_parameters_stay_the_same_objects_and_trainable() -> None:
@@ -132,7 +132,7 @@ def test_parameters_stay_the_same_objects_and_trainable() -> None:
 
 
 class ChannelGate(nn.Module):
-    """A convolution along the channels (ECA): each gate also reads the neighbours' means."""
+    """A convolution along the channels (ECA): each gate also reads the neighbors' means."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,13 +144,13 @@ class ChannelGate(nn.Module):
         return x * gates[:, :, None, None]
 
 
-def test_units_their_neighbours_see_stay_where_zero_weights_do_not_silence_them() -> None:
+def test_units_stay_where_zero_weights_do_not_mask_them() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), ChannelGate(), nn.Conv2d(8, 2, 1))
     with pytest.raises(fpgm.ModelError, match="a convolution runs along the channels"):
         fpgm.plan(net, X, rate=0.5, align=1)
 
 
-def test_masked_equals_compact_where_channels_see_their_neighbours() -> None:
+def test_masked_equals_compact_where_channels_are_mixed_locally() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), ChannelGate(), nn.Conv2d(8, 2, 1))
     plan = fpgm.plan(net, X, rate=0.5, align=1)
     assert torch.allclose(masked(net, plan)(X), fpgm.compact(net, plan)(X), atol=1e-6)

@@ -39,6 +39,7 @@ class Net(nn.Module):
         self.b = nn.Conv2d(8, 4, 1)
         self.width, self.parts, self.stride, self.flag = 8, [4, 4], 8, True
         self.set = 0
+        self.mean = torch.zeros(8)
 
     @property
     def height(self) -> int:
@@ -95,7 +96,7 @@ class TestAttributes:
 
     @pytest.mark.parametrize(
         ("name", "before"),
-        [("training", 0), ("flag", 1), ("__class__", 8), ("width", 9), ("height", 8)],
+        [("training", 0), ("flag", 1), ("__class__", 8), ("width", 9), ("height", 8), ("mean", 8)],
     )
     def test_what_is_not_there_stays(self, plan: Plan, name: str, before: int) -> None:
         other = Attribute("", name, max(before, 1), 1)
@@ -114,9 +115,9 @@ class TestAttributes:
         assert "leaves nothing of out_channels" in refusal(replace(plan, attributes=emptied))
 
     def test_a_user_s_own_sizes_follow(self, plan: Plan) -> None:
-        own = (Attribute("", "width", 8, 4), Attribute("", "parts", (4, 4), (2, 2)))
+        item = (Attribute("", "width", 8, 4), Attribute("", "parts", (4, 4), (2, 2)))
         layers = tuple(a for a in plan.attributes if a.module)
-        small = fpgm.compact(made(), replace(plan, attributes=(*layers, *own)))
+        small = fpgm.compact(made(), replace(plan, attributes=(*layers, *item)))
         assert (small.width, small.parts) == (4, [2, 2])
 
     def test_a_layer_s_sizes_are_those_of_its_weight(self, plan: Plan) -> None:
@@ -140,6 +141,13 @@ class TestAttributes:
         with pytest.raises(PlanError, match=f"{name} of 'extra' becomes 3"):
             check_places(net, replace(plan, attributes=(other,)), ())
 
+    def test_a_cut_of_a_dim_of_size_one_removes_nothing(self, plan: Plan) -> None:
+        net, cut = made(), Cut("b.weight", 3, 3, (0,), "reads")
+        odd = replace(plan, cuts=(*plan.cuts, cut))
+        assert fpgm.compact(net, odd).b.weight.shape == (4, 4, 1, 1)  # type: ignore[union-attr]
+        assert fpgm.verify(net, odd, X).ok
+        fpgm.mask_(net, odd)
+
     def test_none_is_changed_twice(self, plan: Plan) -> None:
         twice = replace(plan, attributes=plan.attributes * 2)
         assert refusal(twice).endswith("twice.")
@@ -152,8 +160,8 @@ class TestAttributes:
         class Own(nn.Conv2d):
             pass
 
-        own = Own(3, 8, 3)
-        assert [n for n in vars(own) if holds_size(own, n)] == [
+        item = Own(3, 8, 3)
+        assert [n for n in vars(item) if holds_size(item, n)] == [
             "in_channels", "out_channels", "groups"
         ]  # fmt: skip
 
@@ -194,7 +202,7 @@ class TestAdapters:
         wide = replace(plan, adapters=(Adapter("norm", "output", "scatter", 1, (0,), 40),))
         earlier = replace(plan, adapters=(Adapter("norm", "output", "scatter", 1, (0,), 20),))
         check_places(made(), wide, [earlier])
-        with pytest.raises(PlanError, match="it wants 40 channels at 'norm'"):
+        with pytest.raises(PlanError, match="it needs 40 channels at 'norm'"):
             check_places(made(), wide, [])
 
 
@@ -225,7 +233,7 @@ class TestNumbers:
         line = refusal(replace(plan, cached=(Cached("", name, 1, 8, (0,)),)))
         assert line == f"The plan is damaged: '' caches nothing in '{name}'."
 
-    def test_lists_that_are_none(self, plan: Plan) -> None:
+    def test_lists_that_are_invalid(self, plan: Plan) -> None:
         raw = json.loads(plan.to_json())
         for key in ("cuts", "adapters", "notes", "groups"):
             for value in ("abc", {}, 5, None):
@@ -274,11 +282,11 @@ class TestFiles:
     def signed(self, file: Path, change: Any) -> None:
         """Change a file and write a digest that agrees."""
         with safe_open(str(file), "pt") as stream:
-            told = dict(stream.metadata())
+            result = dict(stream.metadata())
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-        change(tensors, told)
-        told[DIGEST] = content_sha256(tensors, told)
-        save_file(tensors, file, told)
+        change(tensors, result)
+        result[DIGEST] = content_sha256(tensors, result)
+        save_file(tensors, file, result)
 
     @pytest.mark.parametrize(
         "dtype",
@@ -297,10 +305,10 @@ class TestFiles:
         assert fpgm.load(file, made).a.weight.dtype == torch.float16
 
     def test_more_plans_than_anyone_makes(self, file: Path) -> None:
-        def repeat(_: Any, told: dict[str, str]) -> None:
-            plans = json.loads(told["fpgm_plans"])
+        def repeat(_: Any, result: dict[str, str]) -> None:
+            plans = json.loads(result["fpgm_plans"])
             idle = {**plans[""][0], "cuts": [], "attributes": []}
-            told["fpgm_plans"] = json.dumps({"": [idle] * (MAX_PLANS + 1)})
+            result["fpgm_plans"] = json.dumps({"": [idle] * (MAX_PLANS + 1)})
 
         self.signed(file, repeat)
         with pytest.raises(FileError, match="holds 1,001 plans"):

@@ -32,12 +32,12 @@ def reference(model: nn.Module, plan: fpgm.Plan) -> nn.Module:
     tensors = named_tensors(full)
     with torch.no_grad():
         for cut in plan.cuts:
-            gone = torch.tensor(cut.removed())
-            own = tensors[cut.tensor].movedim(cut.dim, 0)
+            dropped = torch.tensor(cut.removed())
+            item = tensors[cut.tensor].movedim(cut.dim, 0)
             if cut.role == "filter":
-                own[gone] = torch.randn_like(own[gone])
+                item[dropped] = torch.randn_like(item[dropped])
             elif cut.role == "reads":
-                own[gone] = 0
+                item[dropped] = 0
     for adapter in plan.adapters:
         if adapter.kind == "scatter":
             wrapper = full.get_submodule(adapter.module)

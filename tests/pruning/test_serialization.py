@@ -103,9 +103,7 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize("outer", ["never", "before", "after"])
-def test_a_submodule_pruned_alone_is_saved_with_the_model_around_it(
-    tmp_path: Path, outer: str
-) -> None:
+def test_a_pruned_submodule_is_saved_with_its_model(tmp_path: Path, outer: str) -> None:
     model = Around()
     if outer == "before":
         model = fpgm.compact(model, fpgm.plan(model, X, rates={"head.*": 0.5}, align=1))
@@ -154,7 +152,7 @@ def test_tied_overlapping_and_transposed_tensors(tmp_path: Path) -> None:
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
-def test_the_model_comes_back_in_the_files_dtype(tmp_path: Path) -> None:
+def test_the_model_is_restored_in_the_files_dtype(tmp_path: Path) -> None:
     small = pruned().half()
     fpgm.save(small, tmp_path / "half.safetensors")
     again = fpgm.load(tmp_path / "half.safetensors", net)
@@ -259,6 +257,13 @@ def test_state_that_is_no_tensor_cannot_be_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sparse_buffer_cannot_be_saved(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(2).to_sparse())
+    with pytest.raises(fpgm.ModelError, match="its state 'adjacency' is stored as sparse_coo"):
+        fpgm.save(model, tmp_path / "x.safetensors")
+
+
 def test_files_that_are_not_ours(tmp_path: Path, file: Path) -> None:
     path = tmp_path / "wrong"
     assert refused(path) == "FILE does not exist."
@@ -276,8 +281,8 @@ def test_files_that_are_not_ours(tmp_path: Path, file: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
 def test_a_truncated_file(file: Path, share: float) -> None:
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * share)])
+    complete = file.read_bytes()
+    file.write_bytes(complete[: int(len(complete) * share)])
     assert refused(file).startswith("FILE is truncated or damaged: ")
 
 
@@ -300,9 +305,9 @@ def rewritten(file: Path, **changes: str) -> Path:
     raw = file.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
-    told = header["__metadata__"]
-    told |= changes
-    told[store.DIGEST] = store.content_sha256(load_file(file), told)
+    output = header["__metadata__"]
+    output |= changes
+    output[store.DIGEST] = store.content_sha256(load_file(file), output)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
     return file
@@ -382,8 +387,8 @@ def test_a_file_of_the_first_format_is_still_read(tmp_path: Path) -> None:
 def test_a_digest_is_looked_at_in_a_file_of_any_format(file: Path) -> None:
     tensors = load_file(file)
     with safe_open(file, "pt") as stream:
-        told = stream.metadata()
-    save_file(tensors, file, {**told, "fpgm_format": "1"})
+        output = stream.metadata()
+    save_file(tensors, file, {**output, "fpgm_format": "1"})
     assert refused(file).startswith("FILE is damaged")
 
 

@@ -42,7 +42,7 @@ def test_a_difference_above_rounding_is_not_ok() -> None:
 
 
 @pytest.mark.parametrize("moved", [0.0, 1e-5, 9e-5])
-def test_what_hardly_moves_proves_nothing(moved: float) -> None:
+def test_tiny_changes_verify_nothing(moved: float) -> None:
     """A wrong compact model could hide in an error of a hundredth of what was to be seen."""
     assert complaint(Certificate(1e-6, moved, 2, 1e-4, "float32")) == (
         f"Nothing was verified: masking the removed units changes the outputs by only {moved:.1e}, "
@@ -75,7 +75,7 @@ def test_a_certificate_says_what_was_compared() -> None:
     assert certificate.max_error < 1e-6 < 1e-3 < certificate.moved
 
 
-def test_moved_is_how_far_silencing_goes() -> None:
+def test_moved_is_the_change_by_masking() -> None:
     """y = a + b with a kept and b removed: from 1 + 3 to 3 is a third of the reference's 3."""
     model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Identity(), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_moved_is_how_far_silencing_goes() -> None:
 
 
 @pytest.mark.parametrize("tensor", ["0.weight", "0.bias", "2.weight", "2.bias"])
-def test_one_tampered_weight_is_found(tensor: str) -> None:
+def test_one_tampered_weight_is_detected(tensor: str) -> None:
     model = network()
     plan = fpgm.plan(model, X, rate=0.25, align=1)
     small = fpgm.compact(model, plan)
@@ -154,7 +154,7 @@ def test_a_dead_branch_is_seen_even_when_another_group_moves_the_output() -> Non
     assert not fpgm.verify(model, replace(plan, cuts=wrong), X).ok
 
 
-def test_another_activation_in_the_compact_model_is_found() -> None:
+def test_another_activation_in_the_compact_model_is_detected() -> None:
     model = network()
     plan = fpgm.plan(model, X, rate=0.25, align=1)
     small = fpgm.compact(model, plan)
@@ -227,7 +227,7 @@ def test_inputs_stay_as_they_are_and_in_their_domain() -> None:
     assert torch.equal(example, before)
 
 
-def test_outputs_may_shrink_when_asked() -> None:
+def test_outputs_may_shrink_on_request() -> None:
     model = network()
     small = fpgm.prune(model, X, rate=0.5, align=1, keep_outputs=False)
     assert small(X).shape[1] == model(X).shape[1] // 2
@@ -255,7 +255,7 @@ class Dead(nn.Module):
         return out
 
 
-def test_units_that_never_fire_prove_nothing() -> None:
+def test_inactive_units_verify_nothing() -> None:
     model = Dead()
     plan = fpgm.plan(model, X, rate=0.5, align=1)
     certificate = fpgm.verify(model, plan, X)
@@ -322,7 +322,7 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_an_expert_without_samples_and_code_that_minds_other_weights(accepts: bool) -> None:
+def test_an_expert_without_samples_and_code_that_depends_on_weights(accepts: bool) -> None:
     """A pass with varied weights that breaks off leaves all copies with the same weights."""
     model = Routed(accepts).eval()
     plan = fpgm.plan(model, X, rate=0.5, align=1)
@@ -363,7 +363,7 @@ def test_approximate_means_that_statistics_are_over_what_is_kept() -> None:
     assert not torch.allclose(small(X), model(X), atol=1e-2)
 
 
-def test_a_tampered_approximate_model_is_found() -> None:
+def test_a_tampered_approximate_model_is_detected() -> None:
     model = normed()
     plan = fpgm.plan(model, X, rate=0.5, approximate=True)
     small = fpgm.compact(model, plan)

@@ -15,7 +15,7 @@ from tests.helpers.recoverable import Streams, batches, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import activation_offload, recover, staged_forward
+from fpgm.recovery import activation_offload, api, staged_forward
 from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations
 from fpgm.recovery.solvable_layers import SolvableLayer
 from fpgm.recovery.staged_forward import StagedForward
@@ -49,7 +49,7 @@ def test_values_come_back_in_half_precision(store: ActivationOffload, scale: flo
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_comes_back_as_it_was(store: ActivationOffload, dtype: torch.dtype) -> None:
+def test_half_precision_is_restored_as_it_was(store: ActivationOffload, dtype: torch.dtype) -> None:
     values = torch.randn(64, 1024).to(dtype)
     activation = offloaded(store, values)
     assert activation.untyped_storage().nbytes() == 0
@@ -65,7 +65,7 @@ def test_what_half_precision_cannot_hold_stays(store: ActivationOffload, odd: fl
     assert torch.equal(activation.nan_to_num(), values.nan_to_num())
 
 
-def test_views_share_what_comes_back(store: ActivationOffload) -> None:
+def test_views_share_what_is_restored(store: ActivationOffload) -> None:
     values = torch.randn(64, 512)
     activation = values.clone()
     view = activation.t()
@@ -75,7 +75,7 @@ def test_views_share_what_comes_back(store: ActivationOffload) -> None:
     assert torch.allclose(activation, values, atol=1e-2)
 
 
-def test_what_nobody_holds_takes_no_room(store: ActivationOffload) -> None:
+def test_unreferenced_values_take_no_memory(store: ActivationOffload) -> None:
     one = 64 * 512 * 2
     for _ in range(20):
         store.offload([torch.randn(64, 512)])
@@ -86,20 +86,20 @@ def test_what_nobody_holds_takes_no_room(store: ActivationOffload) -> None:
 def test_only_what_a_pass_allocated_is_offloaded(store: ActivationOffload) -> None:
     weight = torch.randn(64, 512)
     live = LiveActivations(store)
-    view, own = weight.t(), weight * 2
-    bits = own.clone()
+    view, item = weight.t(), weight * 2
+    bits = item.clone()
     live.add([view], [weight])
-    live.add([own, bits], [weight])
+    live.add([item, bits], [weight])
     live.add([bits.view(torch.int32)], [bits])
     weight.mul_(1)
     live.add([weight], [weight])
     live.offload()
     assert weight.untyped_storage().nbytes()
-    assert not own.untyped_storage().nbytes()
-    live.restore(own)
-    live.keep(own)
+    assert not item.untyped_storage().nbytes()
+    live.restore(item)
+    live.keep(item)
     live.offload()
-    assert own.untyped_storage().nbytes()
+    assert item.untyped_storage().nbytes()
 
 
 def test_integers_in_memory_of_other_numbers_stay(store: ActivationOffload) -> None:
@@ -176,8 +176,8 @@ def test_recovery_is_the_same_with_little_memory(
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1, residual=residual)
     data = batches(3, 6, 6)
     expected = fpgm.recover(model, plan, data)
-    monkeypatch.setattr(recover, "memory_at", lambda _: memory)
-    monkeypatch.setattr(recover, "PASS_MEMORY_FACTOR", 2**30)
+    monkeypatch.setattr(api, "memory_at", lambda _: memory)
+    monkeypatch.setattr(api, "PASS_MEMORY_FACTOR", 2**30)
     small = fpgm.recover(model, plan, data)
     x = torch.randn(16, 3, 6, 6)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_recovery_is_the_same_with_little_memory(
 
 def test_features_that_hooks_collect_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 64)
-    monkeypatch.setattr(recover, "memory_at", lambda _: 0)
+    monkeypatch.setattr(api, "memory_at", lambda _: 0)
     model = stir(Streams()).eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
     features: list[Tensor] = []
@@ -267,7 +267,7 @@ def test_passes_do_not_grow_with_depth(monkeypatch: pytest.MonkeyPatch, depth: i
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(depth)]
     model = nn.Sequential(Counted(), nn.Conv2d(3, 8, 1), *layers, nn.Conv2d(8, 4, 1)).eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
-    monkeypatch.setattr(recover, "memory_at", lambda _: 0)
+    monkeypatch.setattr(api, "memory_at", lambda _: 0)
     monkeypatch.setattr(Counted, "calls", 0)
     fpgm.recover(model, plan, [torch.randn(8, 3, 6, 6) for _ in range(4)])
     assert Counted.calls == CALLS

@@ -12,8 +12,8 @@ from tests.helpers.recoverable import batches, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.recovery.api import NORMS, PRUNED, SOLVED, SOLVED_NORMS
 from fpgm.recovery.candidates import Candidate, choose_candidate, compare_candidates
-from fpgm.recovery.recover import NORMS, PRUNED, SOLVED, SOLVED_NORMS
 from fpgm.utils.calibration_data import read_inputs
 
 
@@ -80,10 +80,10 @@ def test_agreement_divergence_and_error_by_hand() -> None:
     model = Scores(torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))
     other = Scores(torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0]]))
     inputs = read_inputs([(x, torch.tensor([0, 1]))], 2)
-    found = compare_candidates(model, {"same": model, "other": other}, inputs)
+    results = compare_candidates(model, {"same": model, "other": other}, inputs)
     inputs.close()
-    assert found is not None
-    same, swapped = found
+    assert results is not None
+    same, swapped = results
     assert (same.error, same.agreement, same.divergence) == (0.0, 1.0, 0.0)
     assert swapped.agreement == 0.5
     assert swapped.error == pytest.approx(8 / 8)
@@ -96,10 +96,10 @@ def test_short_rows_are_scores_only_if_the_data_has_classes() -> None:
     model = Scores(torch.randn(2, 3))
     for batch, scored in ((torch.eye(2), False), ((torch.eye(2), torch.tensor([0, 1])), True)):
         inputs = read_inputs([batch], 2)
-        found = compare_candidates(model, {"same": model}, inputs)
+        results = compare_candidates(model, {"same": model}, inputs)
         inputs.close()
-        assert found is not None
-        assert (found[0].agreement is not None) == scored
+        assert results is not None
+        assert (results[0].agreement is not None) == scored
 
 
 class SamePadding(nn.Conv2d):
@@ -144,7 +144,7 @@ def mobile() -> nn.Module:
 
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
-def test_subclasses_with_a_forward_of_their_own_are_solved(residual: Any) -> None:
+def test_subclasses_with_custom_forwards_are_solved(residual: Any) -> None:
     model = mobile()
     plan = fpgm.plan(model, torch.zeros(1, 3, 9, 9), rate=0.3, align=1, residual=residual)
     small = fpgm.recover(model, plan, batches(3, 9, 9))
@@ -181,7 +181,7 @@ def test_what_is_not_solved_is_counted_and_named() -> None:
     assert any(note.startswith("2 of 3 layers solved; not solved: 2 (") for note in recovery.notes)
 
 
-def test_sensitivity_of_subclasses_with_a_forward_of_their_own() -> None:
+def test_sensitivity_of_subclasses_with_custom_forwards() -> None:
     model = mobile()
     data = batches(3, 9, 9)
     groups = fpgm.sensitivity(model, data[0], data, rates=()).groups

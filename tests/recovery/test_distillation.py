@@ -15,8 +15,8 @@ from tests.helpers.recoverable import Streams, batches, stir
 from torch import Tensor, nn
 
 import fpgm
+from fpgm.recovery import api as recovery
 from fpgm.recovery import distillation as distil
-from fpgm.recovery import recover as recovery
 from fpgm.utils import calibration_data as batches_module
 from fpgm.utils.calibration_data import Inputs, read_held_out, read_inputs
 from fpgm.utils.example_inputs import Example
@@ -74,8 +74,8 @@ class TestTrainingBatches:
         loader = torch.utils.data.DataLoader(data, 4, shuffle=True)
         inputs, validation = read_held_out(loader, 8, 4)
         held = set(validation[0].args[0].flatten().tolist())
-        seen = batches_seen(loader, inputs, validation, 40)
-        assert {value for batch in seen for value in batch} == set(range(20)) - held
+        recorded = batches_seen(loader, inputs, validation, 40)
+        assert {value for batch in recorded for value in batch} == set(range(20)) - held
 
     def test_every_argument_of_a_batch_loses_the_same_inputs(self) -> None:
         batch = {"x": torch.arange(4.0), "scale": torch.tensor([3.0]), "y": torch.arange(4)}
@@ -100,18 +100,18 @@ class TestValidation:
     """Solved weights fit their own inputs: only others show whether distillation helps."""
 
     def validation_batches(self, monkeypatch: pytest.MonkeyPatch, loader: Any) -> Any:
-        seen: list[list[float]] = []
+        recorded: list[list[float]] = []
         compare = recovery.compare_candidates
 
         def spy(model: nn.Module, nets: Any, inputs: Inputs) -> Any:
-            seen.append(firsts(inputs))
+            recorded.append(firsts(inputs))
             return compare(model, nets, inputs)
 
         monkeypatch.setattr(recovery, "compare_candidates", spy)
         model = stir(Streams()).eval()
         plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
         fpgm.recover(model, plan, loader, images=8, distil=0.05)
-        return seen
+        return recorded
 
     def test_on_other_inputs_if_there_are_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.validation_batches(monkeypatch, numbered(5)) == [[2, 4]] * 2
@@ -175,7 +175,7 @@ Setting = tuple[nn.Module, fpgm.Plan, list[Tensor]]
 
 
 class TestSteps:
-    def test_one_picture_that_is_not_finite_spoils_nothing(self, setting: Setting) -> None:
+    def test_one_image_that_is_not_finite_is_skipped(self, setting: Setting) -> None:
         model, plan, data = setting
         data[-1][3, 1, 2, 2] = float("nan")
         small = fpgm.recover(model, plan, data, images=32, distil=1)

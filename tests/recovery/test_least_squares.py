@@ -36,8 +36,8 @@ def test_every_layer_is_rows_times_a_matrix(layer: Any, shape: tuple[int, ...], 
     out = layer(x).detach()
     sample = OutputSample(layer, x, out, most, seed=0)
     bias = layer.bias.detach().reshape(groups_of(layer), 1, -1)
-    found = sample.rows() @ matrix_of(layer) + bias
-    torch.testing.assert_close(found, sample.by_group(sample.take(out)), rtol=1e-4, atol=1e-5)
+    results = sample.rows() @ matrix_of(layer) + bias
+    torch.testing.assert_close(results, sample.by_group(sample.take(out)), rtol=1e-4, atol=1e-5)
     other = copy.deepcopy(layer)
     nn.init.zeros_(other.weight)
     set_matrix_(other, matrix_of(layer))
@@ -70,7 +70,7 @@ def test_a_singular_system_gets_a_larger_ridge() -> None:
     assert change.isfinite().all()
 
 
-def test_a_change_that_does_not_generalize_is_not_made() -> None:
+def test_a_change_that_does_not_generalize_is_rejected() -> None:
     """A fit to noise explains nothing of other noise."""
     torch.manual_seed(1)
     fit, held = (NormalEquations(1, 20, 1, torch.device("cpu")) for _ in range(2))

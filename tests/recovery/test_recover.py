@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fpgm
 from fpgm.errors import RequestError
-from fpgm.recovery.recover import RECOVERY, recover
+from fpgm.recovery.api import RECOVERY, recover
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -68,7 +68,7 @@ def test_the_error_on_other_images_falls(name: str, residual: Any) -> None:
 
 
 @pytest.mark.parametrize("residual", ["coupled", "independent"])
-def test_from_weights_alone(residual: Any) -> None:
+def test_from_weights_only(residual: Any) -> None:
     """A duplicate is replaced without any data."""
     model = stir(chain(norm=True))
     copy_unit(model, 2, 5)
@@ -78,7 +78,7 @@ def test_from_weights_alone(residual: Any) -> None:
     assert after < 0.05 * before
 
 
-def test_batch_norms_alone() -> None:
+def test_batch_norm_reestimation_only() -> None:
     torch.manual_seed(0)
     model, data = stir(Streams()), batches(3, 6, 6)
     for x in 5 * data:  # statistics of the data, as training leaves them
@@ -145,10 +145,10 @@ def test_kinds_of_loaders() -> None:
             yield x, torch.zeros(len(x))
 
     loaders: list[Any] = [data, pairs(), [[x, 1] for x in data], [{"x": x} for x in data]]
-    found = [recover(model, plan, loader) for loader in loaders]
+    results = [recover(model, plan, loader) for loader in loaders]
     x = torch.randn(4, 3, 6, 6)
-    for small in found[1:]:
-        torch.testing.assert_close(small(x), found[0](x))
+    for small in results[1:]:
+        torch.testing.assert_close(small(x), results[0](x))
     few = recover(model, plan, data, images=32)
     assert getattr(few, RECOVERY).inputs == 32
 
@@ -208,7 +208,7 @@ def test_other_errors_are_not_attributed_to_the_inputs(
     def fail(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("fpgm.recovery.recover._solve_", fail)
+    monkeypatch.setattr("fpgm.recovery.api._solve_", fail)
     model, x = stir(chain(norm=True)), torch.randn(8, 3, 6, 6)
     with pytest.raises(RuntimeError, match=r"^a fault of ours$"):
         recover(model, fpgm.plan(model, x, rate=0.3, align=1), [x])

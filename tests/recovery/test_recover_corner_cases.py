@@ -12,7 +12,7 @@ from tests.helpers.recoverable import Streams, batches, chain, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery.recover import RECOVERY, recover
+from fpgm.recovery.api import RECOVERY, recover
 
 
 @pytest.mark.parametrize("sizes", [[64, 64, 64], [128], [16] * 8 + [1]])
@@ -128,7 +128,7 @@ def test_other_arguments_of_a_layer_are_passed_again() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_FRACTION", share)
+    monkeypatch.setattr("fpgm.recovery.api.MEMORY_FRACTION", share)
     monkeypatch.setattr("fpgm.recovery.layer_solver.OutputSample", _interrupt)
     model = stir(Streams())
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1)
@@ -151,7 +151,7 @@ def test_passes_that_run_again_give_the_same_weights(monkeypatch: pytest.MonkeyP
     plan = fpgm.plan(model, torch.randn(1, 3, 6, 6), rate=0.3, align=1, residual="independent")
     data, x = batches(3, 6, 6), torch.randn(4, 3, 6, 6)
     waited = recover(model, plan, data)
-    monkeypatch.setattr("fpgm.recovery.recover.MEMORY_FRACTION", 0.0)
+    monkeypatch.setattr("fpgm.recovery.api.MEMORY_FRACTION", 0.0)
     monkeypatch.setattr("fpgm.utils.calibration_data.MAX_BYTES_IN_MEMORY", 0)
     again = recover(model, plan, data)
     torch.testing.assert_close(again(x), waited(x))
@@ -181,8 +181,8 @@ def test_settings_of_reduced_precision_do_not_change_the_result() -> None:
         torch.set_float32_matmul_precision("highest")
     before, after = unseen(model, small, plan, torch.randn(64, 3, 6, 6))
     assert after < before
-    for own, same in zip(small.parameters(), usual.parameters(), strict=True):
-        assert torch.equal(own, same)
+    for item, same in zip(small.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(item, same)
 
 
 def test_layers_too_wide_for_normal_equations_are_solved_from_their_rows(

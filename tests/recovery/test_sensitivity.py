@@ -33,12 +33,12 @@ def chain(groups: int = 1) -> nn.Sequential:
     return net.eval()
 
 
-def least_error(net: nn.Sequential, gone: list[int], data: list[Tensor]) -> float:
+def least_error(net: nn.Sequential, dropped: list[int], data: list[Tensor]) -> float:
     """Compute the relative error that is left with the best weights of the last layer."""
     with torch.no_grad():
         inner = torch.cat([net[1](net[0](x)) for x in data])
         wanted = torch.cat([net(x) for x in data]).movedim(1, 0).flatten(1).T.double()
-    kept = [i for i in range(inner.shape[1]) if i not in gone]
+    kept = [i for i in range(inner.shape[1]) if i not in dropped]
     rows = nn.functional.unfold(inner[:, kept], 3, padding=1).movedim(1, 0).flatten(1).T.double()
     rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], 1)
     left = wanted - rows @ torch.linalg.lstsq(rows, wanted).solution
@@ -48,12 +48,12 @@ def least_error(net: nn.Sequential, gone: list[int], data: list[Tensor]) -> floa
 def test_the_curve_is_what_least_squares_leaves() -> None:
     """The outputs are the consumer's own, so no probe is involved."""
     net, data = chain(), batches()
-    found = fpgm.sensitivity(net, data[0], data, align=1)
-    [group] = found.groups
+    results = fpgm.sensitivity(net, data[0], data, align=1)
+    [group] = results.groups
     for count in (1, 3, 6):
         plan = fpgm.plan(net, data[0], rates={"0": count / 8}, align=1)
-        [gone] = [c.removed() for c in plan.cuts if c.tensor == "0.weight"]
-        assert group.harm[count] == pytest.approx(least_error(net, list(gone), data), rel=0.1)
+        [dropped] = [c.removed() for c in plan.cuts if c.tensor == "0.weight"]
+        assert group.harm[count] == pytest.approx(least_error(net, list(dropped), data), rel=0.1)
     assert group.harm[0] == 0
     assert list(group.harm) == sorted(group.harm)
 
@@ -72,16 +72,16 @@ def test_groups_that_tolerate_pruning_are_pruned() -> None:
         net[2].bias.zero_()
     data = batches()
     plan = fpgm.plan(net, data[0], macs=0.3, align=1, allocate="sensitivity", loader=data)
-    gone = {group.name: group.units - group.kept for group in plan.groups}
-    assert gone["2"] > 4
-    assert gone["0"] == gone["4"] == 0
+    dropped = {group.name: group.units - group.kept for group in plan.groups}
+    assert dropped["2"] > 4
+    assert dropped["0"] == dropped["4"] == 0
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_any_consumer_is_measured(groups: int) -> None:
     net, data = chain(groups), batches()
-    found = fpgm.sensitivity(net, data[0], data, align=1)
-    assert found.groups[0].harm[-2] > found.groups[0].harm[2] > 0
+    results = fpgm.sensitivity(net, data[0], data, align=1)
+    assert results.groups[0].harm[-2] > results.groups[0].harm[2] > 0
 
 
 def test_the_model_is_unchanged() -> None:
@@ -96,23 +96,23 @@ def test_the_model_is_unchanged() -> None:
 
 def test_json_round_trip() -> None:
     net, data = chain(), batches()
-    found = fpgm.sensitivity(net, data[0], data)
-    again = Sensitivity.from_json(found.to_json())
-    assert again == found
+    results = fpgm.sensitivity(net, data[0], data)
+    again = Sensitivity.from_json(results.to_json())
+    assert again == results
     for text in ("", "[]", '{"format": 2}', '{"format": 1}'):
         with pytest.raises(fpgm.FileError):
             Sensitivity.from_json(text)
 
 
 def test_curves_of_other_sizes_and_of_what_was_not_measured() -> None:
-    found = Sensitivity(
+    results = Sensitivity(
         (GroupSensitivity("a", 2, (0.0, 1.0, 3.0)), GroupSensitivity("b", 1, (0.0, 5.0))),
         {},
         inputs=1,
     )
-    assert found.curve("a", 2) == [0.0, 1.0, 3.0]
-    assert found.curve("a", 4) == [0.0, 0.5, 1.0, 2.0, 3.0]
-    assert found.curve("c", 1) == [0.0, 4.0]
+    assert results.curve("a", 2) == [0.0, 1.0, 3.0]
+    assert results.curve("a", 4) == [0.0, 0.5, 1.0, 2.0, 3.0]
+    assert results.curve("c", 1) == [0.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def labelled(net: Classifier, count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    """Make images in many colours, and classes that are about equally frequent."""
+    """Make images in many colors, and classes that are about equally frequent."""
     data = [x + 2 * torch.randn(16, 3, 1, 1) for x in batches(count)]
     net.head.bias -= torch.cat([net(x) for x in data]).mean(0)
     return [(x, net(x).argmax(1)) for x in data]
@@ -157,17 +157,17 @@ def test_accuracy_is_that_of_the_recovered_model() -> None:
     torch.manual_seed(3)
     net = Classifier().eval()
     data = labelled(net, 12)
-    found = fpgm.sensitivity(net, data[0][0], data, align=1, rates=(0.25, 0.5, 0.75))
-    assert found.accuracy == 1.0
-    last = found.groups[-1]
+    results = fpgm.sensitivity(net, data[0][0], data, align=1, rates=(0.25, 0.5, 0.75))
+    assert results.accuracy == 1.0
+    last = results.groups[-1]
     plain = []
     for rate in (0.25, 0.5, 0.75):
         plan = fpgm.plan(net, data[0][0], rates={last.name: rate}, align=1)
         nets = fpgm.recover(net, plan, without_labels(data)), fpgm.compact(net, plan)
         with torch.no_grad():
             right = [sum(int((n(x).argmax(1) == y).sum()) for x, y in data) for n in nets]
-        assert last.accuracy[str(rate)] == pytest.approx(right[0] / found.inputs, abs=0.03)
-        plain.append(right[1] / found.inputs)
+        assert last.accuracy[str(rate)] == pytest.approx(right[0] / results.inputs, abs=0.03)
+        plain.append(right[1] / results.inputs)
     counted = [value for value in last.accuracy.values() if value is not None]
     assert len(counted) == 3
     assert counted[0] > counted[-1]
@@ -181,8 +181,8 @@ def test_a_duplicate_costs_no_accuracy() -> None:
         for tensor in (net.a.weight, net.a.bias):
             tensor[4:] = tensor[:4]
     data = labelled(net)
-    found = fpgm.sensitivity(net, data[0][0], data, rates=[0.125])
-    [first] = [g for g in found.groups if g.name == "a"]
+    results = fpgm.sensitivity(net, data[0][0], data, rates=[0.125])
+    [first] = [g for g in results.groups if g.name == "a"]
     assert first.accuracy["0.125"] == 1.0
     assert first.at(0.125) < 1e-3
 
@@ -191,15 +191,15 @@ def test_without_labels_accuracy_is_not_measured() -> None:
     net = Classifier().eval()
     data = labelled(net)
     for other in (without_labels(data), [(x, torch.rand(16)) for x, _ in data]):
-        found = fpgm.sensitivity(net, data[0][0], other)
-        assert found.accuracy is None
-        assert not any(g.accuracy for g in found.groups)
+        results = fpgm.sensitivity(net, data[0][0], other)
+        assert results.accuracy is None
+        assert not any(g.accuracy for g in results.groups)
 
 
 def test_an_interrupted_measurement_continues(tmp_path: Path, monkeypatch: Any) -> None:
     net = Classifier().eval()
     data = labelled(net)
-    whole = fpgm.sensitivity(net, data[0][0], data)
+    full = fpgm.sensitivity(net, data[0][0], data)
     file = tmp_path / "sensed.json"
     tried: list[int] = []
     without = Trials.accuracy_without
@@ -213,15 +213,15 @@ def test_an_interrupted_measurement_continues(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr(Trials, "accuracy_without", counted)
     with pytest.raises(KeyboardInterrupt):
         fpgm.sensitivity(net, data[0][0], data, cache=file)
-    assert Sensitivity.read(file).groups[0] == whole.groups[0]
-    found = fpgm.sensitivity(net, data[0][0], data, cache=file)
-    assert found == whole
+    assert Sensitivity.read(file).groups[0] == full.groups[0]
+    results = fpgm.sensitivity(net, data[0][0], data, cache=file)
+    assert results == full
     assert len(tried) == 7 + 4  # the first group's four were not measured again
-    assert Sensitivity.read(file) == whole
+    assert Sensitivity.read(file) == full
     monkeypatch.setattr(
         "fpgm.recovery.sensitivity.runner.collect_statistics", None
     )  # nothing is left to measure
-    assert fpgm.sensitivity(net, data[0][0], data, cache=file) == whole
+    assert fpgm.sensitivity(net, data[0][0], data, cache=file) == full
 
 
 def test_a_file_about_something_else_is_refused_and_kept(tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ def test_inputs_of_a_consumer_too_wide_for_equations_count_as_independent(monkey
 
 def test_a_curve_is_corrected_by_measured_errors() -> None:
     curve = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    found = correct_curve(curve, {3: 6.0, 6: 3.0}.get)
-    assert found[[0, 3, 6]] == pytest.approx([0, 6, 6])  # a curve never decreases
-    assert found[1] == pytest.approx(2)  # below the first point, the same ratio
-    assert found[10] == pytest.approx(6)
+    results = correct_curve(curve, {3: 6.0, 6: 3.0}.get)
+    assert results[[0, 3, 6]] == pytest.approx([0, 6, 6])  # a curve never decreases
+    assert results[1] == pytest.approx(2)  # below the first point, the same ratio
+    assert results[10] == pytest.approx(6)
     assert correct_curve(curve, lambda count: None) is curve
     nothing = np.zeros(11)  # a probe estimate of zero does not make units free
     assert correct_curve(nothing, {3: 6.0, 6: 9.0}.get)[[0, 3, 6, 10]] == pytest.approx(
@@ -277,17 +277,19 @@ def test_errors_are_right_behind_a_mean_over_positions() -> None:
     group = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
     count = round(0.3 * 8)
     plan = fpgm.plan(net, data[0], rates={"a": count / 8}, align=1)
-    [gone] = [c.removed() for c in plan.cuts if c.tensor == "a.weight"]
+    [dropped] = [c.removed() for c in plan.cuts if c.tensor == "a.weight"]
     with torch.no_grad():
         inner = torch.cat([net.a(x).relu() for x in data])
-        kept = [i for i in range(8) if i not in gone]
+        kept = [i for i in range(8) if i not in dropped]
         rows = nn.functional.unfold(inner[:, kept], 3, padding=1).movedim(1, 0).flatten(1).T
         rows = torch.cat([rows, torch.ones(len(rows), 1)], 1).double()
         wanted = net.b(inner).movedim(1, 0).flatten(1).T.double()
         solved = rows @ torch.linalg.lstsq(rows, wanted).solution
-        found = solved.T.reshape(8, len(inner), *inner.shape[2:]).movedim(0, 1).float()
+        results = solved.T.reshape(8, len(inner), *inner.shape[2:]).movedim(0, 1).float()
         tried = slice(len(inner) // 4)  # a quarter of the inputs
-        outputs, original = (net.head(b.relu().mean((2, 3)))[tried] for b in (found, net.b(inner)))
+        outputs, original = (
+            net.head(b.relu().mean((2, 3)))[tried] for b in (results, net.b(inner))
+        )
     error = float((outputs - original).square().sum() / original.square().sum())
     assert group.harm[count] == pytest.approx(error, rel=0.15)
 
@@ -303,8 +305,8 @@ def test_outputs_that_are_not_finite_are_left_out() -> None:
     torch.manual_seed(3)
     net = Masked().eval()
     data = batches()
-    found = fpgm.sensitivity(net, data[0], data, align=1)
-    assert all(0 < group.harm[1] < group.harm[7] < 10 for group in found.groups)
+    results = fpgm.sensitivity(net, data[0], data, align=1)
+    assert all(0 < group.harm[1] < group.harm[7] < 10 for group in results.groups)
 
 
 def test_a_wide_consumer_s_mean_is_that_of_all_batches(monkeypatch: Any) -> None:
@@ -342,8 +344,8 @@ def test_any_arguments_and_outputs(tmp_path: Path) -> None:
     torch.manual_seed(3)
     net = Flagged().eval()
     file = tmp_path / "sensed.json"
-    found = fpgm.sensitivity(net, flagged()[0], flagged(), cache=file)
-    assert found.groups[0].harm[-2] > 0
+    results = fpgm.sensitivity(net, flagged()[0], flagged(), cache=file)
+    assert results.groups[0].harm[-2] > 0
     with pytest.raises(fpgm.FileError, match="another set of inputs"):
         fpgm.sensitivity(net, flagged()[0], flagged(k=3), cache=file)
 
@@ -374,7 +376,7 @@ def test_an_incomplete_result_is_continued_and_not_planned_with(
 ) -> None:
     net = Classifier().eval()
     data = batches()
-    whole = fpgm.sensitivity(net, data[0], data)
+    full = fpgm.sensitivity(net, data[0], data)
     file = tmp_path / "sensed.json"
     error = Trials.error_without
     tried: list[int] = []
@@ -389,10 +391,10 @@ def test_an_incomplete_result_is_continued_and_not_planned_with(
     with pytest.raises(KeyboardInterrupt):
         fpgm.sensitivity(net, data[0], data, cache=file)
     begun = Sensitivity.read(file)
-    assert begun.groups == whole.groups[:1]
+    assert begun.groups == full.groups[:1]
     with pytest.raises(fpgm.RequestError, match="is incomplete"):
         fpgm.plan(net, data[0], macs=0.3, allocate=begun)
-    assert fpgm.sensitivity(net, data[0], data, cache=file) == whole
+    assert fpgm.sensitivity(net, data[0], data, cache=file) == full
     assert len(tried) == 5
     with pytest.raises(fpgm.FileError, match="is not a folder"):
         fpgm.sensitivity(net, data[0], data, cache=tmp_path / "absent" / "sensed.json")

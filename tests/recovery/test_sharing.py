@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import fpgm
 from fpgm.errors import FpgmError, RankError, RequestError
 from fpgm.recovery import layer_solver
+from fpgm.recovery.api import recover
 from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
-from fpgm.recovery.recover import recover
 from fpgm.utils.calibration_data import read_inputs
 from fpgm.utils.distributed import current_ranks, work_alone
 
@@ -68,11 +68,11 @@ def wide_layers(data: Batches) -> dict[str, Tensor]:
 def measured(data: Batches) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model = stir(Streams())
-    found = fpgm.sensitivity(model, data[0][0], data, align=1, rates=(0.5,))
-    curves = {f"{g.name} {n}": torch.tensor(g.harm) for n, g in enumerate(found.groups)}
-    accuracies = [found.accuracy, *(a for g in found.groups for a in g.accuracy.values())]
+    result = fpgm.sensitivity(model, data[0][0], data, align=1, rates=(0.5,))
+    curves = {f"{g.name} {n}": torch.tensor(g.harm) for n, g in enumerate(result.groups)}
+    accuracies = [result.accuracy, *(a for g in result.groups for a in g.accuracy.values())]
     return {**curves, "accuracies": torch.tensor(accuracies), "data": torch.tensor(
-        [int(found.data, 16) % 2**31]
+        [int(result.data, 16) % 2**31]
     )}  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def test_an_error_on_one_rank_ends_both(by_rank: list[dict[str, Any]]) -> None:
     assert all(results["seconds"] < 20 for results in by_rank)
 
 
-def test_one_process_shares_with_nobody() -> None:
+def test_one_process_divides_nothing() -> None:
     ranks = current_ranks()
     assert (ranks.rank, ranks.size, ranks.gather(3)) == (0, 1, [3])
     ranks.check_same({"weights": "1"})

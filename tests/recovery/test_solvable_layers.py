@@ -12,7 +12,7 @@ from tests.helpers.recoverable import batches, stir, unseen
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import recover as recover_module
+from fpgm.recovery import api as recover_module
 from fpgm.recovery.solvable_layers import SolvableLayers, find_solvable_layers
 from fpgm.utils.example_inputs import Example
 
@@ -56,22 +56,22 @@ class ConvNormReLU(nn.Conv2d):
 
 @pytest.mark.parametrize("kind", [ThenReLU, ThenHalves])
 def test_forwards_that_do_more_than_a_convolution(kind: type[nn.Conv2d]) -> None:
-    found = found_in(kind(3, 4, 1))
-    assert [layer.path for layer in found.layers] == [""]
-    assert not found.unsolvable
+    results = found_in(kind(3, 4, 1))
+    assert [layer.path for layer in results.layers] == [""]
+    assert not results.unsolvable
 
 
 @pytest.mark.parametrize("kind", [WithoutBias, OtherGroups])
 def test_forwards_that_convolve_in_another_way(kind: type[nn.Conv2d]) -> None:
-    found = found_in(kind(3, 4, 1))
-    assert not found.layers
+    results = found_in(kind(3, 4, 1))
+    assert not results.layers
     reason = "its forward convolves with another bias or with other groups"
-    assert found.unsolvable == {"": reason}
+    assert results.unsolvable == {"": reason}
 
 
 @pytest.mark.parametrize("kind", [ThenReLU, ConvNormReLU])
 @pytest.mark.parametrize("memory", [None, 1])
-def test_layers_in_the_middle_of_their_own_forwards_are_solved_exactly(
+def test_layers_in_the_middle_of_custom_forwards_are_solved_exactly(
     kind: Any, memory: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The removed filter equals a kept one, so that nothing is lost once readers are solved."""
@@ -170,7 +170,7 @@ class Positions(nn.Module):
         return self.head(y.relu())
 
 
-def test_additions_in_a_forward_of_its_own_are_counted_once() -> None:
+def test_additions_in_a_custom_forward_are_counted_once() -> None:
     torch.manual_seed(0)
     model = Positions().eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
@@ -188,7 +188,7 @@ class Sometimes(nn.Conv2d):
         return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias)
 
 
-def test_a_forward_of_its_own_that_skips_its_convolution() -> None:
+def test_a_custom_forward_that_skips_its_convolution() -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 1), Sometimes(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)]
     model = nn.Sequential(*layers).eval()

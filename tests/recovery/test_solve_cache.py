@@ -11,7 +11,7 @@ from tests.helpers.recoverable import Streams, batches, stir
 from torch import Tensor, nn
 
 import fpgm
-from fpgm.recovery import recover, solve_cache
+from fpgm.recovery import api, solve_cache
 
 
 class Stop(Exception):  # noqa: N818  (an interruption, not an error)
@@ -68,8 +68,8 @@ def test_what_another_recovery_left_is_not_used(
         with torch.no_grad():
             next(model.parameters()).mul_(2)
     elif change == "code":
-        find = recover._find_layers
-        monkeypatch.setattr(recover, "_find_layers", lambda *args: (find(*args)[0][1:], 0, {}))
+        find = api._find_layers
+        monkeypatch.setattr(api, "_find_layers", lambda *args: (find(*args)[0][1:], 0, {}))
     else:
         file.write_bytes(file.read_bytes()[:-40])
     started: list[int] = []
@@ -96,7 +96,7 @@ def test_the_command_continues_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return solve(self)
 
-    monkeypatch.setattr(recover.LayerSolver, "solve_", solve_some)
+    monkeypatch.setattr(api.LayerSolver, "solve_", solve_some)
     run("recover", out, *shown, code=130)
     assert (out / "solved.safetensors").exists()
     run("recover", out, *shown)

@@ -103,7 +103,7 @@ class TestLayer:
     def test_zeros_have_no_part_that_divides(self) -> None:
         result = layer_of([[0.0, 0.0], [0.0, 0.0]])
         assert (result.deviation, result.least, result.effective_rank) == (0, 0, 1)
-        assert result.nearest_share == 0
+        assert result.nearest_ratio == 0
 
     def test_depthwise_filters_are_filters(self) -> None:
         net = nn.Sequential(
@@ -149,7 +149,7 @@ class TestLayer:
         net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1))
         _, planner = make_plan(net, torch.zeros(1, 3, 4, 4), PlanRequest(rate=0.5))
         first, second = analyze_planner(planner, quick=True).layers
-        assert (len(first.norms), first.places, first.nearest_share) == (8, (), None)
+        assert (len(first.norms), first.places, first.nearest_ratio) == (8, (), None)
         assert len(second.places) == 4
         assert len(analyze_planner(planner).layers[0].places) == 8
 
@@ -160,7 +160,7 @@ class TestLayer:
         assert net.training
         assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
-    def test_a_rate_that_is_none(self) -> None:
+    def test_a_rate_that_is_invalid(self) -> None:
         with pytest.raises(fpgm.RequestError, match="rate is 2"):
             analyze(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)), X, rate=2)
 
@@ -191,8 +191,8 @@ def test_nearest_and_rank_by_their_definitions(seed: int, count: int, length: in
     assert GramMatrix(rows - rows[0]).effective_rank(around=rows[0]) == pytest.approx(
         rank, rel=1e-5
     )
-    shares = torch.linalg.svdvals(rows) / torch.linalg.svdvals(rows).sum()
-    assert rank == pytest.approx(float((-(shares * shares.log()).sum()).exp()))
+    fractions = torch.linalg.svdvals(rows) / torch.linalg.svdvals(rows).sum()
+    assert rank == pytest.approx(float((-(fractions * fractions.log()).sum()).exp()))
     left, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
     wanted_places = torch.nn.functional.pad(left * sizes, (0, 1))[:, :2]
     assert torch.allclose(
@@ -222,7 +222,7 @@ class TestAlike:
         maps = np.stack([np.zeros((2, 2)), np.eye(2)])
         assert most_correlated(maps, [0]) == [(0, 1, 0.0)]
 
-    def test_all_gone(self) -> None:
+    def test_all_filters_removed(self) -> None:
         assert most_correlated(np.ones((2, 2, 2)), [0, 1]) == []
 
     def test_what_a_layer_gives_out(self) -> None:
@@ -231,7 +231,7 @@ class TestAlike:
         result = layer_output(net, "1", x)
         assert np.allclose(result, torch.relu(net[0](x))[0].detach().numpy())
 
-    def test_modules_that_give_out_no_pictures(self) -> None:
+    def test_modules_without_feature_maps(self) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         with pytest.raises(fpgm.ModelError, match="The output of '1' is not"):
             layer_output(net, "1", torch.zeros(1, 1, 2, 2))
@@ -246,10 +246,10 @@ class TestAlike:
         plan = fpgm.plan(net, x, rate=0.5, align=1)
         small = fpgm.compact(net, plan)
         for layer in layers:
-            gone = removed_filters(plan, layer)
+            removed = removed_filters(plan, layer)
             before, after = net.get_submodule(layer), small.get_submodule(layer)
-            assert len(gone) == before.out_channels - after.out_channels > 0
-            kept = [n for n in range(before.out_channels) if n not in gone]
+            assert len(removed) == before.out_channels - after.out_channels > 0
+            kept = [n for n in range(before.out_channels) if n not in removed]
             assert torch.equal(after.bias, before.bias[kept])
         assert removed_filters(plan, str(len(net) - 1)) == []
 

@@ -87,8 +87,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_norms_are_drawn_where_they_are() -> None:
-    drawn = [row["norm"] for row in rows_of(figures.norm_distribution(LAYER))]
-    assert drawn[:16] == list(LAYER.norms)
+    plotted = [row["norm"] for row in rows_of(figures.norm_distribution(LAYER))]
+    assert plotted[:16] == list(LAYER.norms)
 
 
 def test_a_norm_of_zero_on_a_logarithmic_scale(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_norm_of_zero_on_a_logarithmic_scale(tmp_path: Path) -> None:
     assert "NaN" not in (tmp_path / "a.svg").read_text()
 
 
-def test_what_goes_is_marked() -> None:
+def test_removed_units_are_marked() -> None:
     kinds = [row["kind"] for row in rows_of(figures.filter_map(LAYER, {1, 2}))]
     assert kinds.count("removed") == 2
     assert kinds[1] == kinds[2] == "removed"
@@ -132,8 +132,8 @@ def test_the_command_draws(tmp_path: Path) -> None:
     )
     out, _ = run("analyze", f"{model}:net", "--input", "1x3x8x8", "--figures", tmp_path / "drawn")
     assert "Figures are in" in out
-    drawn = sorted(file.name for file in (tmp_path / "drawn").iterdir())
-    assert drawn == [
+    plotted = sorted(file.name for file in (tmp_path / "drawn").iterdir())
+    assert plotted == [
         "0.map.svg", "0.norms-log.svg", "0.norms.svg", "1.map.svg", "1.norms-log.svg",
         "1.norms.svg",
     ]  # fmt: skip

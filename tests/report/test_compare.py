@@ -56,7 +56,7 @@ class TestFolders:
         with pytest.raises(fpgm.FileError, match="has neither results"):
             read_run(tmp_path)
 
-    def test_a_plan_that_is_none(self, tmp_path: Path) -> None:
+    def test_a_plan_that_is_invalid(self, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text("{}")
         (tmp_path / "plan.json").write_text("{}")
         with pytest.raises(fpgm.FileError, match=r"plan\.json cannot be read"):
@@ -100,7 +100,7 @@ class TestFolders:
             read_run(tmp_path)
         assert "\n" not in str(caught.value)
 
-    def test_numbers_that_are_none(self, tmp_path: Path) -> None:
+    def test_numbers_that_are_invalid(self, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text('{"accuracy": {"original": 0.5, "compact": NaN}}')
         (tmp_path / "metrics.jsonl").write_text(
             '{"epoch": 1, "test_accuracy": null}\n{"epoch": 2, "test_accuracy": NaN}\n'
@@ -142,15 +142,15 @@ def changed(value: Any, chance: random.Random) -> Any:
         if isinstance(value, list) else []  # fmt: skip
     if not inside or chance.random() < 0.15:
         return chance.choice(VALUES)
-    key, own = chance.choice(inside)
+    key, item = chance.choice(inside)
     result = copy.copy(value)
     kind = chance.random()
     if kind < 0.1:
         del result[key]
     elif kind < 0.15 and isinstance(result, list):
-        result.append(own)
+        result.append(item)
     else:
-        result[key] = changed(own, chance)
+        result[key] = changed(item, chance)
     return result
 
 
@@ -179,7 +179,7 @@ class TestChanged:
         monkeypatch.setattr("fpgm.report.page._vega_bundle", str)
         for name, value in files.items():
             (tmp_path / name).write_text(json.dumps(value))
-        whole = read_run(tmp_path)
+        complete = read_run(tmp_path)
         chance = random.Random(0)
         shown, refusals = 0, []
         for number in range(80):
@@ -193,7 +193,7 @@ class TestChanged:
                 shown += 1
                 render_page(loaded_run)
                 if number % 3 == 0:
-                    render_comparison([whole, loaded_run])
+                    render_comparison([complete, loaded_run])
             (tmp_path / name).write_text(json.dumps(files[name]))
         assert 20 < shown < 60  # both happened
         assert all(str(file) in line and "\n" not in line for file, line in refusals)
@@ -209,11 +209,11 @@ class TestComparison:
         assert "small (2)" in words
         assert {"fpgm", "l2"} <= set(words)
 
-    def point(self, name: str, left: int, accuracy: object, **asked: object) -> Run:
-        results = decode(ResultsRecord, {"model": "m", "accuracy": accuracy, "asked": asked})
+    def point(self, name: str, left: int, accuracy: object, **requested: object) -> Run:
+        results = decode(ResultsRecord, {"model": "m", "accuracy": accuracy, "asked": requested})
         return Run(name, results, fpgm.Plan("", {}, (), macs_before=100, macs_after=left))
 
-    def test_only_runs_of_one_setting_stand_on_a_line(self) -> None:
+    def test_a_line_connects_only_runs_of_one_setting(self) -> None:
         runs = [
             self.point("a", 50, {"compact": 0.5}, macs=0.5, criterion="fpgm"),
             self.point("b", 70, {"compact": 0.6}, macs=0.3, criterion="fpgm"),
@@ -227,7 +227,7 @@ class TestComparison:
         assert settings[0] == settings[1] == "model m, criterion fpgm"
         assert settings[2] != settings[0]
 
-    def test_what_was_asked_of_a_training(self) -> None:
+    def test_the_request_of_a_training_run(self) -> None:
         recipe = {"model.name": "m", "prune.rate": "0.4", "train.epochs": "3"}
         text = render_comparison([self.point("a", 50, 0.5, rate=0.3), Run("b", recipe=recipe)])
         words = [word.strip() for word in Parts(text).words if word.strip()]
@@ -324,7 +324,7 @@ class TestCommand:
             "file": str(tmp_path / "a.html"), "bytes": (tmp_path / "a.html").stat().st_size
         }  # fmt: skip
 
-    def test_what_makes_no_sense(self, folder: Path, tmp_path: Path) -> None:
+    def test_invalid_values(self, folder: Path, tmp_path: Path) -> None:
         assert "add --compare" in refused("report", folder, folder)
         assert "--serve follows one folder" in refused(
             "report", folder, folder, "--compare", "--serve"

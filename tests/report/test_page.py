@@ -40,7 +40,7 @@ def folder(real_run: Path) -> Path:
 
 
 class TestPage:
-    def test_what_a_reader_wants_to_know_first(self, folder: Path) -> None:
+    def test_what_a_reader_needs_to_know_first(self, folder: Path) -> None:
         cards_by_name = {card.name: card for card in cards(read_run(folder))}
         assert list(cards_by_name) == ["MACs", "Parameters", "Latency", "Accuracy", "Certificate"]
         assert cards_by_name["MACs"].value.startswith("−50.")
@@ -56,7 +56,7 @@ class TestPage:
         assert cards_by_name["Certificate"].detail.startswith("before recovery: ")
         assert cards_by_name["Latency"].detail.startswith("than original; eager, batch 1")
 
-    def test_figures_that_grew_have_one_sign(self) -> None:
+    def test_increased_metrics_have_one_sign(self) -> None:
         slower = Latency("eager", 1, 0.5, 0.4, -0.034, 0.01, 0.01034)
         plan = fpgm.Plan("", {}, (), macs_before=100, macs_after=100, latency=slower)
         cards_by_name = {card.name: card for card in cards(Run("a", plan=plan))}
@@ -141,8 +141,8 @@ class TestPage:
         errors = {"stem": (0.0, 0.0), "body": (0.5, 0.25), "twin": (0.0, 0.125)}
         rows = [LayerRow(name, 8, 4, (), (), "", None, item) for name, item in errors.items()]
         (chart,) = run_charts(Run("a"), rows)
-        drawn = {row["layer"] for row in chart.spec["data"]["values"]}
-        assert drawn == {"1. body", "2. twin"}
+        plotted = {row["layer"] for row in chart.spec["data"]["values"]}
+        assert plotted == {"1. body", "2. twin"}
 
     def test_the_most_sensitive_groups_are_named(self) -> None:
         """Colours alone would not tell which curve is whose."""
@@ -151,7 +151,7 @@ class TestPage:
         (chart,) = run_charts(loaded_run, [])
         assert chart.caption.endswith("Most sensitive: 2. b, 4. d, 3. c.")
 
-    def test_nothing_is_said_of_streams_where_there_are_none(self) -> None:
+    def test_no_mention_of_streams_where_there_are_none(self) -> None:
         alone, together = plan_of([("a", ("a",))]), plan_of([("a", ("a", "b"))])
         assert "A line on the left" not in render_page(Run("a", plan=alone))
         assert "A line on the left" in render_page(Run("a", plan=together))
@@ -172,11 +172,11 @@ class TestEscapes:
         net.add_module("a<b>&\"'", nn.Conv2d(3, 8, 1))
         net.add_module("out", nn.Conv2d(8, 2, 1))
         plan = fpgm.plan(net, torch.zeros(1, 3, 2, 2), rate=0.5)
-        found = fpgm.analyze(net, torch.zeros(1, 3, 2, 2)).to_dict()
+        outcome = fpgm.analyze(net, torch.zeros(1, 3, 2, 2)).to_dict()
         result = {"model": EVIL, "command": EVIL, "asked": {EVIL: EVIL}, "versions": {EVIL: EVIL}}
         text = plan.to_json().replace('a<b>&\\"', json.dumps(EVIL)[1:-1])
-        found = json.loads(json.dumps(found).replace('a<b>&\\"', json.dumps(EVIL)[1:-1]))
-        results, analysis = decode(ResultsRecord, result), decode(AnalysisRecord, found)
+        outcome = json.loads(json.dumps(outcome).replace('a<b>&\\"', json.dumps(EVIL)[1:-1]))
+        results, analysis = decode(ResultsRecord, result), decode(AnalysisRecord, outcome)
         return Run(EVIL, results, fpgm.Plan.from_json(text), analysis)
 
     def test_names_are_words_and_never_code(self) -> None:
@@ -349,9 +349,9 @@ class TestLarge:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded_run = read_run(folder)
-        whole = render_page(loaded_run)
-        assert "Omitted" not in whole
-        monkeypatch.setattr("fpgm.report.page.MAX_PAGE_BYTES", len(whole.encode()) - 1)
+        complete = render_page(loaded_run)
+        assert "Omitted" not in complete
+        monkeypatch.setattr("fpgm.report.page.MAX_PAGE_BYTES", len(complete.encode()) - 1)
         smaller = render_page(loaded_run)
         assert "Omitted to keep this page small: filter maps." in smaller
         layer = embedded(smaller)["layers"][0]

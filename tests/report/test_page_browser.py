@@ -144,8 +144,8 @@ def test_sorting_both_ways(opened: Opened) -> None:
     opened.page.click("#table thead >> text=filters")
     assert [int(text) for text in column(opened, 2)] == sorted(counts, reverse=True)
     opened.page.click("#table thead >> text=deviation")
-    shares = [float(text) for text in column(opened, 6)]
-    assert shares == sorted(shares)
+    fractions = [float(text) for text in column(opened, 6)]
+    assert fractions == sorted(fractions)
 
 
 def test_searching(opened: Opened) -> None:
@@ -299,11 +299,11 @@ def test_a_thousand_classes_leave_room_for_64_filters(browser: Any, tmp_path: Pa
     """A quarter of the length, since a sixteenth would not be seen; of it 40 of 64 are filled."""
     shown = Opened(browser, wide(tmp_path), viewport={"width": 1200, "height": 900})
     bar = shown.page.locator(".layer").first.locator(".bar")
-    whole = bar.bounding_box()["width"]
+    complete = bar.bounding_box()["width"]
     kept = bar.locator(".kept").bounding_box()["width"]
-    gone = bar.locator(".removed").bounding_box()["width"]
-    assert (kept + gone) / whole == pytest.approx((64 / 1000) ** 0.5, rel=0.05)
-    assert kept / (kept + gone) == pytest.approx(40 / 64, rel=0.05)
+    dropped = bar.locator(".removed").bounding_box()["width"]
+    assert (kept + dropped) / complete == pytest.approx((64 / 1000) ** 0.5, rel=0.05)
+    assert kept / (kept + dropped) == pytest.approx(40 / 64, rel=0.05)
     shown.page.close()
 
 

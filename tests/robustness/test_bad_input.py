@@ -98,13 +98,21 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rate": 0.4, "residual": "none"}, "residual is 'none': give 'coupled' or 'independent'."),
     ({"rate": 0.4, "rounding": "up"}, "rounding is 'up': give 'nearest' or 'paper'."),
-    ({"rate": 0.4, "align": 0}, "align is 0: give a whole number from 1 up."),
-    ({"rate": 0.4, "min_channels": 0}, "min_channels is 0: give a whole number from 1 up."),
+    ({"rate": 0.4, "align": 0}, "align is 0: give an integer of at least 1."),
+    ({"rate": 0.4, "min_channels": 0}, "min_channels is 0: give an integer of at least 1."),
+    ({"rate": 0.4, "ignore": [1]}, "ignore is [1]: give a list of patterns."),
+    ({"rate": 0.4, "ignore": None}, "ignore is None: give a list of patterns."),
+    ({"rate": 0.4, "criterion": None}, "criterion is None: give a name or a function."),
+    ({"rate": 0.4, "seed": "0"}, "seed is '0': give an integer below 2**62."),
+    ({"rate": 0.4, "seed": 2**70}, f"seed is {2**70}: give an integer below 2**62."),
+    ({"rate": 0.4, "approximate": "no"}, "approximate is 'no': give True or False."),
+    ({"rates": [0.4]}, 'rates is [0.4]: give a dict such as {"layer3.*": 0.2}.'),
+    ({"rates": {1: 0.4}}, 'rates is {1: 0.4}: give a dict such as {"layer3.*": 0.2}.'),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), REQUESTS, ids=[m for _, m in REQUESTS])
-def test_requests_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_invalid_requests(options: dict[str, Any], message: str) -> None:
     model = digits()
     assert answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, **options)) == message
     assert answer(fpgm.RequestError, model, lambda: fpgm.prune(model, X, **options)) == message
@@ -122,7 +130,7 @@ def test_the_nearest_requests_that_do_make_sense() -> None:
             assert isinstance(fpgm.plan(model, X, **options), fpgm.Plan)
 
 
-def test_a_target_out_of_reach_says_how_far_one_can_go() -> None:
+def test_an_unreachable_target_names_the_maximum() -> None:
     model = digits()
     message = answer(fpgm.RequestError, model, lambda: fpgm.plan(model, X, macs=0.9999))
     assert message == (
@@ -182,17 +190,17 @@ def test_an_example_of_the_wrong_shape_ends_with_the_models_own_error() -> None:
     assert answer(ForwardError, model, lambda: fpgm.plan(model, wrong, rate=0.4)) == (
         "The model's own forward fails on the example input: Given groups=1, weight of size "
         "[32, 1, 3, 3], expected input[1, 3, 8, 8] to have 1 channels, but got 3 channels instead "
-        f"(RuntimeError in digits.py:{DIGITS_FORWARD})."
+        f"(RuntimeError in digits_net.py:{DIGITS_FORWARD})."
     )
 
 
-def test_a_half_precision_model_wants_a_half_precision_example() -> None:
+def test_a_half_precision_model_needs_a_half_precision_example() -> None:
     model = digits().half()
     message = answer(ForwardError, model, lambda: fpgm.plan(model, X, rate=0.4))
     assert message == (
         "The model's own forward fails on the example input: expected scalar type Float but found "
-        f"Half (RuntimeError in digits.py:{DIGITS_FORWARD}). The example is float32, the weights "
-        "are float16: convert one of them."
+        f"Half (RuntimeError in digits_net.py:{DIGITS_FORWARD}). The example is float32, the "
+        "weights are float16: convert one of them."
     )
     with unchanged(model):
         small = fpgm.prune(model, X.half(), rate=0.4)
@@ -293,7 +301,7 @@ def test_an_output_keeps_its_width_though_the_example_leaves_it_empty() -> None:
 
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
             boxes = self.boxes(self.body(x)).flatten(2).transpose(1, 2)
-            return [one[: int(picture.mean() > 1)] for one, picture in zip(boxes, x, strict=True)]
+            return [one[: int(photo.mean() > 1)] for one, photo in zip(boxes, x, strict=True)]
 
     plan = fpgm.plan(Boxes(), torch.zeros(2, 3, 8, 8), rate=0.5, align=1)
     assert [group.name for group in plan.groups] == ["body"]

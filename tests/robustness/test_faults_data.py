@@ -19,7 +19,7 @@ from fpgm.utils.atomic_io import is_unfinished
 def check_files(small: Small, root: Path) -> list[str]:
     """Names of the files that are there, each of them whole; with one less nothing is read."""
     folder = root / cifar10.FOLDER
-    names = [own.name for own in folder.glob("*") if not is_unfinished(own.name)]
+    names = [item.name for item in folder.glob("*") if not is_unfinished(item.name)]
     for name in names:
         assert (folder / name).read_bytes() == small.official[name]
     if set(cifar10.SHA256) - set(names):
@@ -32,15 +32,15 @@ def test_killed_at_any_moment(small: Small, root: Path, monkeypatch: pytest.Monk
     """Each attempt goes on from the one before, which was killed a little later."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     small.official_archive(root)
-    found = set()
+    results = set()
     for number in range(1, 200):
         with forked(lambda: fetch(root), kills_at(number, root)) as code:
             assert code in (0, -9)
-        found.add(len(check_files(small, root)))
+        results.add(len(check_files(small, root)))
         if code == 0:
             break
     assert code == 0
-    assert len(found) > 3
+    assert len(results) > 3
     assert small.is_in(root)  # and nothing beside
 
 
@@ -60,7 +60,7 @@ os.fsync = slow
 """The third file is written, but not yet in its place."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda own: own.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda item: item.name)
 def test_the_command_is_ended_within_a_file(
     number: signal.Signals, small: Small, root: Path, tmp_path: Path
 ) -> None:
@@ -79,4 +79,4 @@ def test_the_command_is_ended_within_a_file(
     assert len(check_files(small, root)) == 2
     again = Command("data", "cifar10", "--root", root, before=code.replace("== 3", "== 0")).end()
     assert (again.code, again.err) == (0, "")
-    assert sorted(own.name for own in (root / cifar10.FOLDER).iterdir()) == FILES
+    assert sorted(item.name for item in (root / cifar10.FOLDER).iterdir()) == FILES

@@ -112,9 +112,10 @@ LEFT = {"compare": ["rows"], "train": ["run"], "reproduce": ["paper"]}
 
 
 @pytest.mark.parametrize(
-    "name", mostly_swept([own for own in COMMANDS if own != "data"], ("prune", "export", "train"))
+    "name",
+    mostly_swept([item for item in COMMANDS if item != "data"], ("prune", "export", "train")),
 )
-def test_no_room(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
+def test_no_space(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     args = COMMANDS[name](place, small, recipe)
@@ -122,7 +123,7 @@ def test_no_room(name: str, tmp_path: Path, small: Path, recipe: Path) -> None:
     assert str(args[-1]) in line
     assert "cannot be written: " in line
     assert "File too large" in line
-    assert [own.name for own in place.iterdir()] == LEFT.get(name, [])
+    assert [item.name for item in place.iterdir()] == LEFT.get(name, [])
     assert not list(place.rglob("*.part"))
     run(*args)
 
@@ -176,7 +177,7 @@ def test_a_device_is_not_replaced(tmp_path: Path, small: Path) -> None:
     assert list(tmp_path.iterdir()) == [device]
 
 
-def test_no_room_for_inputs_that_are_kept_aside() -> None:
+def test_no_disk_space_for_temporary_inputs() -> None:
     """More of them than memory is given go to temporary files."""
     ended = command(
         "prune", "digits", "--rate", 0.4, "--recover", "norms", "--data", "digits", "--out", "/x",
@@ -191,7 +192,7 @@ def test_no_room_for_inputs_that_are_kept_aside() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc tells of open files")
-def test_inputs_that_are_kept_aside_go_with_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_temporary_inputs_are_removed_with_a_killed_process(tmp_path: Path) -> None:
     mark, place = tmp_path / "mark", tmp_path / "temporary"
     place.mkdir()
     running = Command(
@@ -200,7 +201,7 @@ def test_inputs_that_are_kept_aside_go_with_a_process_that_is_killed(tmp_path: P
         before=f"""
 import time
 from pathlib import Path
-import fpgm.recovery.recover as recovery, fpgm.utils.calibration_data as batches
+import fpgm.recovery.api as recovery, fpgm.utils.calibration_data as batches
 batches.MAX_BYTES_IN_MEMORY = 0
 def slow(*args, **options):
     Path({str(mark)!r}).touch()
@@ -209,14 +210,14 @@ recovery._solve_ = slow
 """,
     )  # fmt: skip
     until(mark.exists)
-    links = [str(own.readlink()) for own in Path(f"/proc/{running.pid}/fd").iterdir()]
-    assert [own for own in links if own.startswith(str(place))]
+    links = [str(item.readlink()) for item in Path(f"/proc/{running.pid}/fd").iterdir()]
+    assert [item for item in links if item.startswith(str(place))]
     running.send(signal.SIGKILL)
     assert running.end().code == -9
     assert list(place.iterdir()) == []
 
 
-def test_folders_above_that_were_made_for_nothing_go(
+def test_parent_folders_created_in_vain_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = os.mkdir
@@ -232,7 +233,7 @@ def test_folders_above_that_were_made_for_nothing_go(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_terminal_or_room_for_what_is_said() -> None:
+def test_without_a_terminal_or_space_for_output() -> None:
     ended = command(
         "inspect",
         "digits",

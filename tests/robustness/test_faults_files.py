@@ -133,7 +133,7 @@ def test_wrong_files(kind: str, tmp_path: Path, small: Path) -> None:
     for args in taking(file):
         line = refused(*args)
         assert str(file) in line or str(args[1]) in line, line
-    assert sorted(own for own in tmp_path.iterdir() if own.name != "__pycache__") == before
+    assert sorted(item for item in tmp_path.iterdir() if item.name != "__pycache__") == before
 
 
 @pytest.mark.parametrize("kind", mostly_swept(KINDS, OFTEN))
@@ -169,10 +169,10 @@ def test_values_of_the_wrong_kind(key: str, tmp_path: Path, small: Path) -> None
     """Any of them is refused in one line, or does not matter."""
     place = tmp_path / "run"
     shutil.copytree(small, place)
-    told = json.loads((small / "results.json").read_text())
-    wrong = [value for value in WRONG if value != told[key]]
+    output = json.loads((small / "results.json").read_text())
+    wrong = [value for value in WRONG if value != output[key]]
     for value in (*wrong, ...):
-        changed = {**told, key: value}
+        changed = {**output, key: value}
         if value is ...:
             del changed[key]
         (place / "results.json").write_text(json.dumps(changed))
@@ -183,14 +183,14 @@ def test_values_of_the_wrong_kind(key: str, tmp_path: Path, small: Path) -> None
 
 
 @pytest.mark.sweep
-def test_rows_of_the_wrong_kind_are_made_again(tmp_path: Path) -> None:
+def test_rows_of_the_wrong_type_are_computed_again(tmp_path: Path) -> None:
     args = ("compare", "digits", *LOOK, "--test", 32, "--macs", 0.5, "--methods", "l2", "--json",
             "--out", tmp_path / "rows")  # fmt: skip
     first = json.loads(run(*args)[0])["rows"][0]
     file = tmp_path / "rows" / "l2" / "results.json"
-    told = json.loads(file.read_text())
+    output = json.loads(file.read_text())
     for key, value in (("method", {}), ("once", "much"), ("notes", [1]), ("tuned", [])):
-        file.write_text(json.dumps({**told, "row": {**told["row"], key: value}}))
+        file.write_text(json.dumps({**output, "row": {**output["row"], key: value}}))
         again = json.loads(run(*args)[0])["rows"][0]
         assert {**again, "seconds": 0} == {**first, "seconds": 0}
 
@@ -203,7 +203,7 @@ def test_a_recipe_that_builds_on_a_loop(tmp_path: Path) -> None:
             read_recipe(tmp_path / f"{name}.toml")
 
 
-def test_a_pipe_among_pictures(tmp_path: Path) -> None:
+def test_a_pipe_among_images(tmp_path: Path) -> None:
     for part in ("train", "val"):
         (tmp_path / part / "cat").mkdir(parents=True)
         os.mkfifo(tmp_path / part / "cat" / "it.png")

@@ -54,14 +54,14 @@ def every_moment(folder: Path, action: Callable[[], Any], check: Callable[[int],
 def test_a_file_is_the_old_or_the_new(tmp_path: Path) -> None:
     file = tmp_path / "it.txt"
     write_text(file, "old")
-    found = set()
+    result = set()
 
     def check(number: int) -> None:
-        found.add(file.read_text())
+        result.add(file.read_text())
 
     moments = every_moment(tmp_path, lambda: write_text(file, "new"), check)
     assert moments > 5
-    assert found == {"old", "new"}
+    assert result == {"old", "new"}
     write_text(file, "newer")
     assert inside(tmp_path) == {"it.txt": b"newer"}  # and nothing else
 
@@ -94,44 +94,44 @@ class Work:
         """Which of both is there; None if neither is."""
         if not self.place.exists():
             return None
-        found = str(res.read_results(self.place)["which"])
+        result = str(res.read_results(self.place)["which"])
         small = fpgm.load(self.place / res.SMALL, made)
-        assert float(next(small.parameters()).detach().flatten()[0]) == len(found)
+        assert float(next(small.parameters()).detach().flatten()[0]) == len(result)
         names = set(seen(self.place)) - {res.SMALL, res.PLAN, res.RESULTS}
-        assert names == {"old": {res.BENCH, res.ANALYSIS}, "newer": {res.ANALYSIS}}[found]
-        assert json.loads((self.place / res.ANALYSIS).read_text()) == found
-        return found
+        assert names == {"old": {res.BENCH, res.ANALYSIS}, "newer": {res.ANALYSIS}}[result]
+        assert json.loads((self.place / res.ANALYSIS).read_text()) == result
+        return result
 
 
 def test_results_appear_all_at_once(tmp_path: Path) -> None:
     work = Work(tmp_path / "place")
-    found = []
+    result = []
 
     def check(number: int) -> None:
-        found.append(work.whole())
+        result.append(work.whole())
         shutil.rmtree(work.place, ignore_errors=True)
 
     every_moment(tmp_path, lambda: work.write("newer", res.ANALYSIS), check)
-    assert found[0] is None
-    assert found[-1] == "newer"
-    assert {*found} == {None, "newer"}
+    assert result[0] is None
+    assert result[-1] == "newer"
+    assert {*result} == {None, "newer"}
     assert not list(tmp_path.iterdir())  # the last run removed what those before had left
 
 
 def test_results_are_replaced_all_at_once(tmp_path: Path) -> None:
     """Even where the old ones have a file that the new ones have not."""
     work = Work(tmp_path / "place")
-    found = []
+    result = []
 
     def check(number: int) -> None:
-        found.append(work.whole())
+        result.append(work.whole())
         assert not list(work.place.glob(".*"))  # whoever reads a folder tidies up
         work.write("old", res.ANALYSIS, res.BENCH)
 
     work.write("old", res.ANALYSIS, res.BENCH)
     moments = every_moment(tmp_path, lambda: work.write("newer", res.ANALYSIS), check)
     assert moments > 20
-    assert {*found} == {"old", "newer"}
+    assert {*result} == {"old", "newer"}
 
 
 @pytest.mark.sweep
@@ -143,7 +143,7 @@ def test_going_back_may_be_killed_too(tmp_path: Path) -> None:
         with forked(lambda: work.write("newer", res.ANALYSIS), kills_at(number, tmp_path)) as code:
             if code == 0:
                 break
-        marked = [own.parent for own in work.place.glob(".*/out")]
+        marked = [item.parent for item in work.place.glob(".*/out")]
         if any((part / BACKUP).exists() for part in marked):  # the new ones are half in
             marks += 1
             every_moment(tmp_path, lambda: res.restore_interrupted(work.place), lambda _: None)
@@ -152,7 +152,7 @@ def test_going_back_may_be_killed_too(tmp_path: Path) -> None:
     assert marks > 2
 
 
-def test_what_has_to_go_back_is_not_tidied_away(tmp_path: Path) -> None:
+def test_backups_to_restore_are_not_removed(tmp_path: Path) -> None:
     """Whoever writes there next removes leftovers: these are all there is of the old results."""
     work = Work(tmp_path / "place")
     work.write("old", res.ANALYSIS, res.BENCH)
@@ -166,7 +166,7 @@ def test_what_has_to_go_back_is_not_tidied_away(tmp_path: Path) -> None:
     assert work.whole() == "old"
 
 
-def test_a_swap_that_cannot_even_go_back_loses_nothing(
+def test_a_replacement_that_cannot_be_undone_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a second Ctrl-C: the next process to look goes back."""
@@ -196,7 +196,7 @@ def test_what_others_are_at_is_not_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_none_of_ours_is_not_removed(tmp_path: Path) -> None:
+def test_foreign_files_are_not_removed(tmp_path: Path) -> None:
     """Other programs call their unfinished files so too; and a pipe is not waited for."""
     (tmp_path / ".it.part").mkdir()
     (tmp_path / ".it.txt.part").mkdir()

@@ -44,9 +44,9 @@ def test_every_name_will_do(kind: str, tmp_path: Path) -> None:
     place.mkdir()
     net = write_net(place, "", 0.0)
     run("prune", net, "--rate", 0.4, "--input", "1x3x16x16", "--out", place / name)
-    told = json.loads((place / name / "results.json").read_text())
-    assert shlex.split(told["command"])[-1] == str(place / name)
-    assert told["model"] == net
+    output = json.loads((place / name / "results.json").read_text())
+    assert shlex.split(output["command"])[-1] == str(place / name)
+    assert output["model"] == net
     run("verify", place / name, "--model", net)
     run("bench", place / name, "--model", net, "--backend", "eager", "--seconds", 0.01, "--keep")
     run("export", place / name, "--model", net, "--to", "torchscript", "--out", place / "it.pt")
@@ -64,8 +64,8 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     place.mkdir()
     net = write_net(place, "", 0.0)
     run("prune", net, "--rate", 0.4, "--input", "1x3x16x16", "--out", place / "it")
-    told = json.loads((place / "it" / "results.json").read_text(encoding="utf-8"))
-    assert shlex.split(told["command"])[-1] == str(place / "it")
+    output = json.loads((place / "it" / "results.json").read_text(encoding="utf-8"))
+    assert shlex.split(output["command"])[-1] == str(place / "it")
     run("report", place / "it")
     run("verify", place / "it", "--model", net)
     run("export", place / "it", "--model", net, "--to", "torchscript")
@@ -99,15 +99,15 @@ def test_what_the_tool_advises_can_be_pasted(tmp_path: Path) -> None:
     run("prune", net, "--rate", 0.4, "--input", "1x3x16x16", "--out", place / "out")
     advice = refused("verify", place / "out").rpartition("give ")[2].rstrip(".")
     run("verify", place / "out", *shlex.split(advice))
-    told = shlex.split(cifar10.fetch_command(place))
-    assert told == ["fpgm", "data", "cifar10", "--root", str(place)]
+    output = shlex.split(cifar10.fetch_command(place))
+    assert output == ["fpgm", "data", "cifar10", "--root", str(place)]
 
 
 def test_a_name_that_begins_with_a_dash(tmp_path: Path) -> None:
     ended = command("prune", "digits", "--rate", 0.4, "--out", "-x", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
-    told = json.loads((tmp_path / "-x" / "results.json").read_text())
-    assert told["command"] == "fpgm prune digits --rate 0.4 --out -x"
+    output = json.loads((tmp_path / "-x" / "results.json").read_text())
+    assert output["command"] == "fpgm prune digits --rate 0.4 --out -x"
     for args in (("verify", "--", "-x"), ("report", "--", "-x"), ("verify", "./-x")):
         assert command(*args, cwd=tmp_path).code == 0
     assert command("verify", "-x", cwd=tmp_path).line().startswith("No such option: -x")
@@ -131,7 +131,7 @@ def test_a_name_longer_than_any(
     args: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = refused(*(str(own).format("x" * 300) for own in args))
+    line = refused(*(str(item).format("x" * 300) for item in args))
     assert "x" * 300 in line
     assert not list(tmp_path.iterdir())
 
@@ -157,7 +157,7 @@ def test_homes(home: str, tmp_path: Path) -> None:
     if before and os.geteuid():
         pytest.skip("only root can become somebody without a home")
     tmp_path.chmod(0o777)
-    env = {key: own for key, own in os.environ.items() if key not in ("HOME", "FPGM_CACHE")}
+    env = {key: item for key, item in os.environ.items() if key not in ("HOME", "FPGM_CACHE")}
     env |= {"TMPDIR": str(tmp_path), **({} if place is None else {"HOME": place})}
     alone = "from fpgm.utils import machine_load; machine_load._busy_seconds = lambda: None"
     code = f"import os; {alone}; {before or ''}"
@@ -167,18 +167,18 @@ def test_homes(home: str, tmp_path: Path) -> None:
     ended = command(
         "prune", "digits", "--latency", 0.1, "--out", "out", cwd=tmp_path, env=env, before=code
     )
-    told = "" if home != "a file" else (
+    output = "" if home != "a file" else (
         "fpgm: /dev/null/.cache/fpgm/latency cannot be written: Not a directory. The next plan "
         "will measure all layers again: set FPGM_CACHE to a folder that can be written.\n"
     )  # fmt: skip
-    assert (ended.code, ended.err) == (0, told)
+    assert (ended.code, ended.err) == (0, output)
     ended = command("verify", "out", cwd=tmp_path, env=env, before=code)
     assert (ended.code, ended.err) == (0, "")
     if before:
         assert list((tmp_path / "fpgm-54321" / "latency").glob("*.json"))
 
 
-def test_a_cache_that_refuses_is_told_once(ideal: Ideal, own_cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_warns_once(ideal: Ideal, own_cache: Path) -> None:
     """A warning for whoever uses the library; the command line makes a line of it."""
     own_cache.write_text("no folder")
     table = LatencyTable(ideal, 1)
@@ -203,7 +203,7 @@ def test_only_warnings_of_this_package_are_one_line(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "fpgm: ours and more\n"
 
 
-def test_a_cache_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_latency_cache_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FPGM_CACHE", "~nobody-at-all/x")
     with pytest.raises(FileError, match=r"^~nobody-at-all/x does not exist: "):
         default_cache()

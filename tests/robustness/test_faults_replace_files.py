@@ -39,13 +39,13 @@ def both(place: Path, *extra: object) -> list[Ended]:
     gate.mkdir()
     code = MEET.format(place=str(gate))
     running = [Command(*PRUNE, place, "--rate", rate, *extra, before=code) for rate in (0.25, 0.5)]
-    return [own.end() for own in running]
+    return [item.end() for item in running]
 
 
 def check(place: Path, ended: list[Ended], rates: tuple[float, ...] = (0.25, 0.5)) -> None:
-    done = [rate for own, rate in zip(ended, rates, strict=True) if own.code == 0]
-    told = json.loads((place / "results.json").read_text())
-    assert told["asked"]["rate"] in done
+    done = [rate for item, rate in zip(ended, rates, strict=True) if item.code == 0]
+    output = json.loads((place / "results.json").read_text())
+    assert output["asked"]["rate"] in done
     run("verify", place)
     assert not list(place.parent.rglob("*.part"))
 
@@ -56,9 +56,9 @@ def test_new_results(there: bool, tmp_path: Path) -> None:
     if there:
         place.mkdir()
     ended = both(place)
-    assert sorted(own.code for own in ended) == [0, 2]
+    assert sorted(item.code for item in ended) == [0, 2]
     why = "is not empty: choose another --out" if there else "Directory not empty"
-    assert why in next(own for own in ended if own.code).line()
+    assert why in next(item for item in ended if item.code).line()
     check(place, ended)
 
 
@@ -66,18 +66,18 @@ def test_results_that_both_replace(tmp_path: Path) -> None:
     place = tmp_path / "place"
     run(*PRUNE, place, "--rate", 0.4)
     ended = both(place, "--force")
-    assert [own.code for own in ended] == [0, 0]
+    assert [item.code for item in ended] == [0, 0]
     check(place, ended)
 
 
 def test_a_sensitivity_that_both_measure(tmp_path: Path) -> None:
     args = ("sensitivity", "digits", *LOOK, "--no-trials", "--no-accuracy", "--out")
     running = [Command(*args, tmp_path / "it.json") for _ in range(2)]
-    ended = [own.end() for own in running]
-    assert [own.code for own in ended] == [0, 0]
+    ended = [item.end() for item in running]
+    assert [item.code for item in ended] == [0, 0]
     assert ended[0].out == ended[1].out
     assert Sensitivity.read(tmp_path / "it.json").complete
-    assert [own.name for own in tmp_path.iterdir()] == ["it.json"]
+    assert [item.name for item in tmp_path.iterdir()] == ["it.json"]
 
 
 @pytest.mark.sweep
@@ -88,11 +88,11 @@ def test_times_that_both_keep(tmp_path: Path) -> None:
         Command(*PRUNE, tmp_path / str(n), "--latency", 0.1, env=env, before=alone)
         for n in range(2)
     ]
-    assert [own.end().code for own in running] == [0, 0]
+    assert [item.end().code for item in running] == [0, 0]
     (file,) = (tmp_path / "cache" / "latency").iterdir()
-    told = json.loads(file.read_text())
-    assert told["format"] == FORMAT
-    assert all(seconds > 0 for seconds in told["seconds"].values())
+    output = json.loads(file.read_text())
+    assert output["format"] == FORMAT
+    assert all(seconds > 0 for seconds in output["seconds"].values())
 
 
 def test_a_comparison_that_both_make(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_a_comparison_that_both_make(tmp_path: Path) -> None:
     args = ("compare", "digits", *LOOK, "--test", 32, "--macs", 0.5, "--methods", "l2",
             "--out", tmp_path / "rows")  # fmt: skip
     running = [Command(*args) for _ in range(2)]
-    ended = [own.end() for own in running]
-    assert 0 in [own.code for own in ended]
-    for own in ended:
-        assert own.code == 0 or "cannot be written" in own.line()
+    ended = [item.end() for item in running]
+    assert 0 in [item.code for item in ended]
+    for item in ended:
+        assert item.code == 0 or "cannot be written" in item.line()
     assert command(*args).code == 0
     run("report", tmp_path / "rows" / "l2")
 
@@ -153,4 +153,4 @@ def test_going_back_takes_turns_with_replacing(tmp_path: Path) -> None:
         assert other.is_alive()
         assert list(kept.iterdir())
     other.join(10)
-    assert [own.name for own in tmp_path.iterdir()] == ["results.json"]
+    assert [item.name for item in tmp_path.iterdir()] == ["results.json"]

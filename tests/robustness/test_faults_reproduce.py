@@ -71,7 +71,7 @@ def rows(tmp_path: Path) -> Rows:
     return Rows(tmp_path)
 
 
-def test_a_row_that_finds_no_room(rows: Rows) -> None:
+def test_a_row_that_finds_no_space(rows: Rows) -> None:
     line = rows.start(FULL).end().line()
     file = rows.out / "ablations-quick" / "interval-1.0.json"
     assert line == f"{file} cannot be written: File too large."
@@ -131,7 +131,7 @@ def test_two_processes_make_every_row_once(rows: Rows) -> None:
     assert rows.begun() == ["interval-1", "interval-2"]
 
 
-def test_a_row_that_is_not_whole_is_named(rows: Rows) -> None:
+def test_an_incomplete_row_is_named(rows: Rows) -> None:
     rows.check_whole(rows.start().end())
     file = rows.out / "ablations-quick" / "interval-1.0.json"
     file.write_bytes(file.read_bytes()[:100])

@@ -47,13 +47,13 @@ told({place!r}, {name!r})
 
 LONG: dict[str, tuple[str, str]] = {
     "prune": ("fpgm.workflow.pipeline", "compact_certified"),
-    "recover": ("fpgm.recovery.recover", "_solve_"),
+    "recover": ("fpgm.recovery.api", "_solve_"),
     "write": ("os", "fsync"),
     "sensitivity": ("fpgm.recovery.sensitivity.runner", "error_curve"),
     "bench": ("fpgm.latency.benchmark", "time_interleaved"),
     "report": ("fpgm.cli.report", "write_report"),
     "export": ("fpgm.exporters.api", "simplify"),
-    "analyze": ("fpgm.report.charts.save", "_render"),
+    "analyze": ("fpgm.report.charts.image_files", "_render"),
     "compare": ("fpgm.cli.compare", "run_one"),
     "train": ("fpgm.training.trainer", "evaluate_accuracy"),
 }
@@ -97,7 +97,7 @@ def test_ctrl_c(name: str, tmp_path: Path, small: Path) -> None:
     if name != "train":
         assert ended.line() == "stopped."
     assert inside(small) == before
-    left = [own for own in inside(place) if own not in LEFT.get(name, ())]
+    left = [item for item in inside(place) if item not in LEFT.get(name, ())]
     assert left == []
 
 
@@ -151,7 +151,7 @@ def test_the_command_begins_there() -> None:
 
 
 def test_ctrl_c_ends_workers_too(tmp_path: Path) -> None:
-    """Folders of pictures are read by processes of their own."""
+    """Folders of images are read by processes of their own."""
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "val"):
         (tmp_path / part / "cat").mkdir(parents=True)
@@ -181,11 +181,13 @@ def blocks_interrupts(pid: str) -> bool:
 
 def group(leader: int) -> list[str]:
     """Processes of a session that still live."""
-    told = subprocess.run(["ps", "-s", str(leader), "-o", "pid="], capture_output=True, check=False)
-    return told.stdout.decode().split()
+    output = subprocess.run(
+        ["ps", "-s", str(leader), "-o", "pid="], capture_output=True, check=False
+    )
+    return output.stdout.decode().split()
 
 
-def test_the_bar_is_gone_when_it_is_stopped(tmp_path: Path) -> None:
+def test_the_bar_disappears_when_it_is_stopped(tmp_path: Path) -> None:
     """On a terminal: the last thing drawn is nothing, and the cursor is back."""
     ours, theirs = pty.openpty()
     owner, function = LONG["prune"]
@@ -230,7 +232,7 @@ def shell(line: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_pipe_that_nobody_reads_and_no_terminal_at_all() -> None:
+def test_a_closed_pipe_and_no_terminal() -> None:
     done = shell("fpgm inspect resnet20 | head -c 1; fpgm inspect digits >&-; fpgm inspect no 2>&-")
     assert done.stderr == ""
     assert done.returncode == 2
@@ -250,8 +252,8 @@ def test_other_alphabets(small: Path) -> None:
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"COLUMNS": "1"}, {}])
 def test_terminals(env: dict[str, str]) -> None:
-    """What is said is the same whatever the terminal, and has no colours."""
-    plain = {key: own for key, own in os.environ.items() if key not in ("TERM", "COLUMNS")}
+    """What is said is the same whatever the terminal, and has no colors."""
+    plain = {key: item for key, item in os.environ.items() if key not in ("TERM", "COLUMNS")}
     ended = command("inspect", "digits", env={**plain, **env})
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == run("inspect", "digits")[0]

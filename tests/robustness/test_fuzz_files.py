@@ -21,16 +21,16 @@ PARTS = 4
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_files(tmp_path: Path, part: int) -> None:
-    found = Counter(damage(tmp_path, seed) for seed in range(part, COUNT, PARTS))
-    assert found["refused"] > 0.9 * COUNT / PARTS  # the digest tells
+    results = Counter(damage(tmp_path, seed) for seed in range(part, COUNT, PARTS))
+    assert results["refused"] > 0.9 * COUNT / PARTS  # the digest tells
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_forged_files(tmp_path: Path, part: int) -> None:
     """Changed on purpose, with a digest that agrees."""
-    found = Counter(forge(tmp_path, seed) for seed in range(part, FORGED, PARTS))
-    assert found["refused"] > FORGED / PARTS / 4
-    assert found["loaded"] > 0
+    results = Counter(forge(tmp_path, seed) for seed in range(part, FORGED, PARTS))
+    assert results["refused"] > FORGED / PARTS / 4
+    assert results["loaded"] > 0
 
 
 def test_memory_without_bound_would_be_noticed() -> None:
@@ -38,7 +38,7 @@ def test_memory_without_bound_would_be_noticed() -> None:
         torch.zeros(2**32)
 
 
-def test_positions_that_are_none(tmp_path: Path) -> None:
+def test_positions_that_are_invalid(tmp_path: Path) -> None:
     """A plan whose adapters pick nothing at all: whatever becomes of it, Python says nothing."""
     model = digits()
     plan = fpgm.plan(model, GREY, rate=0.5, align=1, residual="independent")
@@ -47,7 +47,7 @@ def test_positions_that_are_none(tmp_path: Path) -> None:
     fpgm.compact(model, fpgm.Plan.from_json(replace(plan, adapters=nothing).to_json()))
 
 
-def test_this_file_can_tell(tmp_path: Path) -> None:
+def test_the_helpers_of_this_file_work(tmp_path: Path) -> None:
     """A pickle that runs something is heard."""
     file = tmp_path / "evil"
     file.write_bytes(b"cposix\ngetcwd\n(tR.")

@@ -27,8 +27,8 @@ def resident() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         pytest.skip("this system has no /proc that tells how large a process is")
-    told = next(line for line in lines if line.startswith("VmRSS:"))
-    return 1024 * int(told.split()[1])
+    output = next(line for line in lines if line.startswith("VmRSS:"))
+    return 1024 * int(output.split()[1])
 
 
 def once(folder: Path, number: int) -> list[weakref.ref[nn.Module]]:
@@ -44,7 +44,7 @@ def once(folder: Path, number: int) -> list[weakref.ref[nn.Module]]:
     pruner = fpgm.SoftPruner(net, X, rate=0.4)
     pruner.step()
     fpgm.mask_(net, plan)
-    return [weakref.ref(own) for own in (net, small, solved, again)]
+    return [weakref.ref(item) for item in (net, small, solved, again)]
 
 
 @pytest.fixture

@@ -127,8 +127,8 @@ class ConvTasNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         e = self.encoder(x).relu()
         masks = self.mask(e).view(x.shape[0], 2, -1, e.shape[-1]).sigmoid()
-        made = [self.decoder(e * masks[:, i]) for i in range(2)]
-        return torch.cat(made, 1)
+        result = [self.decoder(e * masks[:, i]) for i in range(2)]
+        return torch.cat(result, 1)
 
 
 @network(FAMILY, *SIGNALS)

@@ -109,10 +109,10 @@ class Res2Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         first, *rest = torch.split(x, self.width, 1)
-        made = [first]
+        result = [first]
         for part, step in zip(rest, self.steps, strict=True):
-            made.append(step(part + made[-1] if len(made) > 1 else part))
-        return self.head(pooled(x + self.mix(torch.cat(made, 1))))
+            result.append(step(part + result[-1] if len(result) > 1 else part))
+        return self.head(pooled(x + self.mix(torch.cat(result, 1))))
 
 
 @network(FAMILY, *IMAGES)

@@ -307,3 +307,23 @@ class FlattenedChannelsLast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         f = self.b(self.a(x)).permute(0, 2, 3, 1).flatten(1)
         return self.head(self.hidden(f).relu())
+
+
+@network(GROUPED, *IMAGES)
+class Wavelets(nn.Module):
+    """A fixed kernel, repeated for every channel, splits channels in four and joins them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rows = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2
+        kernels = [torch.outer(a, b) for a in rows for b in rows]
+        self.register_buffer("kernels", torch.stack(kernels)[:, None])
+        self.first, self.second = unit(3, 8), unit(32, 16)
+        self.third, self.head = nn.Conv2d(16, 12, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        count = x.shape[1]
+        x = F.conv2d(x, self.kernels.repeat(count, 1, 1, 1), stride=2, groups=count)
+        x = self.third(self.second(x))
+        return self.head(F.conv_transpose2d(x, self.kernels.repeat(3, 1, 1, 1), None, 2, groups=3))

@@ -24,11 +24,11 @@ class Backbone(nn.Module):
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        found = []
+        results = []
         for stage in self.stages:
             x = stage(x)
-            found.append(x)
-        return found
+            results.append(x)
+        return results
 
 
 @network(FAMILY, *IMAGES)
@@ -44,8 +44,8 @@ class FeaturePyramid(nn.Module):
         levels = [lat(f) for lat, f in zip(self.lateral, self.backbone(x), strict=True)]
         for i in (1, 0):
             levels[i] = levels[i] + F.interpolate(levels[i + 1], size=levels[i].shape[-2:])
-        made = [self.head(s(f).relu()) for s, f in zip(self.smooth, levels, strict=True)]
-        return {f"p{i}": level for i, level in enumerate(made)}
+        result = [self.head(s(f).relu()) for s, f in zip(self.smooth, levels, strict=True)]
+        return {f"p{i}": level for i, level in enumerate(result)}
 
 
 @network(FAMILY, *IMAGES)
@@ -93,11 +93,11 @@ class BoxesBesideScores(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        found = []
+        results = []
         for f, box, score in zip(self.backbone(x), self.boxes, self.scores, strict=True):
             b = box(f).sigmoid() * 1280
-            found.append(torch.cat([b, score(f).sigmoid()], 1).flatten(2))
-        return torch.cat(found, 2)
+            results.append(torch.cat([b, score(f).sigmoid()], 1).flatten(2))
+        return torch.cat(results, 2)
 
 
 @network(FAMILY, *IMAGES)
@@ -176,12 +176,12 @@ class SuppressedBoxes(nn.Module):
         y = self.head(self.backbone(x)[1]).flatten(2).mT
         if self.training:
             return y
-        found = []
+        results = []
         for one in y:
             order = one[:, 4].argsort(descending=True)[:6]
             chosen = one[order]
-            found.append({"boxes": chosen[:, :4] * 100, "scores": chosen[:, 4].sigmoid()})
-        return found
+            results.append({"boxes": chosen[:, :4] * 100, "scores": chosen[:, 4].sigmoid()})
+        return results
 
 
 @network(FAMILY, *IMAGES)

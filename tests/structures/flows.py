@@ -37,8 +37,8 @@ class SoftExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         f = pooled(self.stem(x))
         weights = self.route(f).softmax(1)
-        made = torch.stack([e(f) for e in self.experts], 1)
-        return self.head((weights[..., None] * made).sum(1))
+        created = torch.stack([e(f) for e in self.experts], 1)
+        return self.head((weights[..., None] * created).sum(1))
 
 
 @network(EXPERTS, image(batch=6), image(batch=9))
@@ -195,13 +195,13 @@ class EarlyExit(nn.Module):
         self.exits = nn.ModuleList(nn.Linear(c, 4) for c in (8, 8, 12))
 
     def forward(self, x: Tensor) -> Any:
-        found = []
+        result = []
         for stage, out in zip(self.stages, self.exits, strict=True):
             x = stage(x)
-            found.append(out(pooled(x)))
-            if not self.training and float(found[-1].softmax(1).amax(1).min()) > 0.999:
+            result.append(out(pooled(x)))
+            if not self.training and float(result[-1].softmax(1).amax(1).min()) > 0.999:
                 break
-        return found if self.training else found[-1]
+        return result if self.training else result[-1]
 
 
 def bright() -> Tensor:

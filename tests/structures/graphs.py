@@ -71,7 +71,7 @@ class GraphByScatterAdd(nn.Module):
 
 @network(FAMILY, named(features=floats(NODES, 5), edge=edges))
 class GraphAttention(nn.Module):
-    """Attention over a node's neighbours, by a softmax over edges."""
+    """Attention over a node's neighbors, by a softmax over edges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class PointNet(nn.Module):
 
 @network(FAMILY, floats(2, 3, 20), floats(3, 3, 25))
 class EdgeConvolution(nn.Module):
-    """DGCNN: neighbours are found among features, edges are pairs."""
+    """DGCNN: neighbors are found among features, edges are pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,8 +184,8 @@ class EdgeConvolution(nn.Module):
         n, c, p = x.shape
         index = near.flatten(1)[:, None].expand(-1, c, -1)
         others = x.gather(2, index).view(n, c, p, -1)
-        own = x[..., None].expand_as(others)
-        return torch.cat([own, others - own], 1)
+        item = x[..., None].expand_as(others)
+        return torch.cat([item, others - item], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         near = torch.cdist(x.mT, x.mT).topk(4, -1, largest=False).indices
@@ -206,3 +206,17 @@ class SparseAdjacency(nn.Module):
         sparse = self.dense.to_sparse()
         parts = [torch.sparse.mm(sparse, self.a(one)).relu() for one in x]
         return self.head(self.b(torch.stack(parts)).relu())
+
+
+@network(FAMILY, floats(NODES, 5))
+class SparseBuffer(nn.Module):
+    """The adjacency is kept as a sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", adjacency().to_sparse())
+        self.a, self.b, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sparse.mm(self.adjacency, self.a(x)).relu()
+        return self.head((self.adjacency @ self.b(x)).relu())

@@ -126,8 +126,8 @@ class StackedHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        made = [h(b(x)) for b, h in zip(self.hidden, self.heads, strict=True)]
-        return torch.stack(made, 1).flatten(1, 2)
+        result = [h(b(x)) for b, h in zip(self.hidden, self.heads, strict=True)]
+        return torch.stack(result, 1).flatten(1, 2)
 
 
 @network(FAMILY, *IMAGES)

@@ -21,7 +21,7 @@ def _set_data(y: Tensor) -> Tensor:
     return out
 
 
-WAYS: dict[str, Any] = {
+VARIANTS: dict[str, Any] = {
     "as_subclass": lambda y: y.as_subclass(Sub),
     "_make_subclass": lambda y: torch.Tensor._make_subclass(Sub, y),
     "Parameter": nn.Parameter,
@@ -38,13 +38,13 @@ class Net(nn.Module):
         self.b = nn.Conv2d(16, 10, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        wrap = WAYS[self.way]
+        wrap = VARIANTS[self.way]
         y: Tensor = self.b(self.a(x).relu() if self.at_end else wrap(self.a(x)).relu())
         return wrap(y) if self.at_end else y  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["output", "middle"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_labels_follow_to_another_object_with_the_same_numbers(way: str, at_end: bool) -> None:
     net = Net(way, at_end)
     small = fpgm.compact(net, fpgm.plan(net, X, rate=0.5, align=1))

@@ -48,7 +48,7 @@ KEPT: dict[str, Compute] = {
 
 
 @pytest.mark.parametrize("way", [*LIFTED, *KEPT])
-def test_a_plan_alone_is_right(way: str) -> None:
+def test_a_plan_without_certificate_is_right(way: str) -> None:
     """What reads a removed channel is compared with zeros, so zeros must stay zero."""
     torch.manual_seed(0)
     net = Computed({**LIFTED, **KEPT}[way]).eval()

@@ -14,27 +14,27 @@ def channels(count: int, ndim: int = 4, first: int = 1) -> Tensor:
     return lb.along(torch.arange(first, first + count), ndim, 1)
 
 
-def test_splitting_channels_into_groups_leaves_batch_and_space_alone() -> None:
-    found = lb.reshape(channels(6), (8, 6, 5, 7), (8, 2, 3, 5, 7))
-    assert found.shape == (1, 2, 3, 1, 1)
-    assert found.reshape(2, 3).tolist() == [[1, 2, 3], [4, 5, 6]]
+def test_splitting_channels_into_groups_keeps_batch_and_space() -> None:
+    results = lb.reshape(channels(6), (8, 6, 5, 7), (8, 2, 3, 5, 7))
+    assert results.shape == (1, 2, 3, 1, 1)
+    assert results.reshape(2, 3).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_flattening_repeats_each_channel_once_a_pixel() -> None:
-    found = lb.reshape(channels(3), (2, 3, 2, 2), (2, 12))
-    assert found.tolist() == [[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]]
+    results = lb.reshape(channels(3), (2, 3, 2, 2), (2, 12))
+    assert results.tolist() == [[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]]
 
 
 def test_folding_channels_into_the_batch_repeats_the_row_once_a_sample() -> None:
-    found = lb.reshape(channels(3, 3), (2, 3, 5), (6, 5))
-    assert found.reshape(-1).tolist() == [1, 2, 3, 1, 2, 3]
-    assert found.shape == (6, 1)
+    results = lb.reshape(channels(3, 3), (2, 3, 5), (6, 5))
+    assert results.reshape(-1).tolist() == [1, 2, 3, 1, 2, 3]
+    assert results.shape == (6, 1)
 
 
 def test_channel_shuffle_is_a_view_a_transpose_and_a_view() -> None:
     split = lb.reshape(channels(6), (1, 6, 4, 4), (1, 2, 3, 4, 4))
-    found = lb.reshape(split.transpose(1, 2), (1, 3, 2, 4, 4), (1, 6, 4, 4))
-    assert found.reshape(-1).tolist() == [1, 4, 2, 5, 3, 6]
+    results = lb.reshape(split.transpose(1, 2), (1, 3, 2, 4, 4), (1, 6, 4, 4))
+    assert results.reshape(-1).tolist() == [1, 4, 2, 5, 3, 6]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_grouped_weight_counts_columns_block_by_block() -> None:
     assert lb.kept_numel((rows, reads), shape, _all_but(8, 3, 4, 7, 8)) == 2 * 2 * 9
 
 
-def _all_but(last: int, *gone: int) -> Tensor:
+def _all_but(last: int, *removed: int) -> Tensor:
     kept = torch.ones(last + 1, dtype=torch.bool)
-    kept[list(gone)] = False
+    kept[list(removed)] = False
     return kept

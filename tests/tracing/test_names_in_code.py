@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fpgm
@@ -144,7 +145,79 @@ NOISE: dict[str, Any] = {
 }
 
 
-def test_a_size_that_only_training_uses_is_found_behind_a_table_of_functions() -> None:
+def test_a_size_that_only_training_uses_is_detected_behind_a_table_of_functions() -> None:
     net = NoisyInTraining()
     with pytest.raises(fpgm.ModelError, match="nothing to prune"):
         fpgm.plan(net, X, rate=0.5, align=1)
+
+
+class Drops(Plain):
+    """Passes the mode to torch's dropout, which the comparison of the two modes leaves out."""
+
+    rate = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.features(x)
+        if self.rate > 0:
+            y = F.dropout(y, p=float(self.rate), training=self.training)
+        return y
+
+
+class DropsLess(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.features(x), p=self.training * 0.1, training=True)
+
+
+class DropsAndScales(Drops):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.features(x), training=self.training)
+        return y * 2 if self.training else y
+
+
+class DropsByNegation(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.features(x), training=not self.training)
+
+
+class DropsInALambda(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.features(x), training=(lambda: self.training)())
+
+
+def scale(y: Tensor, training: bool) -> Tensor:
+    return y * 2 if training else y
+
+
+class DropsWhatDependsOnMode(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(scale(self.features(x), training=self.training), p=0.1)
+
+
+class DropsByName(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.features(x), training=getattr(self, "training"))  # noqa: B009
+
+
+class Own:
+    @staticmethod
+    def dropout(y: Tensor, training: bool) -> Tensor:
+        return scale(y, training)
+
+
+class DropsInItsOwnWay(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return Own.dropout(self.features(x), training=self.training)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [DropsLess, DropsAndScales, DropsByNegation, DropsInALambda, DropsWhatDependsOnMode,
+     DropsByName, DropsInItsOwnWay],
+)  # fmt: skip
+def test_code_may_depend_on_the_mode(kind: type[Plain]) -> None:
+    assert CodeNames(kind()).may_depend_on_mode
+
+
+@pytest.mark.parametrize("kind", [Plain, Drops])
+def test_the_mode_only_decides_about_dropout(kind: type[Plain]) -> None:
+    assert not CodeNames(kind()).may_depend_on_mode

@@ -70,7 +70,7 @@ def test_an_attribute_that_nothing_reads_does_not_show() -> None:
     assert with_dim("nothing", 8).is_same(with_dim("nothing", 4), sizes_may_differ=False)
 
 
-def test_sizes_of_channels_may_differ_if_the_caller_says_so() -> None:
+def test_sizes_of_channels_may_differ_if_the_caller_reports_it() -> None:
     wide, narrow = Scaled("size"), Scaled("size", 4)
     narrow.first, narrow.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
     assert log_of(wide).is_same(log_of(narrow), sizes_may_differ=True)
@@ -86,7 +86,7 @@ def test_code_that_reads_values_is_not_recorded() -> None:
     assert record_operators(Reads(3, 4, 3), as_examples(X)[0]) is None
 
 
-def test_recording_leaves_weights_and_counters_of_the_caller_alone() -> None:
+def test_recording_keeps_weights_and_counters() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     log_of(model)

@@ -387,7 +387,7 @@ def text_model(table: nn.Module, **layers: Any) -> nn.Module:
     )
 
 
-def test_the_width_of_an_embedding_goes() -> None:
+def test_the_width_of_an_embedding_is_pruned() -> None:
     net = text_model(nn.Embedding(20, 8, padding_idx=0))
     plan = plan_of(net, WORDS)
     assert kept(plan) == {"e": 4, "c": 3}
@@ -397,7 +397,7 @@ def test_the_width_of_an_embedding_goes() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_the_width_of_an_embedding_bag_goes(mode: str) -> None:
+def test_the_width_of_an_embedding_bag_is_pruned(mode: str) -> None:
     net = nn.Sequential(nn.EmbeddingBag(20, 8, mode=mode), nn.Linear(8, 4))
     plan = plan_of(net, WORDS)
     assert kept(plan) == {"0": 4}
@@ -440,7 +440,7 @@ def recurrent(layer: nn.Module, wide: int) -> nn.Module:
     )
 
 
-def test_what_an_lstm_reads_goes_and_its_units_stay() -> None:
+def test_inputs_of_an_lstm_are_pruned_and_its_units_kept() -> None:
     net = recurrent(nn.LSTM(8, 6, batch_first=True, bidirectional=True, num_layers=2), 12)
     plan = plan_of(net, WORDS)
     assert kept(plan) == {"e": 4, "c": 4}
@@ -453,7 +453,7 @@ def test_what_an_lstm_reads_goes_and_its_units_stay() -> None:
     assert_exact(net, plan, WORDS, dtype=torch.float32)
 
 
-def test_what_a_gru_reads_goes() -> None:
+def test_inputs_of_a_gru_are_pruned() -> None:
     net = recurrent(nn.GRU(8, 6, batch_first=True), 6)
     plan = plan_of(net, WORDS)
     assert kept(plan)["e"] == kept(plan)["c"] == 4
@@ -478,9 +478,9 @@ def qat(how: str) -> nn.Module:
             activation=q.default_fake_quant, weight=q.default_per_channel_weight_fake_quant
         ),
     }.get(how, q.get_default_qat_qconfig("x86"))
-    made: nn.Module = q.prepare_qat(net)
-    made(X)
-    return made.eval()
+    result: nn.Module = q.prepare_qat(net)
+    result(X)
+    return result.eval()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*", "ignore:.*reduce_range.*")

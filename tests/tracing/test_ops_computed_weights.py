@@ -140,14 +140,14 @@ def with_parametrization(added: nn.Module) -> nn.Module:
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
-    made = nn.BatchNorm2d(channels)
-    nn.init.uniform_(made.weight, 0.5, 1.5)
-    nn.init.uniform_(made.bias)
-    assert made.running_mean is not None
-    assert made.running_var is not None
-    made.running_mean.uniform_(-1, 1)
-    made.running_var.uniform_(0.5, 2)
-    return made
+    result = nn.BatchNorm2d(channels)
+    nn.init.uniform_(result.weight, 0.5, 1.5)
+    nn.init.uniform_(result.bias)
+    assert result.running_mean is not None
+    assert result.running_var is not None
+    result.running_mean.uniform_(-1, 1)
+    result.running_var.uniform_(0.5, 2)
+    return result
 
 
 def fuse(layer: Any, bn: Any) -> tuple[Tensor, Tensor]:
@@ -239,7 +239,7 @@ SUMS: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, Any]], str]]
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_weight_made_of_several_is_pruned_on_both_sides(name: str) -> None:
+def test_a_weight_computed_from_several_is_pruned_on_both_sides(name: str) -> None:
     forward, layers, group = SUMS[name]
     net = Layers(
         lambda net, x: net.head(forward(net, net.first(x).relu()).relu()),
@@ -273,12 +273,12 @@ APIS = {"hook": nn.utils.weight_norm, "parametrization": parametrizations.weight
 
 @torch.no_grad()  # torch does not copy a weight with a graph
 def normed(api: str, layer: nn.Module, dim: int | None) -> nn.Module:
-    made: nn.Module = APIS[api](layer, dim=dim)  # type: ignore[arg-type]
-    for name, tensor in made.named_parameters():
+    result: nn.Module = APIS[api](layer, dim=dim)  # type: ignore[arg-type]
+    for name, tensor in result.named_parameters():
         if name.endswith(("weight_g", "original0")):
             # A gain that is the norm would hide which of the two is used.
             tensor.mul_(torch.rand_like(tensor) + 0.5)
-    return made
+    return result
 
 
 def three(api: str, kind: str, dim: int | None) -> tuple[nn.Module, Tensor]:

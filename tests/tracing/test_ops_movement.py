@@ -199,5 +199,5 @@ MANY = [pytest.param(seed, marks=pytest.mark.sweep) for seed in range(100, 300, 
 def test_random_movements_between_convolutions_are_pruned_right(seed: int) -> None:
     for number in range(seed, seed + 4):
         net = MovementNet(number)
-        found = check(net, (0.3, 0.5, 0.7, 0.9)[number % 4])
-        assert found in ("right", "frozen"), (number, net.names)
+        results = check(net, (0.3, 0.5, 0.7, 0.9)[number % 4])
+        assert results in ("right", "frozen"), (number, net.names)

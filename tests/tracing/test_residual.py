@@ -35,8 +35,8 @@ def torchvision_model(name: str) -> nn.Module:
     import_torchvision()
     from torchvision import models
 
-    made: nn.Module = getattr(models, name)()
-    return made
+    result: nn.Module = getattr(models, name)()
+    return result
 
 
 def read_widths(model: nn.Module, plan: fpgm.Plan) -> dict[str, int]:
@@ -96,15 +96,15 @@ def test_torchvision_resnet50() -> None:
 @pytest.mark.parametrize(
     ("name", "projections"), [("resnet18", (2, 3, 4)), ("resnet50", (1, 2, 3, 4))]
 )
-def test_projection_shortcuts_stay_whole(name: str, projections: tuple[int, ...]) -> None:
+def test_projection_shortcuts_are_not_pruned(name: str, projections: tuple[int, ...]) -> None:
     model = torchvision_model(name)
     plan = paper_plan(model, 64)
     small = fpgm.compact(model, plan)
     for stage in projections:
         layer = f"layer{stage}.0.downsample.0"
         assert any(layer in f.layers for f in plan.frozen)
-        whole = model.get_submodule(layer).out_channels
-        assert small.get_submodule(layer).out_channels == whole
+        complete = model.get_submodule(layer).out_channels
+        assert small.get_submodule(layer).out_channels == complete
     assert not any("downsample" in group.name for group in plan.groups)
 
 

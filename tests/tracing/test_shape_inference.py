@@ -50,9 +50,9 @@ def test_a_sketched_convolution_has_the_shape_of_the_real_one(
     except RuntimeError:
         assert shape_inference.infer_shape(CONVOLUTION, (*args, more, groups)) is None
         return
-    found = shape_inference.infer_shape(CONVOLUTION, (*args, more, groups))
-    assert found is not None
-    assert (found.shape, found.dtype) == (real.shape, real.dtype)
+    results = shape_inference.infer_shape(CONVOLUTION, (*args, more, groups))
+    assert results is not None
+    assert (results.shape, results.dtype) == (real.shape, real.dtype)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_sketched_product_has_the_shape_of_the_real_one(
 ) -> None:
     operator = getattr(torch.ops.aten, name).default
     args = tuple(torch.randn(shape) for shape in shapes)
-    found = shape_inference.infer_shape(operator, args)
-    assert found is not None
-    assert found.shape == operator(*args).shape
+    results = shape_inference.infer_shape(operator, args)
+    assert results is not None
+    assert results.shape == operator(*args).shape
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def _checked(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("mind", [_quietly, _scaled_by_inverse, _checked])
-def test_a_model_that_minds_zeros_is_replayed_with_values(mind: Callable[[Tensor], Tensor]) -> None:
+def test_a_model_that_reads_values_is_run_with_values(mind: Callable[[Tensor], Tensor]) -> None:
     net = Minding(mind).eval()
     plan = fpgm.plan(net, X, rate=0.5, align=1)
     layers = {layer for group in plan.groups for layer in group.layers}

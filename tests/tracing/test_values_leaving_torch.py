@@ -49,7 +49,7 @@ LEAVING: dict[str, Callable[[Tensor], float]] = {
 
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 @pytest.mark.parametrize("name", LEAVING)
-def test_channels_whose_values_leave_stay_and_others_go(name: str) -> None:
+def test_channels_whose_values_leave_torch_stay(name: str) -> None:
     net = Scaled(LEAVING[name])
     plan = fpgm.plan(net, X, rate=0.5, align=1)
     assert [group.name for group in plan.groups] == ["b"]

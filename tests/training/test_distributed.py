@@ -44,9 +44,9 @@ def run(rank: int, processes: int, mode: Any) -> tuple[dict[str, Tensor], list[A
         for _ in range(4):
             x = torch.randn(8, 3, 8, 8, generator=generator, dtype=torch.float64)
             y = torch.randint(4, (8,), generator=generator)
-            share = slice(rank * 8 // processes, (rank + 1) * 8 // processes)
+            fraction = slice(rank * 8 // processes, (rank + 1) * 8 // processes)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[share]), y[share]).backward()
+            nn.functional.cross_entropy(model(x[fraction]), y[fraction]).backward()
             optimizer.step()
         steps.append(pruner.step())
     assert pruner.plan is not None

@@ -38,9 +38,9 @@ def with_(**parts: Any) -> dict[str, Any]:
     [
         (with_(train={"epoch": 3}), "there is no 'train.epoch': did you mean 'epochs'?"),
         (with_(training={}), "there is no 'training': did you mean 'train'?"),
-        (with_(seed="x"), "seed is 'x': give a whole number."),
+        (with_(seed="x"), "seed is 'x': give an integer."),
         (with_(train={"lr": "fast"}), "train.lr is 'fast': give a number."),
-        (with_(train={"epochs": 2.5}), "train.epochs is 2.5: give a whole number."),
+        (with_(train={"epochs": 2.5}), "train.epochs is 2.5: give an integer."),
         (with_(data={"flip": 1}), "data.flip is 1: give true or false or 'alternate'."),
         (with_(train={"milestones": 3}), "train.milestones is 3: give a list."),
         (with_(prune={"rates": 0.5}), "prune.rates is 0.5: give a table."),
@@ -113,7 +113,7 @@ def with_(**parts: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_makes_no_sense(table: dict[str, Any], message: str) -> None:
+def test_invalid_values(table: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         make_recipe(table, "r.toml")
     assert str(caught.value) == f"r.toml: {message}"
@@ -127,7 +127,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_recipe(tmp_path / "bad.toml")
 
 
-def test_a_circle_of_recipes_is_found(tmp_path: Path) -> None:
+def test_a_circle_of_recipes_is_detected(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"')
     (tmp_path / "b.toml").write_text('extends = "a.toml"')
     with pytest.raises(FileError, match=r"/a\.toml extends itself: "):
@@ -166,7 +166,7 @@ def test_a_shipped_recipe_can_be_built_on_and_one_budget_takes_another_s_place(
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet20-pretrained", "cifar10-vgg16-pretrained"])
-def test_a_recipe_from_trained_weights_wants_them(name: str) -> None:
+def test_a_recipe_from_trained_weights_needs_them(name: str) -> None:
     file = SHIPPED / f"{name}.toml"
     with pytest.raises(RequestError) as caught:
         read_recipe(file)
@@ -184,9 +184,9 @@ def test_single_values_are_replaced_from_the_command_line(tmp_path: Path) -> Non
     assert recipe.model.weights == "a b.safetensors"
     assert recipe.train.milestones == (1, 2)
     assert recipe.train.lr == read_recipe(file).train.lr
-    own = tmp_path / "own.toml"
-    own.write_text('extends = "cifar10-resnet20-quick"\n[prune]\nhold = 2\n')
-    held, free = (read_recipe(own, change).prune for change in ([], ["prune.hold=none"]))
+    item = tmp_path / "own.toml"
+    item.write_text('extends = "cifar10-resnet20-quick"\n[prune]\nhold = 2\n')
+    held, free = (read_recipe(item, change).prune for change in ([], ["prune.hold=none"]))
     assert held is not None
     assert free is not None
     assert (held.hold, free.hold) == (2, None)
@@ -309,7 +309,7 @@ def test_a_recipe_is_a_table(tmp_path: Path) -> None:
         ({"interval": 3, "end": 2}, "prune.end"),
     ],
 )
-def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | None) -> None:
+def test_a_start_after_the_end(prune: dict[str, int], message: str | None) -> None:
     epochs = 3 if "end" in prune else 1
     table = with_(train={"epochs": epochs}, prune={"rate": 0.4, **prune})
     if message is None:
@@ -322,7 +322,7 @@ def test_a_first_pruning_that_never_comes(prune: dict[str, int], message: str | 
     )
 
 
-def test_a_holding_that_never_comes() -> None:
+def test_a_hold_after_the_end() -> None:
     with pytest.raises(RequestError, match=r"own: prune\.hold comes after the last epoch\."):
         make_recipe(with_(train={"epochs": 2}, prune={"rate": 0.4, "hold": 3}), "own")
 

@@ -52,7 +52,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(tiny: str, tmp_path:
     assert kills >= 3
     assert command(*training(file, tmp_path / "run")).code == 0
     assert same(weights(tmp_path / "calm"), weights(tmp_path / "run"))
-    assert [own["epoch"] for own in logged(tmp_path / "run")] == list(range(1, 9))
+    assert [item["epoch"] for item in logged(tmp_path / "run")] == list(range(1, 9))
 
 
 def training(file: Path, out: Path) -> tuple[object, ...]:
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_comes_after_the_one_before(tmp_path: Path) -> None:
+def test_checkpoints_are_in_order(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for epoch in (99_999, 100_000):
         checkpoints.save(epoch, {"epoch": epoch})
@@ -163,7 +163,7 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_without_a_part_in_the_answer_do_not_stop_two_processes(tmp_path: Path) -> None:
+def test_unused_weights_do_not_stop_two_processes(tmp_path: Path) -> None:
     model = write_net(tmp_path, "", 0.0)
     with (tmp_path / "tiny.py").open("a") as net:
         net.write(
@@ -210,14 +210,14 @@ late = Late()
     assert sorted(path.name for path in tmp_path.glob("left *")) == ["left 0", "left 1"]
 
 
-def test_one_that_met_nobody_leaves_its_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_group_returns_normally(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines may say that there are others to processes that never meet them."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert in_shell("--version")[0].startswith("fpgm ")  # and this test goes on
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_restarted_and_goes_on(tiny: str, tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_continues(tiny: str, tmp_path: Path) -> None:
     """One of two processes dies once in its third epoch; the launcher starts both again."""
     (tmp_path / "fatal.py").write_text(
         Path(tiny.partition(":")[0]).read_text()

@@ -41,18 +41,18 @@ def test_a_run_folder_holds_everything(tiny: str, tmp_path: Path) -> None:
     assert sum(p.numel() for p in outcome.model.parameters()) == plan.params_after
 
 
-def test_tensorboard_has_figures_and_norms_of_every_epoch(tiny: str, tmp_path: Path) -> None:
+def test_tensorboard_has_metrics_and_norms_of_every_epoch(tiny: str, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     outcome = train(recipe(tiny), tmp_path / "run")
     every = {"histograms": 0}  # not only the last
-    told = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance=every)
-    told.Reload()
+    result = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance=every)
+    result.Reload()
     accuracies = [m["test_accuracy"] for m in logged(tmp_path / "run")]
-    assert [e.value for e in told.Scalars("test_accuracy")] == pytest.approx(accuracies)
+    assert [e.value for e in result.Scalars("test_accuracy")] == pytest.approx(accuracies)
     layers = {n for n, p in outcome.model.named_parameters() if p.ndim > 1}
-    assert set(told.Tags()["histograms"]) == {f"norms/{name}" for name in layers}
-    epochs = told.Histograms(f"norms/{sorted(layers)[0]}")
+    assert set(result.Tags()["histograms"]) == {f"norms/{name}" for name in layers}
+    epochs = result.Histograms(f"norms/{sorted(layers)[0]}")
     assert [e.step for e in epochs] == [1, 2, 3]
     assert epochs[-1].histogram_value.min == 0  # filters that were pruned
 
@@ -97,7 +97,7 @@ def test_the_recipe_in_a_run_s_folder_is_the_recipe(tiny: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "wrong", [{"files": []}, {"files": ["../../other"]}, {"accuracy": "\x1b[2J"}, {"epochs": None}]
 )
-def test_results_that_no_run_writes_are_made_again(
+def test_invalid_results_are_written_again(
     tiny: str, tmp_path: Path, wrong: dict[str, object]
 ) -> None:
     first = train(recipe(tiny, train={"epochs": 1}), tmp_path / "run")
@@ -106,7 +106,7 @@ def test_results_that_no_run_writes_are_made_again(
     assert train(recipe(tiny, train={"epochs": 1}), tmp_path / "run").results == first.results
 
 
-def test_a_folder_of_another_recipe_is_left_alone(tiny: str, tmp_path: Path) -> None:
+def test_a_folder_of_another_recipe_is_not_changed(tiny: str, tmp_path: Path) -> None:
     train(recipe(tiny), tmp_path / "run")
     with pytest.raises(FileError) as caught:
         train(recipe(tiny, seed=5), tmp_path / "run")
@@ -152,9 +152,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tiny: str, tmp_path: Path) -> No
         ["environment.json", "recipe.json"],
     ],
 )
-def test_a_start_that_was_killed_can_be_made_again(
-    tiny: str, tmp_path: Path, left: list[str]
-) -> None:
+def test_a_killed_start_can_be_repeated(tiny: str, tmp_path: Path, left: list[str]) -> None:
     (tmp_path / "run").mkdir()
     for name in left:
         (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
@@ -187,7 +185,7 @@ def test_what_a_finished_run_lacks_is_written_again(tiny: str, tmp_path: Path, g
     assert same(before, weights(tmp_path / "run"))
 
 
-def test_a_folder_that_is_being_written_is_left_alone(tiny: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_being_written_is_not_changed(tiny: str, tmp_path: Path) -> None:
     class Second:
         """Starts the same run again, in a process of its own, while this one is under way."""
 
@@ -223,8 +221,8 @@ def test_of_two_starts_at_once_one_gets_the_folder(tmp_path: Path, tiny: str) ->
     table = json.dumps({"model": {"name": tiny}, **BASE})
     runs = [Command(table, tmp_path / "run", before=code) for _ in range(3)]
     said = [run.end() for run in runs]
-    assert sum(own.out == "mine\n" for own in said) == 1
-    assert sum("is being written by another process" in own.err for own in said) == 2
+    assert sum(item.out == "mine\n" for item in said) == 1
+    assert sum("is being written by another process" in item.err for item in said) == 2
 
 
 def test_a_damaged_result_is_named_where_it_lies(tiny: str, tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ def test_checkpoints_of_another_network_are_refused(tiny: str, tmp_path: Path) -
         ("return y.view(7)", "The model's forward fails on an image of 1×3×16×16: "),
     ],
 )
-def test_answers_that_are_none(tiny: str, tmp_path: Path, body: str, message: str) -> None:
+def test_outputs_that_are_invalid(tiny: str, tmp_path: Path, body: str, message: str) -> None:
     net = Path(tiny.partition(":")[0])
     net.write_text(
         f"{net.read_text()}\nclass Odd(nn.Module):\n"

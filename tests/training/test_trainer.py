@@ -126,9 +126,9 @@ def test_the_last_pruning_does_not_throw_the_average_away(tiny: str, tmp_path: P
 def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:
     """Without batch norm, which sees its part only, accumulated gradients are the whole's."""
     net = write_net(tmp_path, "", 0.0)
-    whole = train(recipe(net), tmp_path / "whole").model
+    complete = train(recipe(net), tmp_path / "whole").model
     parts = train(recipe(net, run={"accumulate": 3}), tmp_path / "parts").model
-    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+    for a, b in zip(complete.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 

@@ -106,7 +106,7 @@ class ByFunction(nn.Module):
         super().__init__()
         self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)
         layers, method = [self.a, self.b], self.features
-        ways: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+        variants: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
             "list": lambda: lambda x: layers[1](layers[0](x).relu()),
             "method": lambda: lambda x: method(x),
             "partial": lambda: partial(lambda k, x: self.features(x) * k, 2.0),
@@ -114,7 +114,7 @@ class ByFunction(nn.Module):
             "remembered": lambda: lambda x: self.features(x) * remembered(2).sum(),
         }
         remembered = lru_cache(self.scale)
-        self.run = ways[way]()
+        self.run = variants[way]()
 
     def scale(self, k: int) -> Tensor:
         return self.c.weight[:, 0] * k
@@ -128,10 +128,10 @@ class ByFunction(nn.Module):
         return out
 
 
-WAYS = ("list", "method", "partial", "compiled method", "remembered")
+VARIANTS = ("list", "method", "partial", "compiled method", "remembered")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_a_copys_functions_call_its_own_layers(way: str) -> None:
     net = ByFunction(way)
     copied = copy_model(net)
@@ -143,7 +143,7 @@ def test_a_copys_functions_call_its_own_layers(way: str) -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-@pytest.mark.parametrize("way", WAYS[:-1])
+@pytest.mark.parametrize("way", VARIANTS[:-1])
 def test_layers_that_a_function_runs_are_pruned(way: str) -> None:
     net = ByFunction(way)
     plan = fpgm.plan(net, X, rate=0.5, align=1)
@@ -169,7 +169,7 @@ def test_a_function_that_holds_itself_and_the_model_is_copied() -> None:
     assert copied.walk(torch.ones(1, 8, 5, 5), 2).abs().sum() > 0
 
 
-def test_a_compiled_part_is_pruned_and_the_original_left_alone() -> None:
+def test_a_compiled_part_is_pruned_and_the_original_unchanged() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
     net[1].compile(backend="eager")
     net.compile(backend="eager")
@@ -227,7 +227,7 @@ def test_locks_are_new_and_what_cannot_be_copied_is_shared() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_scripted_part_stays_whole_and_the_rest_shrinks() -> None:
+def test_a_scripted_part_is_not_pruned_and_the_rest_shrinks() -> None:
     class Scripted(Chain):
         def __init__(self) -> None:
             super().__init__()
@@ -244,3 +244,24 @@ def test_a_scripted_part_stays_whole_and_the_rest_shrinks() -> None:
         before = small(X)
         next(net.b.parameters()).add_(1)
         assert torch.equal(small(X), before)
+
+
+def traced(layers: nn.Module) -> nn.Module:
+    module: nn.Module = torch.jit.trace(layers, torch.randn(2, 8, 4, 4))  # type: ignore[no-untyped-call]
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, traced])
+def test_training_a_copy_of_a_scripted_part_leaves_the_original_alone(
+    compiled: Callable[[nn.Module], nn.Module],
+) -> None:
+    net: Any = Chain()
+    net.a = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    net.b = compiled(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()))
+    next(net.b.parameters()).requires_grad_(False)
+    small = fpgm.prune(net, X, rate=0.5, align=1)
+    assert all(p.is_leaf for p in small.parameters())
+    assert not next(small.b.parameters()).requires_grad  # type: ignore[union-attr]
+    small(X).sum().backward()
+    assert all(p.grad is None for p in net.parameters())

@@ -31,7 +31,7 @@ def test_in_half_precision_they_are_numbers_like_others() -> None:
     assert count_denormals(net(torch.float16)) == 0
 
 
-def test_a_compact_model_has_none_and_the_plan_says_so() -> None:
+def test_a_compact_model_has_none_and_the_plan_reports_it() -> None:
     model = net()
     plan = fpgm.plan(model, X, rate=0.5, align=1)
     assert plan.notes == (

@@ -96,7 +96,7 @@ def test_a_forked_worker_does_not_keep_it(tmp_path: Path) -> None:
 
 
 @unix
-def test_a_lock_that_its_owner_takes_away_meanwhile_is_none(
+def test_a_lock_that_its_owner_removes_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A third process would make another file of that name, and hold its lock too."""
@@ -135,7 +135,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         atomic_io.write_text(tmp_path / "page.html", "new")
     assert (tmp_path / "page.html").read_text() == "new"
     atomic_io.remove_leftovers(tmp_path)
-    assert {own.name for own in tmp_path.iterdir()} == {left.name, "page.html"}
+    assert {item.name for item in tmp_path.iterdir()} == {left.name, "page.html"}
 
 
 def test_a_place_for_no_file_is_an_error(tmp_path: Path) -> None:

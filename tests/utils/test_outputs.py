@@ -72,27 +72,27 @@ Named = namedtuple("Named", ["logits", "name"])
 
 
 def with_slot(logits: Tensor) -> MoreSlots:
-    made = MoreSlots(None)
-    made.extra = logits
-    return made
+    result = MoreSlots(None)
+    result.extra = logits
+    return result
 
 
 def itself(logits: Tensor) -> list[Any]:
-    made: list[Any] = [logits]
-    made.append(made)
-    return made
+    result: list[Any] = [logits]
+    result.append(result)
+    return result
 
 
 def in_array(logits: Tensor) -> Any:
-    made = np.empty(2, dtype=object)
-    made[0] = logits
-    return made
+    result = np.empty(2, dtype=object)
+    result[0] = logits
+    return result
 
 
 def with_attribute(logits: Tensor) -> Tensor:
-    made = torch.zeros(2)
-    made.logits = logits  # type: ignore[attr-defined]
-    return made
+    result = torch.zeros(2)
+    result.logits = logits  # type: ignore[attr-defined]
+    return result
 
 
 CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -150,13 +150,13 @@ def test_a_head_keeps_its_classes_in_every_container(kind: str) -> None:
     model = Head(wrap)
     small = fpgm.prune(model, X, rate=0.5, align=1)
     assert (small.body.out_features, small.head.out_features) == (4, 10)
-    found = [leaf.path for leaf in read_outputs(small(X)) if leaf.is_tensor]
-    assert found[0] == path
-    assert len(tensors_in(small(X))) == len(found)
+    results = [leaf.path for leaf in read_outputs(small(X)) if leaf.is_tensor]
+    assert results[0] == path
+    assert len(tensors_in(small(X))) == len(results)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
-def test_a_wrong_class_is_found_in_every_container(kind: str) -> None:
+def test_a_wrong_class_is_detected_in_every_container(kind: str) -> None:
     wrap, path = CONTAINERS[kind]
     model = Head(wrap)
     plan = fpgm.plan(model, X, rate=0.5, align=1)
@@ -233,9 +233,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
             "padded tensor."
         ),
     ),
+    "masked tensor": (
+        lambda y: torch.masked.masked_tensor(y.detach(), y > 0),
+        "a MaskedTensor at out, which few operators support: return its data and its mask.",
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_read_is_refused_by_name(kind: str) -> None:
     wrap, message = REFUSED[kind]
@@ -259,8 +264,8 @@ def test_a_packed_sequence_is_read() -> None:
 
 def test_a_transformers_output_counts_each_tensor_once() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
-    made = outputs.SequenceClassifierOutput(logits=torch.ones(2))
-    assert [leaf.path for leaf in read_outputs(made) if leaf.is_tensor] == ["out['logits']"]
+    result = outputs.SequenceClassifierOutput(logits=torch.ones(2))
+    assert [leaf.path for leaf in read_outputs(result) if leaf.is_tensor] == ["out['logits']"]
 
 
 def test_a_tensor_returned_twice_counts_twice() -> None:
@@ -269,3 +274,17 @@ def test_a_tensor_returned_twice_counts_twice() -> None:
 
 def test_inputs_that_are_no_output_are_skipped_quietly() -> None:
     assert tensors_in((X, object(), (n for n in range(2)))) == [X]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda y: torch.quantize_per_tensor(y.float(), 0.01, 0, torch.qint8),
+        lambda y: y.to_sparse(),
+        lambda y: y.to_sparse_csr(),
+    ],
+    ids=["quantized", "sparse", "sparse rows"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_outputs_that_are_not_stored_densely_are_certified(store: Callable[[Tensor], Any]) -> None:
+    assert fpgm.prune(Head(store), X, rate=0.5, align=1).fpgm_plans

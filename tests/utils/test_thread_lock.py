@@ -111,7 +111,7 @@ WORK: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 def test_different_models_at_once(name: str) -> None:
     nets = [net(kind) for kind in range(THREADS)]
     before = [state(model) for model, _ in nets]
-    wanted = [WORK[name](*own) for own in nets]
+    wanted = [WORK[name](*item) for item in nets]
     about = shared()
     assert at_once(lambda kind: WORK[name](*nets[kind])) == wanted
     assert [state(model) for model, _ in nets] == before

@@ -41,13 +41,13 @@ def test_everything_at_once() -> None:
         "table": {"0.5": None, "1": 2},
         "free": {"a": [True]},
     }
-    made = Decoder().record(Outer, table)
+    result = Decoder().record(Outer, table)
     wanted = Outer(
         Inner("x", (1, 2)), (Inner("x"), Inner("x")), 1.0, "b", (3,), {"0.5": None, "1": 2.0},
         {"a": [True]},
     )  # fmt: skip
-    assert made == wanted
-    assert type(made.share) is float
+    assert result == wanted
+    assert type(result.share) is float
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def net() -> nn.Module:
 
 def keywords(function: Any) -> dict[str, Any]:
     """Defaults of a function's keyword-only options."""
-    found = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+    results = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in results if p.kind is p.KEYWORD_ONLY}
 
 
 def defaults(kind: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_every_option_is_explained() -> None:
 
 @pytest.mark.parametrize("function", [fpgm.plan, fpgm.prune, fpgm.SoftPruner])
 @pytest.mark.parametrize("kind", [fpgm.RequestError, TypeError])
-def test_a_misspelt_option_is_told_its_name(function: Any, kind: type[Exception]) -> None:
+def test_a_misspelled_option_gets_a_suggestion(function: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught:
         function(net(), X, rate=0.5, criterian="l2")
     name = function.__name__
@@ -77,7 +77,7 @@ def test_a_misspelt_option_is_told_its_name(function: Any, kind: type[Exception]
     function(net(), X, rate=0.5, criterion="l2", align=1)
 
 
-def test_sensitivity_tells_it_too() -> None:
+def test_sensitivity_reports_it_too() -> None:
     with pytest.raises(fpgm.RequestError, match=r"no option 'imagse' \(did you mean 'images'\?\)"):
         fpgm.sensitivity(net(), X, [X], imagse=4)
 

@@ -44,7 +44,7 @@ class Noise:
         return (3, 4) if count else (0, 0)
 
 
-def test_a_model_goes_through_and_comes_back(tmp_path: Path) -> None:
+def test_a_model_goes_through_and_is_restored(tmp_path: Path) -> None:
     net, out = build_model("digits", None), tmp_path / "out"
     run = run_pruning(
         net, example_input(SHAPE), PlanRequest(rate=0.5), recovery=RecoveryOptions(), data=Noise()
@@ -88,11 +88,11 @@ def test_what_is_no_classifier_has_no_accuracy() -> None:
     assert count_accuracy({"original": nn.Identity()}, Noise(), 0).to_dict() == {"accuracy": None}
 
 
-def test_a_criterion_of_ones_own_is_written_by_its_name() -> None:
+def test_a_custom_criterion_is_stored_by_name() -> None:
     def largest(filters: Tensor) -> Tensor:
         return filters.abs().amax(1)
 
-    asked = PlanRequest(macs=0.3, criterion=largest, align="auto", threads=2).requested()
+    asked = PlanRequest(macs=0.3, criterion=largest, align="auto", threads=2).to_dict()
     assert (asked["criterion"], asked["align"], asked["threads"]) == ("largest", "auto", 2)
     assert json.dumps(asked)
 

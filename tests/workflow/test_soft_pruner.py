@@ -37,9 +37,9 @@ def test_a_zeroed_unit_is_silent_in_eval_and_its_norm_scale_is_left_to_the_optim
     scale = net.bn2.weight.detach().clone()
     fpgm.SoftPruner(net, X, rate=0.5, align=1).step()
     net.eval()
-    seen = net.bn2(net.inner(torch.randn(2, 16, 5, 5)))
-    gone = zeroed_filters(net.inner)
-    assert not seen[:, gone].any()
+    recorded = net.bn2(net.inner(torch.randn(2, 16, 5, 5)))
+    dropped = zeroed_filters(net.inner)
+    assert not recorded[:, dropped].any()
     assert torch.equal(net.bn2.weight.detach(), scale)
 
 
@@ -54,10 +54,10 @@ def test_the_momentum_of_a_zeroed_unit_is_zeroed_with_it(momentum: str) -> None:
         train(net, optimizer, 3)
         pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, optimizer=optimizer if given else None)
         pruner.step()
-        gone = zeroed_filters(net.inner)
-        assert bool(optimizer.state[net.inner.weight][momentum][gone].any()) != given
+        dropped = zeroed_filters(net.inner)
+        assert bool(optimizer.state[net.inner.weight][momentum][dropped].any()) != given
         train(net, optimizer, 3)
-        assert zeroed_filters(net.inner) == (gone if given else [])
+        assert zeroed_filters(net.inner) == (dropped if given else [])
 
 
 def test_soft_units_come_back_by_gradient_and_are_counted_hard_ones_never() -> None:
@@ -69,14 +69,14 @@ def test_soft_units_come_back_by_gradient_and_are_counted_hard_ones_never() -> N
         train(net, optimizer, 3)
         first = pruner.step()
         assert (first.regrown, first.returned, first.changed) == (0, 0, first.zeroed)
-        gone = zeroed_filters(net.inner)
+        dropped = zeroed_filters(net.inner)
         train(net, optimizer, 5)
         assert bool(zeroed_filters(net.inner)) == (mode == "hard")
         second = pruner.step()
-        back = len(set(gone) - set(zeroed_filters(net.inner)))
+        back = len(set(dropped) - set(zeroed_filters(net.inner)))
         if mode == "hard":
             assert (second.regrown, second.returned, second.changed) == (0, 0, 0)
-            assert zeroed_filters(net.inner) == gone
+            assert zeroed_filters(net.inner) == dropped
         else:
             assert second.regrown > 0
             assert second.returned >= back
@@ -110,7 +110,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_without_a_jump(name: str) -> None:
+def test_training_continues_without_a_jump(name: str) -> None:
     """The next 20 steps of the compact model are those of the masked one, momentum included."""
     torch.manual_seed(0)
     net = Block().double()
@@ -144,7 +144,7 @@ def test_an_averaged_copy_is_cut_by_the_same_plan() -> None:
     assert torch.equal(average.module.inner.weight, small.inner.weight)
 
 
-def test_a_foreign_optimizer_is_refused_and_left_alone() -> None:
+def test_a_foreign_optimizer_is_refused_and_unchanged() -> None:
     net, other = Block(), nn.Conv2d(3, 4, 1)
     optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
     before = [p for group in optimizer.param_groups for p in group["params"]]
@@ -158,7 +158,7 @@ def test_a_foreign_optimizer_is_refused_and_left_alone() -> None:
     assert all(a is b for a, b in zip(before, optimizer.param_groups[0]["params"], strict=True))
 
 
-def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
+def test_a_saved_state_resumes_as_if_never_stopped() -> None:
     def run(stop: bool) -> tuple[list[fpgm.workflow.soft_pruner.Step], Tensor]:
         torch.manual_seed(0)
         net = Block()
@@ -181,10 +181,10 @@ def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
                 pruner.load_state_dict(saved[2])
         return steps, net.inner.weight.detach()
 
-    whole, weight = run(stop=False)
+    complete, weight = run(stop=False)
     parts, again = run(stop=True)
-    assert whole == parts
-    assert [step.zeroed for step in whole] == sorted(step.zeroed for step in whole)
+    assert complete == parts
+    assert [step.zeroed for step in complete] == sorted(step.zeroed for step in complete)
     assert torch.equal(weight, again)
 
 
@@ -236,14 +236,14 @@ def test_schedules(options: dict[str, int], shares: list[float | None]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interval": 0}, "interval is 0: give a whole number from 1 up."),
-        ({"start": 0}, "start is 0: give a whole number from 1 up."),
-        ({"ramp": -1}, "ramp is -1: give a whole number from 0 up."),
-        ({"start": 3, "end": 2}, "end is 2: give a whole number from start (3) up, or None."),
+        ({"interval": 0}, "interval is 0: give an integer of at least 1."),
+        ({"start": 0}, "start is 0: give an integer of at least 1."),
+        ({"ramp": -1}, "ramp is -1: give an integer of at least 0."),
+        ({"start": 3, "end": 2}, "end is 2: give an integer of at least start (3), or None."),
         ({"mode": "semi"}, "mode is 'semi': give 'soft' or 'hard'."),
         ({"mode": "hard"}, "mode='hard' corrects the optimizer's steps: give optimizer=."),
         ({"hold": 2}, "hold=2 corrects the optimizer's steps: give optimizer=."),
-        ({"hold": 0}, "hold is 0: give a whole number from 1 up, or None."),
+        ({"hold": 0}, "hold is 0: give an integer of at least 1, or None."),
         ({"rate": 1.5}, "rate is 1.5: give a fraction of at least 0 and below 1."),
     ],
 )
@@ -315,7 +315,7 @@ class Fixed(nn.Module):
         return out
 
 
-def test_what_had_to_be_left_alone_is_left_alone_after_resuming() -> None:
+def test_frozen_groups_stay_frozen_after_resuming() -> None:
     first = fpgm.SoftPruner(Fixed(), X, rate=0.5, align=1)
     assert first.state_dict()["frozen"] == []
     first.step()

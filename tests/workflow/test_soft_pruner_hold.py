@@ -21,7 +21,7 @@ def test_held_units_stay_out_of_clipped_norms_and_closures() -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     pruner = fpgm.SoftPruner(net, X.double(), rate=0.5, align=1, mode="hard", optimizer=optimizer)
     pruner.step()
-    gone = zeroed_filters(net.inner)
+    removed = zeroed_filters(net.inner)
     for x, y in batches(3, torch.float64):
 
         def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
@@ -30,12 +30,12 @@ def test_held_units_stay_out_of_clipped_norms_and_closures() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             assert net.inner.weight.grad is not None
             assert net.outer.weight.grad is not None
-            assert not net.inner.weight.grad[gone].any()
-            assert not net.outer.weight.grad[:, gone].any()
+            assert not net.inner.weight.grad[removed].any()
+            assert not net.outer.weight.grad[:, removed].any()
             return loss
 
         optimizer.step(closure)
-    assert not optimizer.state[net.inner.weight]["momentum_buffer"][gone].any()
+    assert not optimizer.state[net.inner.weight]["momentum_buffer"][removed].any()
 
 
 def test_soft_first_then_held() -> None:
@@ -44,21 +44,21 @@ def test_soft_first_then_held() -> None:
     net = Block(torch.sigmoid)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, hold=2, optimizer=optimizer)
-    steps, gone = [], []
+    steps, removed = [], []
     for _ in range(4):
         train(net, optimizer, 5)
         steps.append(pruner.step())
-        gone.append(zeroed_filters(net.inner))
+        removed.append(zeroed_filters(net.inner))
     assert steps[1].regrown > 0
     assert [step.regrown for step in steps[2:]] == [0, 0]
-    assert gone[1] == gone[2] == gone[3]
+    assert removed[1] == removed[2] == removed[3]
     small = pruner.compact()
     assert pruner.certificate is not None
     assert pruner.certificate.ok
     torch.testing.assert_close(small.eval()(X), net.eval()(X), rtol=1e-5, atol=1e-6)
 
 
-def test_holding_goes_on_after_resuming() -> None:
+def test_holding_continues_after_resuming() -> None:
     torch.manual_seed(0)
     net = Block(torch.sigmoid)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -71,9 +71,9 @@ def test_holding_goes_on_after_resuming() -> None:
     del pruner  # and with it what it held
     again = fpgm.SoftPruner(net, X, optimizer=optimizer, **options)
     again.load_state_dict(state)
-    gone = zeroed_filters(net.inner)
+    removed = zeroed_filters(net.inner)
     train(net, optimizer, 5)
-    assert zeroed_filters(net.inner) == gone
+    assert zeroed_filters(net.inner) == removed
     assert again.state_dict() == state
 
 
@@ -84,15 +84,15 @@ def test_held_from_an_epoch_that_prunes_nothing() -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, end=1, hold=2, optimizer=optimizer)
     pruner.step()
-    gone = zeroed_filters(net.inner)
+    removed = zeroed_filters(net.inner)
     train(net, optimizer, 5)
-    assert zeroed_filters(net.inner) != gone
+    assert zeroed_filters(net.inner) != removed
     pruner.step()
     train(net, optimizer, 5)
-    assert zeroed_filters(net.inner) == gone
+    assert zeroed_filters(net.inner) == removed
 
 
-def test_a_pruner_that_is_gone_holds_nothing() -> None:
+def test_a_deleted_pruner_holds_nothing() -> None:
     torch.manual_seed(0)
     net = Block(torch.sigmoid)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -114,18 +114,18 @@ def test_gradients_that_come_another_way_are_held_too(how: str) -> None:
     weight.requires_grad_(how != "trained later")
     pruner = fpgm.SoftPruner(net, X, rate=0.5, align=1, mode="hard", optimizer=optimizer)
     pruner.step()
-    gone = zeroed_filters(net.inner)
+    removed = zeroed_filters(net.inner)
     weight.requires_grad_(True)
     if how == "trained later":
         net(X).sum().backward()
         assert weight.grad is not None
-        assert not weight.grad[gone].any()
+        assert not weight.grad[removed].any()
     else:
         weight.grad = torch.ones_like(weight)
     optimizer.step()
     momentum = optimizer.state[weight]["momentum_buffer"]
     assert momentum.any()
-    assert not momentum[gone].any()
+    assert not momentum[removed].any()
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def takes_threads(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def shares_work(command: Callable[P, None]) -> Callable[P, None]:
+def divide_work(command: Callable[P, None]) -> Callable[P, None]:
     """Decorate a command whose work the processes of torchrun divide.
 
     All of them end with the same code, but only the first one prints.

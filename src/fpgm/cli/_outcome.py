@@ -12,7 +12,7 @@ from fpgm.models.registry import names_code
 from fpgm.pruning.plan import Latency, Plan
 from fpgm.pruning.plan_text import format_change
 from fpgm.pruning.verification import Certificate
-from fpgm.recovery.recover import PRUNED, Recovery
+from fpgm.recovery.api import PRUNED, Recovery
 from fpgm.utils.run_files import RunResults
 from fpgm.utils.text import escape_text, format_number
 from fpgm.workflow.pipeline import AccuracyResult

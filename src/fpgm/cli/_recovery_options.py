@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from fpgm.errors import RequestError
-from fpgm.recovery.recover import Method
+from fpgm.recovery.api import Method
 from fpgm.workflow.pipeline import RecoveryOptions
 
 METHODS_HELP = (
@@ -37,7 +37,7 @@ def check_distil(distil: float) -> None:
 def check_images(images: int) -> None:
     """Refuse a number of images below 1."""
     if images < 1:
-        raise RequestError(f"--images is {images}: give a whole number from 1 up.")
+        raise RequestError(f"--images is {images}: give an integer of at least 1.")
 
 
 def check_data(data: str | None, option: str, *, needed: bool) -> None:

@@ -35,7 +35,7 @@ def analyze(
     """Show every layer's norms, redundancy and fraction of the cost, and how far criteria agree."""
     shape = common.input_shape(input, model)
     if figures is not None:
-        from fpgm.report.charts.save import check_format
+        from fpgm.report.charts.image_files import check_format
 
         check_format(format)
     with common.StepBar(2 + (figures is not None)) as steps:
@@ -45,7 +45,7 @@ def analyze(
             analysis = look(net, example_input(shape), rate=rate)
         if figures is not None:
             with steps.step("draw"):
-                from fpgm.report.charts.save import save_analysis
+                from fpgm.report.charts.image_files import save_analysis
 
                 save_analysis(analysis, figures, format, steps.report_layer)
     if json:
@@ -62,7 +62,7 @@ def _print_summary(analysis: Analysis, most: int | None) -> None:
         [
             (
                 layer.layer, str(layer.filters), f"{layer.effective_rank or 0:.1f}",
-                f"{layer.deviation:.2f}", f"{layer.least:.3f}", f"{layer.nearest_share or 0:.2f}",
+                f"{layer.deviation:.2f}", f"{layer.least:.3f}", f"{layer.nearest_ratio or 0:.2f}",
                 f"{layer.overlap['fpgm and l2']:.0%}", f"{layer.macs_share:.1%}",
                 f"{layer.params_share:.1%}",
             )

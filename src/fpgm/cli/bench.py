@@ -145,12 +145,18 @@ def _show_layers(layers: Sequence[LayerTime], most: int | None) -> None:
     by_time = sorted(layers, key=lambda layer: -max(layer.seconds))
     shown, rest = by_time[:most], by_time[len(layers) if most is None else most :]
     rows = [
-        (s.path or "(model)", s.kind, _format_widths(s), *_format_times(s), _format_share(s, total))
+        (
+            s.path or "(model)",
+            s.kind,
+            _format_widths(s),
+            *_format_times(s),
+            _format_fraction(s, total),
+        )
         for s in shown
     ]
     if rest:
         more = _sum_layers(rest)
-        rows.append((more.path, "", "", *_format_times(more), _format_share(more, total)))
+        rows.append((more.path, "", "", *_format_times(more), _format_fraction(more, total)))
     count = len(layers[0].seconds)
     names = ["ms"] if count == 1 else ["ms before", *["ms after"] * (count - 1)]
     common.show_table(("layer", "kind", "channels", *names, "share"), rows, left=3)
@@ -171,7 +177,7 @@ def _format_times(layer: LayerTime) -> list[str]:
     ]
 
 
-def _format_share(layer: LayerTime, total: float) -> str:
+def _format_fraction(layer: LayerTime, total: float) -> str:
     return f"{'≤ ' * layer.is_bound(0)}{layer.seconds[0] / total:.1%}"
 
 

@@ -118,7 +118,7 @@ def compare(
             progress=bar.show,
         )
         task.planner()  # raises an error for invalid options
-        folder = _Folder(out, asked)
+        folder = _ComparisonFolder(out, asked)
         right, tested = calibration.count_correct(net, test)
         if not tested:
             raise RequestError(f"{model} does not return class scores, which fpgm compare needs.")
@@ -251,7 +251,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < 1e15
 
 
-class _Folder:
+class _ComparisonFolder:
     """The output folder, with one run folder per row, which other commands can read."""
 
     def __init__(self, out: Path, asked: Mapping[str, Any]) -> None:

@@ -114,7 +114,7 @@ class _SplitBatches(nn.Module):
         self._net, self._batch = net, batch
 
     def forward(self, x: Tensor) -> Any:
-        """Return the outputs of all inputs, or those of the first part if they are no tensors."""
+        """Return the outputs of all inputs, or those of the first part if they are not tensors."""
         outputs = [piece.call(self._net) for piece in split_batch(Example((x,), {}), self._batch)]
         scores = all(isinstance(out, Tensor) and out.ndim for out in outputs)
         return torch.cat(outputs)[: len(x)] if scores else outputs[0]

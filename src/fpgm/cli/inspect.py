@@ -45,7 +45,7 @@ def inspect(
             )
         with steps.step("count"):
             macs = macs_by_module(net, x)
-    shares = macs_shares(structure.groups, macs)
+    fractions = macs_fractions(structure.groups, macs)
     if json:
         common.show_json(
             {
@@ -58,10 +58,10 @@ def inspect(
                         "name": g.name,
                         "layers": g.layers,
                         "units": g.units,
-                        "macs_share": round(share, 6),
+                        "macs_share": round(fraction, 6),
                         "exact": g.exact,
                     }
-                    for g, share in zip(structure.groups, shares, strict=True)
+                    for g, fraction in zip(structure.groups, fractions, strict=True)
                 ],
                 "frozen": [asdict(f) for f in structure.frozen],
             }
@@ -75,8 +75,14 @@ def inspect(
     common.show_table(
         ("group", "layers", "units", "MACs", "exact"),
         [
-            (g.name, str(len(g.layers)), str(g.units), f"{share:.1%}", "yes" if g.exact else "no")
-            for g, share in zip(structure.groups, shares, strict=True)
+            (
+                g.name,
+                str(len(g.layers)),
+                str(g.units),
+                f"{fraction:.1%}",
+                "yes" if g.exact else "no",
+            )
+            for g, fraction in zip(structure.groups, fractions, strict=True)
         ],
         most=most,
     )
@@ -114,10 +120,11 @@ def macs_by_module(model: nn.Module, x: Tensor) -> dict[str, int]:
     }
 
 
-def macs_shares(groups: Sequence[Group], macs: Mapping[str, int]) -> list[float]:
+def macs_fractions(groups: Sequence[Group], macs: Mapping[str, int]) -> list[float]:
     """Compute each group's fraction of all MACs; a layer in two groups counts by units.
 
-    >>> macs_shares([Group("a", ("a", "b"), 8, 8), Group("c", ("b",), 24, 24)], {"a": 60, "b": 40})
+    >>> groups = [Group("a", ("a", "b"), 8, 8), Group("c", ("b",), 24, 24)]
+    >>> macs_fractions(groups, {"a": 60, "b": 40})
     [0.7, 0.3]
     """
     total = sum(macs.values())

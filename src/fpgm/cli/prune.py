@@ -12,7 +12,7 @@ import typer
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
 from fpgm.cli import _recovery_options as opt
-from fpgm.cli import sensitivity as sensed
+from fpgm.cli import sensitivity as sensitivity_command
 from fpgm.cli._outcome import (
     accuracy_change,
     accuracy_lines,
@@ -43,7 +43,7 @@ from fpgm.workflow.pipeline import (
 from fpgm.workflow.plan_request import PlanRequest
 
 
-@common.shares_work
+@common.divide_work
 def prune(
     context: typer.Context,
     model: common.Model,
@@ -121,7 +121,7 @@ def prune(
     """Prune a model, verify the result, and write it to a folder."""
     ranks = current_ranks()
     ranks.on_first(lambda: check_out(out, force=force))
-    if all(way is None for way in (rate, macs, params, latency)) and not rates:
+    if all(amount is None for amount in (rate, macs, params, latency)) and not rates:
         raise RequestError(
             "Say how much to remove: --rate, --macs, --params, --latency or --rates."
         )
@@ -148,7 +148,7 @@ def prune(
         if allocate == "sensitivity":
             request = replace(request, allocate="sensitivity")
         elif allocate != "uniform":
-            request = replace(request, allocate=sensed.read(Path(allocate)))
+            request = replace(request, allocate=sensitivity_command.read(Path(allocate)))
         with common.explain_assumed_shape(shape, input):
             run = run_pruning(
                 net, x, request, recovery=recovery, data=image_data, test=test, steps=steps
@@ -191,7 +191,7 @@ def read_align(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:
-        raise RequestError(f"--align is {text!r}: give a whole number from 1 up, or auto.")
+        raise RequestError(f"--align is {text!r}: give an integer of at least 1, or auto.")
     return int(text)
 
 

@@ -34,7 +34,7 @@ from fpgm.workflow.pipeline import (
 from fpgm.workflow.pruned_folder import check_sources, has_own_weights, open_pruned
 
 
-@common.shares_work
+@common.divide_work
 def recover(
     context: typer.Context,
     folder: Annotated[

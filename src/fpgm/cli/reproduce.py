@@ -41,7 +41,7 @@ from fpgm.workflow.original_model import build_model
 
 FIGURES = ("fig3", "fig4", "fig5")
 SCALES = ("quick", "full")
-DRAWN = "svg"
+FIGURE_FORMAT = "svg"
 CIFAR10 = "cifar10"
 SHAPE = (3, 32, 32)
 """Shape of the images that the networks of quick rows take."""
@@ -53,7 +53,7 @@ TIMED = QuickBudget(batch=64, backend="cuda", seconds=20.0)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReproduceOptions:
     """The options of the command."""
 
     scale: str
@@ -126,12 +126,14 @@ def reproduce(
     if (mean is None) != (std is None):
         raise RequestError("--mean and --std go together: give both or neither.")
     budget = QuickBudget(steps=steps, epochs=epochs, images=images)
-    asked = Asked(scale, out, weights, data, mean, std, test, budget, tuple(change or []))
-    _check(asked)
+    options = ReproduceOptions(
+        scale, out, weights, data, mean, std, test, budget, tuple(change or [])
+    )
+    _check(options)
     if name in FIGURES:
         if list_:
             raise RequestError(f"{name} is a figure and has no rows to list.")
-        _draw(name, asked, json)
+        _draw(name, options, json)
         return
     if name not in TABLES:
         raise RequestError(
@@ -146,37 +148,37 @@ def reproduce(
         return
     if scale == "quick":
         used = {key for row in chosen for key in QuickScale.used_settings(name, row)}
-        idle = [key for key in _changed_options(asked) if key not in used]
+        idle = [key for key in _changed_options(options) if key not in used]
         if idle and any(not row.imagenet or table is TABLE5 for row in chosen):
             raise RequestError(f"--{idle[0]} has no effect on {name}: leave it out.")
-    _tables(table, chosen, seeds, asked, context.obj, json)
+    _tables(table, chosen, seeds, options, context.obj, json)
 
 
-def _changed_options(asked: Asked) -> list[str]:
+def _changed_options(options: ReproduceOptions) -> list[str]:
     """List the options of quick rows that differ from their defaults."""
     usual = {**{key: getattr(QuickBudget, key) for key in SPENT}, "test": TEST, "data": CIFAR10,
              "mean": None, "std": None}  # fmt: skip
-    return [key for key, value in usual.items() if _option_value(asked, key) != value]
+    return [key for key, value in usual.items() if _option_value(options, key) != value]
 
 
-def _option_value(asked: Asked, key: str) -> Any:
-    return getattr(asked.budget if key in SPENT else asked, key)
+def _option_value(options: ReproduceOptions, key: str) -> Any:
+    return getattr(options.budget if key in SPENT else options, key)
 
 
-def _check(asked: Asked) -> None:
+def _check(options: ReproduceOptions) -> None:
     """Reject options that have no effect at this scale, instead of ignoring them."""
-    if asked.scale == "quick" and asked.changes:
+    if options.scale == "quick" and options.changes:
         raise RequestError("--set changes recipes, which only --scale full uses.")
-    if asked.scale == "full" and (asked.budget != QuickBudget() or asked.test != TEST):
+    if options.scale == "full" and (options.budget != QuickBudget() or options.test != TEST):
         raise RequestError(
             "--steps, --epochs, --images and --test are for --scale quick: change a recipe with "
             "--set, such as --set train.epochs=3."
         )
-    if asked.out.exists() and not asked.out.is_dir():
-        raise RequestError(f"{asked.out} is a file: --out must be a folder.")
-    if asked.weights.suffix in SUFFIXES and not asked.weights.exists():
-        raise RequestError(f"--weights {asked.weights} does not exist.")
-    if any(own.startswith("model.weights") for own in asked.changes):
+    if options.out.exists() and not options.out.is_dir():
+        raise RequestError(f"{options.out} is a file: --out must be a folder.")
+    if options.weights.suffix in SUFFIXES and not options.weights.exists():
+        raise RequestError(f"--weights {options.weights} does not exist.")
+    if any(change.startswith("model.weights") for change in options.changes):
         raise RequestError("--set model.weights has no effect here: give --weights.")
 
 
@@ -184,19 +186,19 @@ def _tables(
     table: PaperTable,
     chosen: Sequence[TableRow],
     seeds: int,
-    asked: Asked,
+    options: ReproduceOptions,
     command: str,
     json: bool,
 ) -> None:
     """Compute missing rows, write the table and show it."""
-    one_process = asked.scale == "quick" or table is TABLE5  # latency needs no training
+    one_process = options.scale == "quick" or table is TABLE5  # latency needs no training
     if one_process and launch.world_size() > 1:
         raise RequestError(f"{table.name} runs in one process here: do not use a launcher.")
-    if asked.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
+    if options.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
     with common.explain_missing_extra("train", "fpgm reproduce"):
-        maker = _Quick(table, asked) if one_process else _Full(asked, chosen)
-        results = RowStore(asked.out, table, asked.scale, maker.settings)
+        maker = _QuickRows(table, options) if one_process else _FullRows(options, chosen)
+        results = RowStore(options.out, table, options.scale, maker.settings)
         processes.run_on_first(results.check)
         try:
             notes, failed = _fill(results, chosen, seeds, maker, command)
@@ -206,33 +208,35 @@ def _tables(
                 typer.echo("fpgm: stopped; run the same command to continue.", err=True)
             raise typer.Exit(130) from None
     if launch.is_main_process():  # only one process prints
-        files = page.write_table(results, lambda row: full.row_command(table, row, asked.out))
+        files = page.write_table(results, lambda row: full.row_command(table, row, options.out))
         _show(results, chosen, notes, files, json)
     if failed:
         raise typer.Exit(2)
 
 
-class _Quick:
+class _QuickRows:
     """Computes rows in one process: all rows at quick scale, and latency at full scale."""
 
-    def __init__(self, table: PaperTable, asked: Asked) -> None:
-        self._spent = {key: _option_value(asked, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)}
-        budget = asked.budget
-        if asked.scale == "full":
+    def __init__(self, table: PaperTable, options: ReproduceOptions) -> None:
+        self._spent = {
+            key: _option_value(options, key) for key in (*SPENT, "test", *IMAGE_SETTINGS)
+        }
+        budget = options.budget
+        if options.scale == "full":
             budget, self._spent = TIMED, {}
         self._table, self._bar = table, common.LayerBar()
         # The name contains a hash of the options that VGG-16 is trained with.
         given = {key: self._spent.get(key) for key in ("epochs", *IMAGE_SETTINGS)}
         mark = hashlib.sha256(jsonlib.dumps(given).encode()).hexdigest()[:10]
-        kept = asked.out / VGG_WEIGHTS.replace(".", f"-{mark}.")
+        kept = options.out / VGG_WEIGHTS.replace(".", f"-{mark}.")
         self._rows = QuickScale(
-            asked.weights,
-            lambda: _open(asked.data, asked.test, asked.mean, asked.std),
+            options.weights,
+            lambda: _open(options.data, options.test, options.mean, options.std),
             budget,
             self._bar.show,
             kept,
         )
-        self._weights = asked.weights
+        self._weights = options.weights
 
     def settings(self, row: TableRow, seed: int) -> dict[str, Any]:
         name = BASELINES.name if row in BASELINES.rows else self._table.name
@@ -248,25 +252,25 @@ class _Quick:
             self._bar.show(row.key, 0, 1)
             return self._rows.run(table.name, row, seed)
 
-    def why(self, row: TableRow) -> str:
+    def missing_reason(self, row: TableRow) -> str:
         if row.imagenet:
             return "ImageNet has no quick scale: use --scale full"
         file = self._weights / weights_name(row)
         return f"there are no trained weights {file}: give their folder with --weights"
 
 
-class _Full:
+class _FullRows:
     """Computes rows by training with their recipes, in one process or several."""
 
-    def __init__(self, asked: Asked, chosen: Sequence[TableRow]) -> None:
-        self._rows = full.FullScale(asked.out, asked.weights, asked.recipes())
+    def __init__(self, options: ReproduceOptions, chosen: Sequence[TableRow]) -> None:
+        self._rows = full.FullScale(options.out, options.weights, options.recipes())
         self._rows.check(chosen)
 
     def settings(self, row: TableRow, seed: int) -> dict[str, Any]:
         return self._rows.settings(row, seed)
 
-    def starts(self, row: TableRow, seed: int) -> bool:
-        """Check whether there are weights to start from; all processes get the same answer."""
+    def has_start_weights(self, row: TableRow, seed: int) -> bool:
+        """Check whether there are weights to start from; all processes get the same result."""
         return processes.run_on_first(lambda: self._rows.start_weights(row, seed) is not None)
 
     def make(self, table: PaperTable, row: TableRow, seed: int) -> RowResult:
@@ -275,7 +279,11 @@ class _Full:
 
 
 def _fill(
-    results: RowStore, chosen: Sequence[TableRow], seeds: int, maker: _Quick | _Full, command: str
+    results: RowStore,
+    chosen: Sequence[TableRow],
+    seeds: int,
+    maker: _QuickRows | _FullRows,
+    command: str,
 ) -> tuple[list[str], bool]:
     """Compute missing rows; return notes about rows that are still missing, and if any failed."""
     notes: list[str] = []
@@ -289,11 +297,13 @@ def _fill(
             base = (
                 (BASELINES.name, baseline_row(row.network).key, seed) if row.needs_weights else None
             )
-            waits = base in [(own.table.name, other.key, s) for own, other, s in (*taken, *busy)]
+            waits = base in [
+                (store.table.name, other.key, s) for store, other, s in (*taken, *busy)
+            ]
             there, free = processes.run_on_first(partial(_state, place, row, seed, free))
             if there:
                 continue
-            if waits and isinstance(maker, _Full) and not maker.starts(row, seed):
+            if waits and isinstance(maker, _FullRows) and not maker.has_start_weights(row, seed):
                 notes.append(f"{row.key}, seed {seed}, waits for its baseline, which another "
                              "process is training.")  # fmt: skip
                 continue
@@ -314,8 +324,8 @@ def _fill(
                 failed = True
                 continue
             if result is None:
-                assert isinstance(maker, _Quick)
-                missing.setdefault(maker.why(row), {})[row.key] = None
+                assert isinstance(maker, _QuickRows)
+                missing.setdefault(maker.missing_reason(row), {})[row.key] = None
                 failed = failed or not row.imagenet  # weights could have been given
             elif launch.is_main_process():
                 place.save(row, seed, result, command)
@@ -358,8 +368,8 @@ def _show(
 ) -> None:
     header, lines = page.table_cells(results, chosen)
     if json:
-        figures = [page.row_to_dict(results, row) for row in chosen]
-        common.show_json({"header": header, "rows": lines, "figures": figures, "notes": notes,
+        metrics = [page.row_to_dict(results, row) for row in chosen]
+        common.show_json({"header": header, "rows": lines, "figures": metrics, "notes": notes,
                           "files": [str(file) for file in files]})  # fmt: skip
         return
     common.show_table(header, lines, left=len(results.table.labels))
@@ -414,64 +424,66 @@ def _list(table: PaperTable, chosen: Sequence[TableRow], out: Path, json: bool) 
         trained = table.name in ("table1", BASELINES.name)
         typer.echo(f"\nAt quick scale: fpgm reproduce {table.name} --rows ROW"
                    f"{' --weights DIR' if trained else ''}")  # fmt: skip
-    if any(own.before is not None for own in table.accuracies):
+    if any(column.before is not None for column in table.accuracies):
         typer.echo(
             "\nA row from scratch also trains its unpruned baseline, once per network and seed: "
             f"fpgm reproduce {BASELINES.name} --list"
         )
 
 
-def _draw(name: str, asked: Asked, json: bool) -> None:
+def _draw(name: str, options: ReproduceOptions, json: bool) -> None:
     with common.explain_missing_extra("report", "A figure of the paper"):
-        from fpgm.paper.tables import figures as drawn
+        from fpgm.paper.tables import figures as paper_figures
 
         missing: list[str] = []
         files: list[Path] = []
         if name == "fig4":
-            files = drawn.figure4(RowStore(asked.out, TABLES["ablations"], asked.scale),
-                                  asked.out, DRAWN)  # fmt: skip
+            files = paper_figures.figure4(RowStore(options.out, TABLES["ablations"], options.scale),
+                                  options.out, FIGURE_FORMAT)  # fmt: skip
         networks = {
-            "fig3": drawn.NORM_NETWORKS[asked.scale],
-            "fig5": drawn.MAP_NETWORKS[asked.scale][:1],
+            "fig3": paper_figures.NORM_NETWORKS[options.scale],
+            "fig5": paper_figures.MAP_NETWORKS[options.scale][:1],
         }
         for network in networks.get(name, ()):
             row = baseline_row(network)
-            file = _weights_of(row, asked)
+            file = _weights_of(row, options)
             if file is None:
-                weights = asked.weights / weights_name(row)
+                weights = options.weights / weights_name(row)
                 missing.append(f"{row.labels[0]} is missing: there are no trained weights "
                                f"{weights}.")  # fmt: skip
                 continue
             model = build_model(network, file)
             shape = default_shape(network)
-            asked.out.mkdir(parents=True, exist_ok=True)
+            options.out.mkdir(parents=True, exist_ok=True)
             if name == "fig3":
-                files += drawn.figure3(
-                    model, torch.zeros(shape), asked.out, row.network_name, DRAWN
+                files += paper_figures.figure3(
+                    model, torch.zeros(shape), options.out, row.network_name, FIGURE_FORMAT
                 )
             else:
-                if row.imagenet and asked.data == CIFAR10:
+                if row.imagenet and options.data == CIFAR10:
                     raise RequestError(
                         "fig5 at full scale needs images of ImageNet: give the folder that "
                         "contains train and val with --data."
                     )
-                sets = pic.open_images(asked.data, asked.mean, asked.std, shape[-1]).sets
+                sets = pic.open_images(options.data, options.mean, options.std, shape[-1]).sets
                 images = (batch.images for batch in sets.test.epoch(0))
-                rate = drawn.MAP_NETWORKS[asked.scale][1]
-                files += drawn.figure5(model, images, asked.out, row.network_name, DRAWN, rate)
+                rate = paper_figures.MAP_NETWORKS[options.scale][1]
+                files += paper_figures.figure5(
+                    model, images, options.out, row.network_name, FIGURE_FORMAT, rate
+                )
     if not files:
         raise RequestError(f"{missing[0]} Give their folder with --weights.")
     if json:
         common.show_json({"files": [str(file) for file in files], "notes": missing})
         return
-    typer.echo(f"Written to {asked.out}: {', '.join(file.name for file in files)}")
+    typer.echo(f"Written to {options.out}: {', '.join(file.name for file in files)}")
     for note in missing:
         typer.echo(note)
 
 
-def _weights_of(row: TableRow, asked: Asked) -> Path | None:
+def _weights_of(row: TableRow, options: ReproduceOptions) -> Path | None:
     """Find trained weights: the user's, or those of a baseline in the same folder."""
-    if asked.scale == "quick":
-        return find_weights(asked.weights, row)
+    if options.scale == "quick":
+        return find_weights(options.weights, row)
     with common.explain_missing_extra("train", "fpgm reproduce"):
-        return full.FullScale(asked.out, asked.weights, asked.recipes()).start_weights(row, 0)
+        return full.FullScale(options.out, options.weights, options.recipes()).start_weights(row, 0)

@@ -20,7 +20,7 @@ from fpgm.workflow.original_model import build_model, example_input
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
-@common.shares_work
+@common.divide_work
 def sensitivity(
     model: common.Model,
     data: pic.Data = None,
@@ -118,12 +118,12 @@ def _show(result: Sensitivity, most: int | None) -> None:
     common.show_table(
         ("group", "units", *(f"{float(rate):.0%}" for rate in rates)),
         [
-            (g.name, str(g.units), *(_share(g.accuracy.get(rate)) for rate in rates))
+            (g.name, str(g.units), *(_format_percent(g.accuracy.get(rate)) for rate in rates))
             for g in result.groups
         ],
         most=most,
     )
 
 
-def _share(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"

@@ -56,7 +56,7 @@ _PICKLE_HEAD = b"\x80\x04"
 """Protocol 4."""
 
 MAX_BYTES = 64 << 20
-"""Twice the size of a batch: a file in an archive that says it is larger is none, and not read."""
+"""Twice the size of a batch: larger files in an archive are rejected without reading them."""
 
 Records = NDArray[np.uint8]
 """One row per image: its label, then red, green and blue; the layout of the binary version."""

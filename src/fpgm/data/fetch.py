@@ -2,6 +2,8 @@
 
 Reading the archive is up to the caller. If a source fails, `Unavailable` is raised with the reason,
 since another source may work. If the disk fails, FileError is raised, since no source would help.
+
+pooch and torchvision start an interrupted download again from the beginning, and know no npm.
 """
 
 from __future__ import annotations

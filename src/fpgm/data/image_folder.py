@@ -38,7 +38,18 @@ class FolderBatches:
         workers: int = 4,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Open a folder: augmented and shuffled by `seed`; without one, center crops in order."""
+        """Open a folder.
+
+        Args:
+            folder: Contains one subfolder per class.
+            batch: Batch size, over all processes.
+            normalization: Mean and standard deviation to normalize with.
+            size: Height and width of the crops.
+            seed: Seeds augmentation and order; None: center crops in order.
+            share: Which of several processes this is.
+            workers: Worker processes that read images.
+            device: Where batches are put.
+        """
         self.data = open_folder(folder, normalization, size, augmented=seed is not None)
         self.batch, self.seed, self.share = batch, seed, share
         self.workers, self.device, self.size = workers, device, size

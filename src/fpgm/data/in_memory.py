@@ -77,7 +77,17 @@ class MemoryBatches:
         share: ProcessShare = SINGLE_PROCESS,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Make batches: shuffled by `seed`, in order without one."""
+        """Move the data to the device.
+
+        Args:
+            data: Images and labels.
+            batch: Batch size, over all processes.
+            normalization: Mean and standard deviation to normalize with.
+            augment: Random changes of training images; None: no augmentation.
+            seed: Seeds augmentation and order; None: in order.
+            share: Which of several processes this is.
+            device: Where the data is kept and batches are augmented.
+        """
         self.data = Images(data.images.to(device), data.labels.to(device))
         self.batch, self.normalization, self.share = batch, normalization, share
         self.augment = augment or Augment()

@@ -111,7 +111,7 @@ def _open_folders(
     if spec.limit is not None or spec.augment != Augment():
         raise RequestError(
             "data.limit, data.crop, data.flip and data.cutout are for data sets in memory: leave "
-            "them out, folders are cropped and mirrored as ImageNet is."
+            "them out. Image folders are cropped and flipped as in training on ImageNet."
         )
     normalization = spec.normalization or IMAGENET
     train, test = (
@@ -129,8 +129,8 @@ def _open_folders(
     )
     if unmatched := set(train.classes) ^ set(test.classes):
         raise FileError(
-            f"{root}/train and {root}/val hold other classes: {min(unmatched)!r} is in "
-            "one of them only, so labels would not agree."
+            f"{root}/train and {root}/val have different classes: {min(unmatched)!r} is in "
+            "one of them only, so labels would not match."
         )
     return DataSplits(train, test, (3, spec.size, spec.size), len(train.classes))
 

@@ -28,7 +28,7 @@ def simplify(model: nn.Module, example: Example) -> nn.Module:
     """Return a copy in eval mode, with batch norms folded if that does not change the outputs.
 
     Folding changes them if a layer's output is also an output of the model. It fails if the model's
-    code reads an attribute of a batch norm that is gone.
+    code reads an attribute of a removed batch norm.
     """
     folded, plain = fold_batch_norms(model, example), copy_model(model).eval()
     expected = tensors_in(example.call(plain))

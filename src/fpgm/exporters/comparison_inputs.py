@@ -54,7 +54,7 @@ def real_inputs(
     if loader is None:
         return [], 0
     if not isinstance(images, int) or images < 1:
-        raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
+        raise RequestError(f"images is {images!r}: give an integer of at least 1.")
     read = read_inputs(move_batches(model, loader), images)
     try:
         examples = [read[number] for number in range(len(read))]

@@ -175,7 +175,7 @@ def bench(
         if name not in BACKENDS:
             raise RequestError(f"backends has {name!r}: give some of {', '.join(BACKENDS)}.")
     if not 0 <= seconds < math.inf:
-        raise RequestError(f"seconds is {seconds!r}: give a number from 0 up.")
+        raise RequestError(f"seconds is {seconds!r}: give a number of at least 0.")
     for count in counts:
         BackendConfig.of("eager", count)
     sized = [example] if sizes is None else [resize_batch(example, batch) for batch in sizes]

@@ -55,7 +55,7 @@ class BackendConfig:
         if threads is None:
             threads = torch.get_num_threads()
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-            raise RequestError(f"threads is {threads!r}: give a whole number from 1 up.")
+            raise RequestError(f"threads is {threads!r}: give an integer of at least 1.")
         return cls(get_backend(backend), threads)
 
 
@@ -110,7 +110,7 @@ class TimedModel:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _TimedPlan:
     """A plan, its compact model, and the predicted saving."""
 
     plan: Plan
@@ -163,7 +163,7 @@ def reach_budget(timed: TimedModel, budget: Budget, build_plan: Callable[[Budget
     requested = budget.latency
     assert requested is not None
     target = requested
-    calibration = _Calibration()  # from predicted to measured remaining time
+    calibration = _SavingCurve()  # from predicted to measured remaining time
     measured: list[Plan] = []
     for number in range(MAX_MEASURED):
         if timed.progress is not None:
@@ -216,11 +216,11 @@ def _choose_nearest(measured: Sequence[Plan], requested: float) -> Plan:
 
 def _build_candidate(
     timed: TimedModel, budget: Budget, target: float, build_plan: Callable[[Budget], Plan]
-) -> _Candidate:
+) -> _TimedPlan:
     """Build the plan whose own layers' times predict a saving nearest to the target."""
     setting = target
-    calibration = _Calibration()  # from the planner's setting to predicted remaining time
-    best: _Candidate | None = None
+    calibration = _SavingCurve()  # from the planner's setting to predicted remaining time
+    best: _TimedPlan | None = None
     for _ in range(MAX_PREDICTED):
         try:
             plan = build_plan(replace(budget, latency=setting))
@@ -229,7 +229,7 @@ def _build_candidate(
                 raise
             break
         small = compact(timed.model, plan)
-        candidate = _Candidate(plan, small, timed.predict_saving(small, plan))
+        candidate = _TimedPlan(plan, small, timed.predict_saving(small, plan))
         if best is None or _relative_error(candidate.saving, target) < _relative_error(
             best.saving, target
         ):
@@ -242,13 +242,13 @@ def _build_candidate(
     return best
 
 
-class _Calibration:
+class _SavingCurve:
     """A monotone curve through points (target, result), both fractions of the time that remains.
 
     A lower target cannot give a higher result, except by noise: points that contradict this are
     averaged. The curve is linear between points, and proportional below the lowest.
 
-    >>> calibration = _Calibration()
+    >>> calibration = _SavingCurve()
     >>> calibration.add(0.5, 0.55)
     >>> round(calibration.expected_result(0.4), 3), round(calibration.target(0.5), 3)
     (0.44, 0.455)

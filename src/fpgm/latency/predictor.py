@@ -43,7 +43,7 @@ class TimeParts:
     """A model's seconds, split by what they scale with."""
 
     scale: float
-    """Factor on the layers' times: a layer may take longer alone than within the model."""
+    """Factor on the layers' times: an isolated layer may take longer than in the model."""
     outputs: float
     """Seconds outside of layers that scale with the layers' output sizes."""
     other_macs: float
@@ -104,7 +104,7 @@ class Predictor:
         progress: Progress | None = None,
     ) -> None:
         self._kept_fractions = KeptFractions(structure)
-        self._units = [pool.units for pool in structure.groups]
+        self._units = [group.units for group in structure.groups]
         layers = [self._find_ratios(structure, call) for call in called]
         grids = []
         for number, layer in enumerate(layers):
@@ -191,7 +191,7 @@ def _time_grid(layer: LayerSpec, table: LatencyTable, rounder: Rounder) -> Float
 
 def _widths_to_time(width: int, rounder: Rounder) -> list[int]:
     """Return the rounded widths at a few fractions of a width."""
-    return sorted({rounder.kept(width, 1 - ratio) for ratio in WIDTH_RATIOS})
+    return sorted({rounder.kept_units(width, 1 - ratio) for ratio in WIDTH_RATIOS})
 
 
 def _interpolate(widths: Floats, timed: Sequence[int], times: Sequence[float]) -> Floats:

@@ -1,7 +1,7 @@
 """Built-in networks by name; `fpgm.models.registry.load_model` loads any other."""
 
 from fpgm.models.builtin import BUILTIN, Builtin, build, trained_resnet20
-from fpgm.models.digits import digits
+from fpgm.models.digits_net import digits
 from fpgm.models.resnet_cifar import resnet
 from fpgm.models.vgg_cifar import vgg16
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fpgm.errors import RequestError
 from fpgm.models.checkpoint import SHIPPED, load_weights
-from fpgm.models.digits import digits
+from fpgm.models.digits_net import digits
 from fpgm.models.resnet_cifar import resnet
 from fpgm.models.resnet_wide import wide_resnet
 from fpgm.models.vgg_cifar import vgg16

@@ -133,7 +133,7 @@ def _import_timm(name: str) -> ModuleType:
 
 def _from_file(path: Path, name: str) -> nn.Module:
     if not path.is_file():
-        raise RequestError(f"There is no file {str(path)!r} to take {name!r} from.")
+        raise RequestError(f"There is no file {str(path)!r} that could define {name!r}.")
     with _folder_on_path(path.parent):
         module = _import_file(path)
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]

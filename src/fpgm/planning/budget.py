@@ -1,4 +1,4 @@
-"""The requested budget: how much to remove. Values only."""
+"""The to_dict budget: how much to remove. Values only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Budget:
         for pattern, rate in self.rates.items():
             check_fraction(f"rates[{pattern!r}]", rate)
 
-    def scaled(self, fraction: float) -> Budget:
+    def scale(self, fraction: float) -> Budget:
         """Return a fraction of this budget, for a pruning schedule with a ramp."""
         if fraction == 1:
             return self
@@ -61,7 +61,7 @@ class Budget:
                 return name, fraction
         return None
 
-    def requested(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the request as the plan stores it."""
         chosen: dict[str, Any] = {
             name: getattr(self, name) for name in BUDGET_KINDS if getattr(self, name) is not None

@@ -79,6 +79,7 @@ class ValidatingTracer(AdapterChecks):
         super().__init__(small, _kept_parameter_infos(small, structure, plan))
         self.structure = structure
         self._frozen: Counter[tuple[Place, str]] = Counter()
+        self._norm_groups: Counter[tuple[Place, str]] = Counter()
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[tuple[str, Side], Adapter] = {}
         self._latest: list[Tensor] = []
@@ -164,7 +165,7 @@ class ValidatingTracer(AdapterChecks):
                 self.single.append(f)
 
     def tie(self, field: Tensor, dims: Sequence[int]) -> None:
-        """Raise unless labels along these dims are in one class; they need not have met."""
+        """Raise unless labels along these dims are in one class, even if never combined."""
         for dim in dims:
             classes = self.structure.classes_of(field)
             padding = (field == lb.ANY) | (field.narrow(dim, 0, 1) == lb.ANY)
@@ -185,18 +186,18 @@ class ValidatingTracer(AdapterChecks):
         a, b = a[other], b[other]
         if not torch.equal(self.structure.classes_of(a), self.structure.classes_of(b)):
             raise self._misaligned_error([a, b])
-        if not self._met_in_trace(a, b):
-            # One unit, but not the channels of it that met before (a norm over all of them).
+        if not self._joined_in_trace(a, b):
+            # One unit, but other channels of it were combined before (a norm over all of them).
             self._mark_unordered(a)
 
-    def _met_in_trace(self, a: Tensor, b: Tensor) -> bool:
-        met, keys = self._recorded_pairs, self._key(a, b)
-        places = torch.searchsorted(met, keys).clamp(max=len(met) - 1)
-        return bool(len(met)) and torch.equal(met[places], keys)
+    def _joined_in_trace(self, a: Tensor, b: Tensor) -> bool:
+        pairs, keys = self._recorded_pairs, self._key(a, b)
+        places = torch.searchsorted(pairs, keys).clamp(max=len(pairs) - 1)
+        return bool(len(pairs)) and torch.equal(pairs[places], keys)
 
     @cached_property
     def _recorded_pairs(self) -> Tensor:
-        """Return every pair of labels that met in the trace, sorted."""
+        """Return every pair of labels that the trace combined, sorted."""
         pairs = [self._key(a, b) for a, b in self.structure.trace.meetings]
         return torch.cat(pairs).unique() if pairs else torch.zeros(0, dtype=torch.int64)
 
@@ -290,6 +291,14 @@ class ValidatingTracer(AdapterChecks):
             stays = self.kept[wanted]
             self.relate(labels[stays], wanted[stays])
         return True
+
+    def note_norm_group(self, size: int) -> None:
+        key = self.current_call(self.module), source_line()
+        number, self._norm_groups[key] = self._norm_groups[key], self._norm_groups[key] + 1
+        sizes = self.structure.trace.norm_groups.get(key, [])
+        if number >= len(sizes) or sizes[number] != size:
+            reason = f"the number of groups is fixed in the code in {self.where()}"
+            raise self._attribute_mismatch(reason, None)
 
     def next_fixed_size_op(self) -> tuple[Place, int]:
         """Return the trace's key for the running operator: the next one of the same line of code.
@@ -444,7 +453,7 @@ class ValidatingTracer(AdapterChecks):
         """Return the position of each wanted label: its own, its class's only one, or padding.
 
         Padding is wanted as padding, even where a later operator ties it to a channel. A label
-        that occurs twice (a mean beside its image) is ambiguous: then the result is None.
+        that occurs twice (a mean next to its image) is ambiguous: then the result is None.
         """
         named = [label for label in have if label != lb.ANY]
         if len(set(named)) < len(named) or len(set(wanted)) < len(wanted):

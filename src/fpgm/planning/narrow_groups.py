@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fpgm.pruning.plan import Group
-from fpgm.tracing.grouping import Structure
+from fpgm.tracing.grouping import Structure, distinct
 from fpgm.tracing.producers import rows_of
 from fpgm.tracing.trace_values import ParameterInfo
 from fpgm.utils.text import shorten
 
 RATIO = 3
-"""On average, the layers that write and read a narrow group have so many times as many channels."""
+"""A group is narrow if the layers that write and read it have this many times its channels."""
 
 
 def narrow_group_note(structure: Structure, groups: Sequence[Group]) -> str | None:
@@ -43,27 +43,30 @@ def narrow_group_note(structure: Structure, groups: Sequence[Group]) -> str | No
 def find_narrow_groups(structure: Structure) -> set[int]:
     """Return the places of groups that wide groups with depthwise layers write and read."""
     groups = structure.groups
-    has_depthwise = [any(writer.carries for writer in group.producers) for group in groups]
+    has_depthwise = [any(producer.carries for producer in group.producers) for group in groups]
     if not any(has_depthwise):
         return set()
-    place = torch.full((int(structure.classes.max()) + 1,), -1)
+    group_of_class = torch.full((int(structure.classes.max()) + 1,), -1)
     for number, group in enumerate(groups):
-        place[group.units] = number
+        group_of_class[group.units] = number
+    group_of_label = group_of_class[structure.classes].numpy()
 
     def groups_of(info: ParameterInfo, role: str) -> set[int]:
-        numbers = [place[structure.classes_of(rows)] for rows in _rows(info, role)]
-        return {n for found in numbers for n in found.unique().tolist() if n >= 0}
+        numbers = [distinct(group_of_label[rows.numpy()]) for rows in _rows(info, role)]
+        return {n for found in numbers for n in found.tolist() if n >= 0}
 
     written: list[list[int]] = [[] for _ in groups]
     read: list[list[int]] = [[] for _ in groups]
     for info in structure.trace.parameter_infos.values():
+        if not {"reads", "filter"} <= set(info.roles):
+            continue
         inputs, outputs = groups_of(info, "reads"), groups_of(info, "filter")
         for own, others, wide in ((outputs, inputs, written), (inputs, outputs, read)):
             for number in own:
                 wide[number] += [n for n in others if has_depthwise[n]]
 
     def width(number: int) -> int:  # a group may be a part of the channels, as after a shuffle
-        return max(len(writer.classes) for writer in groups[number].producers)
+        return max(len(producer.classes) for producer in groups[number].producers)
 
     def ratio(numbers: Sequence[int], number: int) -> float:
         return sum(map(width, numbers)) / (len(numbers) or 1) / width(number)

@@ -6,9 +6,9 @@ Unpack[PlanKeywords]` and turn them into a `PlanOptions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
@@ -39,17 +39,35 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if isinstance(self.ignore, str):
             raise RequestError(f"ignore is the text {self.ignore!r}: give a list of patterns.")
+        if not isinstance(self.ignore, Iterable) or not are_texts(self.ignore):
+            raise RequestError(f"ignore is {self.ignore!r}: give a list of patterns.")
+        if not isinstance(self.criterion, str | PrecomputedScores) and not callable(self.criterion):
+            raise RequestError(f"criterion is {self.criterion!r}: give a name or a function.")
         if self.residual not in ("coupled", "independent"):
             raise RequestError(f"residual is {self.residual!r}: give 'coupled' or 'independent'.")
+        if not isinstance(self.seed, int) or abs(self.seed) > _MAX_SEED:
+            raise RequestError(f"seed is {self.seed!r}: give an integer below 2**62.")
+        for name in ("approximate", "keep_outputs"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}: give True or False.")
 
     @property
     def width_multiple(self) -> int:
         """Return the multiple that widths are rounded to; "auto" has to be measured first."""
         if self.align == "auto":
             raise RequestError(
-                "align='auto' is measured by fpgm.plan and fpgm.prune: give a whole number here."
+                "align='auto' is measured by fpgm.plan and fpgm.prune: give an integer here."
             )
         return self.align
+
+
+_MAX_SEED = 2**62
+"""Torch takes seeds of 64 bits; each layer adds a number to it."""
+
+
+def are_texts(values: Iterable[Any]) -> bool:
+    """Tell whether all values are text."""
+    return all(isinstance(value, str) for value in values)
 
 
 DEFAULTS = PlanOptions()

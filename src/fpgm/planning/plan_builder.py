@@ -89,8 +89,9 @@ def build_plan(
     advice = narrow_group_note(structure, groups) if "allocate" not in asked else None
     known = {(a.module, a.name) for a in attributes}
     followed, stale = ([], []) if widths is None else follow_sizes(model, widths, kept, known)
-    unread = [a for a in followed if not structure.trace.code.may_read(a.name)]
-    stale += [StaleSize(a.module, a.name, a.before) for a in followed if a not in unread]
+    may_read = structure.trace.code.may_read
+    unread = [a for a in followed if not may_read(a.name)]
+    stale += [StaleSize(a.module, a.name, a.before) for a in followed if may_read(a.name)]
     return Plan(
         fingerprint=fingerprint(model),
         asked=dict(asked),
@@ -264,6 +265,7 @@ def _group_names(module: nn.Module, groups: int) -> list[str]:
         if type(value) is int
         and value == groups
         and ("group" in name or "channel" in name)
+        and not any(part in name for part in ("per", "size", "width"))  # of one group
         and holds_size(module, name)
     ]
 

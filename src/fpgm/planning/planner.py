@@ -58,7 +58,7 @@ _MAX_DRY_RUNS = 1000
 
 _TIMED_STEPS = 2
 """With a latency budget narrow layers are aligned too: an odd width also slows down its
-neighbours by layout copies, which a table of single layers does not show."""
+neighbors by layout copies, which a table of single layers does not show."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,10 @@ class Planner:
             certified: Compare outputs too, freeze the groups that make them differ, plan again.
         """
         with cache_modules(self.model):
-            return self._build_plan(
-                self.budget.scaled(fraction), first, certified or self.certifies
-            )
+            return self._build_plan(self.budget.scale(fraction), first, certified or self.certifies)
 
     def _build_plan(self, budget: Budget, first: Tensor | None, certified: bool) -> BuiltPlan:
-        requested = {**budget.requested(), **self.requested}
+        requested = {**budget.to_dict(), **self.requested}
         if self.error_of is not None:
             requested["allocate"] = "sensitivity"
         selector = self._selector(first)
@@ -375,7 +373,7 @@ class Planner:
                 return False
             return self._runs_as_before(trial) or self._find_difference(trial) is None
 
-        together, *apart = attributes.readable(plan, removed) or [[]]
+        together, *apart = attributes.readable_attributes(plan, removed) or [[]]
         if together and holds(trial := _with_attributes(plan, together)):
             return trial
         if attributes.doubtful and not self._runs_as_before(plan):
@@ -428,6 +426,9 @@ def check_model(model: nn.Module) -> nn.Module:
                 f"'{name}' has no values yet: run the model once (lazy modules) or load its "
                 "weights (meta device) before pruning."
             )
+        if tensor.layout != torch.strided and isinstance(tensor, nn.Parameter):
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise ModelError(f"'{name}' is stored as {layout}: make it dense before pruning.")
     return model
 
 

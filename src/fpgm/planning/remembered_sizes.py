@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fpgm.pruning.plan import Attribute, StaleSize
 from fpgm.pruning.plan_checks import holds_size
 from fpgm.tracing.grouping import Structure
-from fpgm.tracing.labels import axes
+from fpgm.tracing.labels import axes, count_kept
 from fpgm.tracing.producers import rows_of
 from fpgm.utils.modules import modules_by_path
 from fpgm.utils.parameter_roles import PRODUCER_ROLES
@@ -100,7 +100,7 @@ class Widths:
         matches = [w for w in self._below(path, value) if w.level <= most]
         matches = [w for w in matches if side and w.side == side] or matches
         nearest = min((w.level for w in matches), default=0)
-        return {int(kept[w.row].sum()) for w in matches if w.level == nearest}
+        return {count_kept(w.row, kept) for w in matches if w.level == nearest}
 
 
 def _depth(path: str) -> int:

@@ -144,7 +144,7 @@ class Selector:
             aim *= goal / reached * (1 - 1e-4)
         raise RequestError(
             f"{name}={1 - goal / whole:.3f} cannot be reached with the frozen channels and "
-            f"min_channels={self.rounder.min_channels}: ask for less."
+            f"min_channels={self.rounder.min_channels}: request less."
         )
 
     def _options(self, part: Component, fixed: Sequence[float | None]) -> list[Cells]:
@@ -261,7 +261,7 @@ class Selector:
     def _removed_count(self, group: ChannelGroup, rate: float) -> int:
         """Count the units of a group removed at a rate, once its width is rounded."""
         units = len(group.units)
-        return units - self.rounder.kept(units, rate, group.channels_per_unit)
+        return units - self.rounder.kept_units(units, rate, group.channels_per_unit)
 
     def _step(self, group: ChannelGroup) -> int:
         """Return the alignment step of the group's width, in units."""

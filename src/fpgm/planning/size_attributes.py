@@ -65,7 +65,7 @@ class SizeAttributes:
             return False
         return self.structure.trace.code.may_read(attribute.name)
 
-    def readable(self, plan: Plan, removed: Tensor) -> list[list[Attribute]]:
+    def readable_attributes(self, plan: Plan, removed: Tensor) -> list[list[Attribute]]:
         """List attributes that could be updated but may be read: all together, then by class."""
         if not plan.stale:
             return []
@@ -90,7 +90,7 @@ class SizeAttributes:
             self._trying, self._reason = self._accepted.pop()
         tried = self._reason
         if tried is None and mismatch.wrong_outputs:
-            self._leave_one_alone()
+            self._protect_first()
             return None
         if tried is not None and mismatch.progress <= tried.progress:
             dropped = {id(r) for r in self._trying}
@@ -111,7 +111,7 @@ class SizeAttributes:
         self.chosen += self._trying
         return None
 
-    def _leave_one_alone(self) -> None:
+    def _protect_first(self) -> None:
         """Undo changes suggested by layers' own weights, one attribute of one class at a time."""
         first = self.doubtful[0]
         kind = type(module_at(self.model, first.module))

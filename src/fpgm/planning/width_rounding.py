@@ -26,20 +26,20 @@ class Rounder:
 
     def __post_init__(self) -> None:
         if not isinstance(self.align, int) or self.align < 1:
-            raise RequestError(f"align is {self.align!r}: give a whole number from 1 up.")
+            raise RequestError(f"align is {self.align!r}: give an integer of at least 1.")
         if not isinstance(self.min_channels, int) or self.min_channels < 1:
             raise RequestError(
-                f"min_channels is {self.min_channels!r}: give a whole number from 1 up."
+                f"min_channels is {self.min_channels!r}: give an integer of at least 1."
             )
         if self.rounding not in ("nearest", "paper"):
             raise RequestError(f"rounding is {self.rounding!r}: give 'nearest' or 'paper'.")
 
-    def kept(self, units: int, rate: float, channels_per_unit: int = 1) -> int:
+    def kept_units(self, units: int, rate: float, channels_per_unit: int = 1) -> int:
         """Return how many units stay. `paper` removes int(n · rate); `nearest` aligns widths.
 
-        >>> Rounder(align=8).kept(64, 0.4), Rounder(align=8).kept(16, 0.4)
+        >>> Rounder(align=8).kept_units(64, 0.4), Rounder(align=8).kept_units(16, 0.4)
         (40, 10)
-        >>> Rounder(rounding="paper").kept(64, 0.4)
+        >>> Rounder(rounding="paper").kept_units(64, 0.4)
         39
         """
         lowest = min(units, math.ceil(self.min_channels / channels_per_unit))

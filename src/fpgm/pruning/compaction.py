@@ -20,7 +20,7 @@ from fpgm.pruning.adapter_placement import attach_
 from fpgm.pruning.optimizer_state import move_optimizer_
 from fpgm.pruning.plan import Attribute, Cached, Cut, Plan
 from fpgm.pruning.plan_checks import check_places
-from fpgm.pruning.slicing import by_tensor, cut
+from fpgm.pruning.slicing import Positions, by_tensor, cut
 from fpgm.utils.channel_adapters import Adapted, buffer_names
 from fpgm.utils.copying import Memo, clone
 from fpgm.utils.denormals import flush_denormals_
@@ -60,19 +60,24 @@ def compact(
     with cache_modules(model):
         check_fits(model, plan)
         small = rebuild(model, plan)
+    setattr(small, PLANS, (*vars(model).get(PLANS, ()), plan))
     flush_denormals_(small)
     if optimizer is not None:
         move_optimizer_(optimizer, model, small, plan)
     return small
 
 
+@torch.inference_mode(False)  # its weights must be trainable, wherever the user calls this
 def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
     """Build the compact model; without `values`, its parameters are zeros of the right shape."""
     cuts = by_tensor(plan.cuts)
     memo: Memo = {}
+    positions: Positions = {}
     for name, original in named_tensors(model).items():
         if name in cuts and values:
-            memo[id(original)] = _match_kind(original, cut(original.detach(), cuts[name]))
+            memo[id(original)] = _match_kind(
+                original, cut(original.detach(), cuts[name], positions)
+            )
         elif name in cuts or (not values and isinstance(original, nn.Parameter)):
             memo[id(original)] = _match_kind(original, _zeros(original, cuts.get(name, ())))
     if values:
@@ -87,7 +92,6 @@ def rebuild(model: nn.Module, plan: Plan, *, values: bool = True) -> nn.Module:
             held[cached.name] = _cut_cached(held[cached.name], cached)
     compute_weights_(small)
     attach_(small, *plan.adapters)
-    setattr(small, PLANS, (*vars(model).get(PLANS, ()), plan))
     return small
 
 
@@ -114,17 +118,16 @@ def _zeros(original: Tensor, cuts: Sequence[Cut]) -> Tensor:
 
 def _match_kind(original: Tensor, new: Tensor) -> Tensor:
     """Give a new tensor the original's memory format, kind and requires_grad."""
-    for layout in (torch.channels_last, torch.channels_last_3d):
-        if new.ndim == (4 if layout == torch.channels_last else 5) and (
-            original.is_contiguous(memory_format=layout) and not original.is_contiguous()
-        ):
-            new = new.contiguous(memory_format=layout)
-            break
-    else:
-        new = new.contiguous()
+    layout = _CHANNELS_LAST.get(new.ndim, torch.contiguous_format)
+    if original.is_contiguous() or not original.is_contiguous(memory_format=layout):
+        layout = torch.contiguous_format
+    new = new.contiguous(memory_format=layout)
     if isinstance(original, nn.Parameter):
         return nn.Parameter(new, requires_grad=original.requires_grad)
     return new
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _assign(module: nn.Module, attribute: Attribute) -> None:

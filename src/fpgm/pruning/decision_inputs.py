@@ -21,7 +21,7 @@ _SKIPPED = ("max_pool", "dropout", "isnan", "isinf", "isfinite")
 """Operators whose integers or booleans only accompany the numbers that are passed on."""
 
 _STEPS = ("round", "floor", "ceil", "trunc", "sign")
-"""Operators that return whole numbers of a floating point kind."""
+"""Operators that return integers in a floating-point dtype."""
 
 
 class DecisionRecorder(TorchDispatchMode):

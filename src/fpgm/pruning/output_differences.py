@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fpgm.utils.outputs import Leaf
+from fpgm.utils.outputs import Leaf, to_dense
 from fpgm.utils.text import format_shape
 
 _ROUNDING = 5000
 """Units in the last place that may be lost where large and small values are added."""
 
 _MAX_ACROSS = 0.01
-"""Small values are never judged on more than this fraction of the large values' scale."""
+"""The scale of small values is at most this fraction of the scale of large values."""
 
 _MIN_SCALE = 1e-8
 _MASK, _EQUAL_MASK = 1e7, 1e4
@@ -88,10 +88,7 @@ def distance(a: Leaf, b: Leaf) -> float:
 def as_tensor(value: Any) -> Tensor | None:
     """Return a leaf's numbers as a tensor; None if it holds none."""
     if isinstance(value, Tensor):
-        value = value.detach()
-        value = value.dequantize() if value.is_quantized else value
-        dense: Tensor = value.to_dense() if value.layout != torch.strided else value
-        return dense
+        return to_dense(value)
     try:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(np.ascontiguousarray(value))

@@ -244,7 +244,7 @@ class Plan:
     def filters(self) -> dict[str, Filters]:
         """Return the filters of every layer that loses some, by layer path and tensor name.
 
-        Under either there is one answer; the path is that of the first of a module's tensors.
+        The path is that of the first of a module's tensors.
 
         >>> cut = Cut("up.weight", 1, 3, (0, 2, 1, 2), "filter", blocks=2)  # two groups of three
         >>> Plan("", {}, (cut,)).filters()["up"].removed()

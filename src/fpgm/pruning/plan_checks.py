@@ -74,7 +74,9 @@ def _check_cuts(cuts: Iterable[Cut], shapes: Mapping[str, tuple[int, ...]], wide
             and not shape[0] % c.blocks
         )
         if not fits or (c.tensor, c.dim) in once:
-            raise PlanError(f"The plan is damaged: '{c.tensor}' cannot be cut as it says.")
+            raise PlanError(
+                f"The plan is damaged: '{c.tensor}' cannot be cut as the plan requires."
+            )
         once.add((c.tensor, c.dim))
 
 
@@ -84,7 +86,8 @@ def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.
         module = modules.get(a.module)
         held = None if module is None else _attribute_value(module, a.name)
         held = tuple(held) if isinstance(held, list) else held
-        if module is None or type(held) is bool or held != a.before:
+        is_size = isinstance(held, int | tuple) and type(held) is not bool
+        if module is None or not is_size or held != a.before:
             raise PlanError(f"The plan is damaged: '{a.module}' has no {a.name} of {a.before}.")
         if not holds_size(module, a.name):
             raise PlanError(
@@ -119,8 +122,8 @@ def _check_layers(
             _described_size(module, a.name, left, after) != a.after
         ):
             raise PlanError(
-                f"The plan is damaged: {a.name} of '{a.module}' becomes {a.after}, its weight "
-                f"something else."
+                f"The plan is damaged: {a.name} of '{a.module}' becomes {a.after}, but its "
+                f"weight has another size."
             )
         if a.name in ("groups", "num_groups") and (type(a.after) is not int or left[0] % a.after):
             raise PlanError(
@@ -157,7 +160,7 @@ def _check_adapters(
             raise PlanError(f"The plan is damaged: there is no module '{adapter.module}'.")
         if adapter.size > widest:
             raise PlanError(
-                f"The plan is damaged: it wants {adapter.size} channels at '{adapter.module}', and "
+                f"The plan is damaged: it needs {adapter.size} channels at '{adapter.module}', and "
                 f"no tensor of the model has more than {widest // WIDER}."
             )
         if at[adapter.module] > MAX_ADAPTERS:
@@ -191,9 +194,12 @@ def _widest(tensors: Mapping[str, Tensor], earlier: Iterable[Plan]) -> int:
 
 def _attribute_value(module: nn.Module, name: str) -> Any:
     """Return an attribute's value without running the model's code; None for a property."""
-    bases = (vars(base) for base in type(module).__mro__)
-    of_class = next((names[name] for names in bases if name in names), None)
-    return None if hasattr(type(of_class), "__set__") else vars(module).get(name, of_class)
+    of_class = None
+    for base in type(module).__mro__:
+        if name in base.__dict__:
+            of_class = base.__dict__[name]
+            break
+    return None if hasattr(type(of_class), "__set__") else module.__dict__.get(name, of_class)
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -174,6 +174,12 @@ def _storable(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
                 f"The model cannot be saved: its state '{name}' is a {type(value).__name__}, "
                 "not a tensor."
             )
+        if value.layout != torch.strided:
+            layout = str(value.layout).removeprefix("torch.")
+            raise ModelError(
+                f"The model cannot be saved: its state '{name}' is stored as {layout}. "
+                "Store it dense, or register it with persistent=False."
+            )
         storage = value.untyped_storage().data_ptr() if value.numel() else 0
         place = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
         if storage and place in first:

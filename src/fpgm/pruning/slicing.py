@@ -11,13 +11,26 @@ from torch import Tensor
 
 from fpgm.pruning.plan import Cut
 
+Positions = dict[int, Tensor]
+"""Kept positions as tensors, by the id of the tuple: a layer and its norm share one."""
 
-def cut(tensor: Tensor, cuts: Sequence[Cut]) -> Tensor:
-    """Apply cuts to a tensor; dims of size 1 are left unchanged."""
-    for c in sorted(cuts, key=lambda c: -c.blocks):
+
+def cut(tensor: Tensor, cuts: Sequence[Cut], positions: Positions | None = None) -> Tensor:
+    """Apply cuts to a tensor; dims of size 1 are left unchanged.
+
+    Args:
+        tensor: The tensor.
+        cuts: What to keep of it.
+        positions: Shared by calls for cuts of the same plan, which then convert each tuple once.
+    """
+    positions = {} if positions is None else positions
+    for c in sorted(cuts, key=lambda c: -c.blocks) if len(cuts) > 1 else cuts:
         if tensor.shape[c.dim] == 1 and c.size > 1:
             continue
-        keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
+        keep = positions.get(id(c.keep))
+        if keep is None or keep.device != tensor.device:
+            keep = torch.from_numpy(np.asarray(c.keep)).to(tensor.device)
+            positions[id(c.keep)] = keep
         if c.blocks == 1:
             tensor = tensor.index_select(c.dim, keep)
         else:
@@ -39,7 +52,12 @@ class RemovedSlices:
 
     @classmethod
     def of(cls, c: Cut, tensor: Tensor) -> RemovedSlices:
-        """Look up what a cut removes from a tensor of this shape and device."""
+        """Look up what a cut removes from a tensor of this shape and device.
+
+        As in `cut`, dims of size 1 lose nothing.
+        """
+        if tensor.shape[c.dim] == 1 and c.size > 1:
+            return cls(c.dim, ())
         rows = tensor.shape[0] // c.blocks
         parts = [
             (

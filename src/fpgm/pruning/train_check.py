@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fpgm.utils.copying import copy_model
-from fpgm.utils.example_inputs import Example, batch_size, resize_batch, tensors_in
+from fpgm.utils.example_inputs import Example, batch_size, map_tensors, resize_batch, tensors_in
 from fpgm.utils.thread_lock import suppress_warnings
 from fpgm.utils.tracebacks import describe_error
 
@@ -55,13 +55,18 @@ def _runs(model: nn.Module, example: Example) -> bool:
 
 def _step(model: nn.Module, example: Example) -> None:
     """Run one training step without an optimizer, in a copy."""
-    copied = copy_model(model).train()
-    torch.manual_seed(0)
     with suppress_warnings(), torch.inference_mode(False), torch.enable_grad():
-        out = tensors_in(example.call(copied))
+        copied = copy_model(model).train()
+        torch.manual_seed(0)
+        out = tensors_in(map_tensors(example, _detach).call(copied))
         losses = [_loss(value) for value in out if _has_gradient(value)]
         if losses:
             torch.stack(losses).sum().backward()
+
+
+def _detach(value: Tensor) -> Tensor:
+    """Cut an input off from whatever it was computed from; that must get no gradients."""
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _has_gradient(value: Tensor) -> bool:

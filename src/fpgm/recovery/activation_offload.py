@@ -151,7 +151,7 @@ class ActivationOffload:
         place = free.pop() if free else self.file_bytes
         try:
             if self._file is None:
-                # Unbuffered: what finds no room is told when it is written, not when it is closed.
+                # Unbuffered: a full disk raises an error on write, not on close.
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (see close)
             self._file.seek(place)
             rest = memoryview(values.view(torch.uint8).numpy().data)
@@ -240,7 +240,7 @@ class LiveActivations:
         self.store.offload(t for t, key in alive if t is not None and self._may_offload(t, key))
 
     def _may_offload(self, tensor: Tensor, key: int) -> bool:
-        """Tell whether a tensor still has the memory it had, which nobody else may hold."""
+        """Tell whether a tensor still has its own memory, which no other tensor shares."""
         storage, memory = storage_of(tensor), self._memory.get(key)
         if storage is None or memory is None or storage._cdata != key:
             return False
@@ -259,7 +259,7 @@ class _Memory:
 
 
 class RestoreOnAccess(TorchFunctionMode):
-    """Restores tensors before code reads them in a way that is no operator, as `numpy` does."""
+    """Restores tensors before code reads them without an operator, as `numpy` does."""
 
     def __init__(self, live: LiveActivations) -> None:
         super().__init__()

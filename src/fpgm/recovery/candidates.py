@@ -1,7 +1,7 @@
 """Compare candidates for the recovered model with the original, and choose the best.
 
 Least squares can leave a smaller squared error and yet a worse classifier than re-estimated batch
-norms do. So where outputs are class scores, candidates are judged by how often their largest score
+norms do. So where outputs are class scores, candidates are ranked by how often their largest score
 is the original's; a divergence of the scores decides between those that are equally good.
 """
 
@@ -20,7 +20,7 @@ from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.example_inputs import float_outputs, squared_error
 
 MIN_CLASSES = 10
-"""Rows of at least so many numbers count as class scores, fewer only if the data has labels."""
+"""Rows of at least this many numbers count as class scores, shorter ones only with labels."""
 
 
 @dataclass(frozen=True)

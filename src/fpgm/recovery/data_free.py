@@ -1,4 +1,4 @@
-"""Recovery without data: estimate the covariance of units from the weights alone.
+"""Recovery without data: estimate the covariance of units from the weights only.
 
 The output of a batch norm has the norm's shift as mean and its scale as standard deviation, and the
 correlation of two filters with the same input is the cosine of the angle between them. This gives
@@ -59,14 +59,14 @@ def compensate(model: nn.Module, plan: Plan, example: Example) -> tuple[nn.Modul
     layers = {layer.path: layer for layer in find_solvable_layers(model, example).layers}
     nonnegative = _find_nonnegative_inputs(model, list(layers), example)
     changed: list[str] = []
-    for pool in structure.groups:
-        removed = torch.isin(pool.units, removed_units)
+    for group in structure.groups:
+        removed = torch.isin(group.units, removed_units)
         if not bool(removed.any()) or bool(removed.all()):
             continue
-        for path, places in structure.consumers(pool.units):
+        for path, places in structure.consumers(group.units):
             layer = layers.get(path)
             if layer is not None and layer.calls == 1 and groups_of(layer_at(model, path)) == 1:
-                statistics = _estimate_statistics(model, pool, layers, path in nonnegative)
+                statistics = _estimate_statistics(model, group, layers, path in nonnegative)
                 _compensate_layer_(copy, layer, places, removed, statistics)
                 changed.append(path)
     return copy, list(dict.fromkeys(changed))
@@ -89,19 +89,21 @@ def find_removed_units(structure: Structure, plan: Plan) -> Tensor:
 
 
 def _estimate_statistics(
-    model: nn.Module, pool: ChannelGroup, layers: Mapping[str, SolvableLayer], nonnegative: bool
+    model: nn.Module, group: ChannelGroup, layers: Mapping[str, SolvableLayer], nonnegative: bool
 ) -> UnitStatistics:
     """Add up the statistics of all layers that produce a group, as if they were independent."""
-    count = len(pool.units)
+    count = len(group.units)
     mean = torch.zeros(count, dtype=torch.float64)
     total = torch.zeros(count, count, dtype=torch.float64)
-    writers = [writer for writer in pool.producers if not writer.carries]
-    for writer in writers:
-        layer_mean, layer_covariance = _output_statistics(model, writer, layers.get(writer.layer))
-        rows = (writer.classes[:, None] == pool.units[None]).double()
+    producers = [producer for producer in group.producers if not producer.carries]
+    for producer in producers:
+        layer_mean, layer_covariance = _output_statistics(
+            model, producer, layers.get(producer.layer)
+        )
+        rows = (producer.classes[:, None] == group.units[None]).double()
         mean += rows.T @ layer_mean
         total += rows.T @ layer_covariance @ rows
-    single_producer = len(writers) == 1
+    single_producer = len(producers) == 1
     if not nonnegative:
         return UnitStatistics(mean, total, single_producer)
     std = total.diagonal().clamp(min=1e-24).sqrt()
@@ -111,11 +113,11 @@ def _estimate_statistics(
 
 
 def _output_statistics(
-    model: nn.Module, writer: Producer, layer: SolvableLayer | None
+    model: nn.Module, producer: Producer, layer: SolvableLayer | None
 ) -> tuple[Tensor, Tensor]:
     """Estimate mean and covariance of one layer's output, after its batch norm if it has one."""
-    weight = named_tensors(model)[writer.info.name].detach().cpu().double()
-    filters = writer.filters(weight)
+    weight = named_tensors(model)[producer.info.name].detach().cpu().double()
+    filters = producer.filters(weight)
     gram = filters @ filters.T
     norm = None
     if layer is not None and layer.batch_norm is not None:
@@ -124,7 +126,7 @@ def _output_statistics(
         size = gram.diagonal().clamp(min=1e-24).sqrt()
         scale = norm.weight.detach().cpu().double() / size
         return norm.bias.detach().cpu().double(), gram * scale.outer(scale)
-    bias = getattr(module_at(model, writer.layer), "bias", None)
+    bias = getattr(module_at(model, producer.layer), "bias", None)
     mean = torch.zeros(len(filters), dtype=torch.float64)
     return (bias.detach().cpu().double() if isinstance(bias, Tensor) else mean), gram
 

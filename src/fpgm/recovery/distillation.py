@@ -20,7 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from fpgm.pruning.plan import Plan
 from fpgm.recovery.feature_matching import find_matching_points, record_inputs
-from fpgm.utils.calibration_data import Inputs, SeenInputs, batch_to_example
+from fpgm.utils.calibration_data import Inputs, InputSet, batch_to_example
 from fpgm.utils.distributed import ALONE, Ranks
 from fpgm.utils.example_inputs import Example, float_outputs, map_tensors, to_model_device
 from fpgm.utils.precision import bfloat16_autocast, has_fast_bfloat16
@@ -67,6 +67,15 @@ def distil_(
     the model does not run that way.
     Batch norms keep their statistics: batches may be small, and the statistics are already right.
     Frozen weights (`requires_grad=False`) are trained too, as recovery also solves for them.
+
+    Args:
+        small: The compact model; its weights are changed.
+        model: The original, which gives the targets.
+        plan: The plan that `small` was compacted with.
+        batches: Training inputs, as many as are needed.
+        seconds: Time limit.
+        progress: Reports progress.
+        ranks: The processes that divide the batches.
     """
     small.eval()
     parameters = [p for p in small.parameters() if p.is_floating_point()]
@@ -107,7 +116,7 @@ def _train(
     start = time.perf_counter()
     elapsed = 0.0
 
-    def in_time() -> Iterator[Example]:
+    def batches_in_time() -> Iterator[Example]:
         nonlocal elapsed
         for example in chain([first], batches):
             now = torch.tensor((time.perf_counter() - start) / seconds, dtype=torch.float64)
@@ -150,7 +159,7 @@ def _train(
         record_inputs(small, points, kept_only=False) as features,
     ):
         train_steps(
-            in_time(),
+            batches_in_time(),
             optimizer,
             lambda _: learning_rate_at(elapsed, result.steps),
             backward,
@@ -243,7 +252,7 @@ def training_batches(
         inputs: used instead if the loader can be read only once.
         validation: inputs to leave out.
     """
-    held_out = SeenInputs(validation)
+    held_out = InputSet(validation)
     epoch: Iterable[Any] = () if isinstance(loader, Iterator) else loader
     total = 0
     while True:

@@ -35,7 +35,7 @@ RIDGES = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 MIN_GAIN = 1e-3
 """A batch norm whose scale is smaller passes nothing on: its channel is not corrected."""
 HELD_OUT_EVERY = 4
-"""One image in so many is held out."""
+"""Every n-th image is held out."""
 ROWS_PER_WEIGHT = 64
 """Positions sampled for each weight of a filter: more add little."""
 MIN_ROWS = 20_000

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FLOAT32_FAN_IN, FLOAT32_ROWS = 384, 2048
-"""Layers with at least this fan-in are multiplied in float32, so many rows at a time: the sums over
-these blocks are in float64, and rounding within a block, around its mean, is far below the smallest
+"""Layers with at least this fan-in are multiplied in float32, in blocks of rows. The sums over
+blocks are in float64, and rounding within a block, around its mean, is far below the smallest
 useful ridge."""
 RIDGE_GROWTH, MAX_RIDGE = 10.0, 1e6
 """Factor by which a ridge grows while the system is singular, and where that ends."""

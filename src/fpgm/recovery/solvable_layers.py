@@ -154,7 +154,7 @@ class _LayerOutput:
 ConvolutionCallback = Callable[[str, tuple[Any, ...], Tensor], "Tensor | None"]
 
 
-class OwnConvolutions(TorchFunctionMode):
+class ConvolutionCalls(TorchFunctionMode):
     """Calls a function after convolutions of layers that have a forward of their own.
 
     Such a forward may do more before and after the convolution: pad, normalize, activate.
@@ -206,7 +206,7 @@ class _ConvolutionArguments(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def own_convolutions(model: nn.Module, layers: Iterable[SolvableLayer]) -> dict[int, str]:
+def custom_forwards(model: nn.Module, layers: Iterable[SolvableLayer]) -> dict[int, str]:
     """Return the paths of layers with a forward of their own, by the ids of their weights."""
     own = [layer.path for layer in layers if layer.arguments is not None]
     return {id(module_at(model, path).weight): path for path in own}
@@ -283,8 +283,8 @@ class _OutputTracer(TorchDispatchMode):
                 handles.append(module.register_forward_hook(hook, prepend=True))
                 if why is None and not is_plain(module):
                     self._own_weights[id(module.weight)] = path
-            own_convolutions = OwnConvolutions(self._own_weights, self._on_convolution)
-            with torch.no_grad(), own_convolutions, self:
+            convolutions = ConvolutionCalls(self._own_weights, self._on_convolution)
+            with torch.no_grad(), convolutions, self:
                 example.call(self.model)
 
     def _layer_hook(self, path: str, why: str | None) -> Callable[[nn.Module, Any, Any], None]:

@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_map
 
 from fpgm.recovery.activation_offload import ActivationOffload, LiveActivations, RestoreOnAccess
 from fpgm.recovery.solvable_layers import (
-    OwnConvolutions,
+    ConvolutionCalls,
     SolvableLayer,
+    custom_forwards,
     is_addition,
-    own_convolutions,
 )
 from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
@@ -63,7 +63,7 @@ class LayerActivations:
 
 
 class _PassClosedError(BaseException):
-    """Ends a pass that nobody needs. Not an `Exception`, which the model's code might catch."""
+    """Ends a pass that is not needed. Not an `Exception`, which the model's code might catch."""
 
 
 class StagedForward:
@@ -103,7 +103,7 @@ class StagedForward:
         run = partial(copy_context().run, self._run)  # the model may read the caller's variables
         self._thread = threading.Thread(target=run, daemon=True)
         self._by_addition: dict[int, list[int]] = {}
-        self._own_convolutions = own_convolutions(self._model, layers[first:])
+        self._custom_forwards = custom_forwards(self._model, layers[first:])
         self._numbers = {layer.path: number for number, layer in enumerate(layers)}
         for number, layer in list(enumerate(layers))[first:]:
             if layer.arguments is None:
@@ -145,7 +145,7 @@ class StagedForward:
     def _run(self) -> None:
         try:
             mode = _PassMode(self._live, self._on_addition)
-            convolutions = OwnConvolutions(self._own_convolutions, self._on_convolution)
+            convolutions = ConvolutionCalls(self._custom_forwards, self._on_convolution)
             with torch.no_grad(), RestoreOnAccess(self._live), convolutions, mode:
                 copied = map_tensors(self._example, Tensor.clone)  # some models write into inputs
                 self._example = Example((), {})  # others may be done with it

@@ -1,7 +1,7 @@
 """The network diagram and the layer table of a report, as data.
 
 Every layer becomes a row with its pruned filters and the reason why it was frozen. Groups whose
-channels several layers produce (residual streams) become vertical lines beside the rows.
+channels several layers produce (residual streams) become vertical lines next to the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fpgm.report.run import Run
 from fpgm.utils.parameter_roles import layer_of
 
 MAX_COLUMNS = 12
-"""Columns for streams beside the diagram."""
+"""Columns for streams next to the diagram."""
 _MAX_LENGTH = 300
 """Characters shown of a name."""
 

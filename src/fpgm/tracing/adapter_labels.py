@@ -78,14 +78,14 @@ def carry(tracer: Tracer, adapter: Adapter, x: Tensor, out: Tensor) -> None:
 
 def _pick_labels(tracer: Tracer, adapter: Adapter, x: Tensor, row: Tensor | None) -> Tensor:
     """Return the labels of what a gather picks."""
-    placed = _placed_in(tracer, adapter, x)
+    placed = _labels_placed_in(tracer, adapter, x)
     labels = None if placed is None else placed.at(adapter.index)
     if labels is None and row is not None:
         return tracer.pick(adapter, row[torch.tensor(adapter.index)], row)
     return tracer.pick(adapter, labels, None)
 
 
-def _placed_in(tracer: Tracer, adapter: Adapter, x: Tensor) -> PlacedLabels | None:
+def _labels_placed_in(tracer: Tracer, adapter: Adapter, x: Tensor) -> PlacedLabels | None:
     """Return what was placed among the zeros that a gather picks from.
 
     A convolution along the channels (ECA) keeps every channel at its position, so what was placed

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -192,21 +193,33 @@ def _channel_groups(structure: Structure) -> list[ChannelGroup]:
     for producer in structure.producers:
         all_classes = producer.classes.numpy()
         keys = signature[all_classes]
-        for key in dict.fromkeys(keys.tolist()):
+        for key in distinct(keys).tolist():
             if key and key not in units:
-                classes_of_key = all_classes[keys == key].tolist()
-                units[key], rows[key] = (
-                    torch.tensor(list(dict.fromkeys(classes_of_key))),
-                    len(classes_of_key),
-                )
+                classes_of_key = all_classes[keys == key]
+                units[key] = torch.from_numpy(distinct(classes_of_key))
+                rows[key] = len(classes_of_key)
             producers.setdefault(key, []).append(producer)
     return [
         ChannelGroup(
             producers[key][0].layer,
             classes,
             tuple(producers[key]),
-            exact=not structure.approximate.intersection(classes.tolist()),
+            exact=not structure.approximate
+            or not structure.approximate.intersection(classes.tolist()),
             channels_per_unit=max(1, rows[key] // len(classes)),
         )
         for key, classes in units.items()
     ]
+
+
+def distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return numbers without repetitions, in the order in which they first occur.
+
+    >>> distinct(np.array([3, 5, 3, 4])).tolist()
+    [3, 5, 4]
+    """
+    if len(numbers) and bool((numbers == numbers[0]).all()):
+        return numbers[:1]
+    if bool((numbers[1:] > numbers[:-1]).all()):
+        return numbers
+    return np.array(list(dict.fromkeys(numbers.tolist())))

@@ -179,11 +179,23 @@ def kept_numel(fields: Fields, shape: Sequence[int], kept: Tensor | None) -> int
     5
     """
     total = math.prod(shape)
-    if kept is None:
+    if kept is None or not fields:
         return total
+    if len(fields) == 1:
+        return total // fields[0].numel() * count_kept(fields[0], kept)
     for mask in independent(fields, kept):
         total = total // mask.numel() * int(np.count_nonzero(mask.numpy()))
     return total
+
+
+def count_kept(field: Tensor, kept: Tensor) -> int:
+    """Count the positions of a field whose labels are kept; several times faster than in torch.
+
+    >>> import torch
+    >>> count_kept(torch.tensor([2, 0, 2]), torch.tensor([True, True, False]))
+    1
+    """
+    return int(np.count_nonzero(kept.numpy()[field.numpy()]))
 
 
 def independent(fields: Fields, kept: Tensor) -> list[Tensor]:

@@ -25,6 +25,7 @@ from types import (
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fpgm.utils.modules import MODULE_ATTRIBUTES, modules_by_path
@@ -39,6 +40,7 @@ class CodeNames:
         self.complete = True
         """Whether all code could be read."""
         self._reads_sizes = False
+        self._reads_mode = False
         self._visited: set[int] = set()
         self._waiting: list[FunctionType] = []
         """Functions that are named and not yet read."""
@@ -71,7 +73,7 @@ class CodeNames:
     @property
     def may_depend_on_mode(self) -> bool:
         """Tell whether train mode may change more than dropout and batch norm."""
-        return self.changes_mode or self.may_read("training")
+        return self.changes_mode or self._reads_mode or not self.complete
 
     def _read_module(self, module: nn.Module) -> None:
         kind = type(module)
@@ -197,6 +199,7 @@ class CodeNames:
         names = set(_names_in(function.__code__))
         self.names |= names
         self._reads_sizes = self._reads_sizes or not names.isdisjoint(_SIZE_NAMES)
+        self._reads_mode = self._reads_mode or ("training" in names and _uses_mode(function))
         if any(_names_at_run_time(code) for code in _codes_in(function.__code__)):
             self.complete = False
         cells = [cell for cell in function.__closure__ or () if cell != CellType()]
@@ -234,6 +237,8 @@ class CodeNames:
 
 _DROP = frozenset(("torchvision.ops.stochastic_depth", "timm.layers.drop"))
 """Code that only drops at random in train mode, in the shape of its input, like nn.Dropout."""
+_BATCH_NORMS = frozenset((("timm.layers.norm_act", "BatchNormAct2d.forward"),))
+"""Functions that use the mode as nn.BatchNorm2d does, by module and name."""
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.Tensor, nn.Parameter, torch.Size,
                     torch.dtype, torch.device))  # fmt: skip
 _METHODS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
@@ -293,29 +298,82 @@ def _names_at_run_time(code: CodeType) -> bool:
         return True
     if "getattr" not in code.co_names:
         return False
-    steps = list(dis.get_instructions(code))
+    steps = _steps_of(code)
     places = [i for i, step in enumerate(steps) if step.argval == "getattr"]
     return not all(_is_called_with_constant(steps[i:]) for i in places)
 
 
+def _steps_of(code: CodeType) -> list[dis.Instruction]:
+    """List a code's instructions; Python 3.11 does not show the names of arguments itself."""
+    return [
+        step._replace(argval=code.co_consts[step.arg or 0]) if step.opname == "KW_NAMES" else step
+        for step in dis.get_instructions(code)
+    ]
+
+
 def _is_called_with_constant(steps: Sequence[dis.Instruction]) -> bool:
     """Tell whether the loaded function is called with a constant text as second argument."""
-    pushed: list[str] = []
+    values, names = _arguments(steps)
+    return len(values) > 1 + len(names) and values[1].opname == "LOAD_CONST"
+
+
+def _uses_mode(function: FunctionType) -> bool:
+    """Tell whether code that reads the mode does more with it than pass it to torch's dropout."""
+    if (function.__module__, function.__qualname__) in _BATCH_NORMS:
+        return False
+    for code in _codes_in(function.__code__):
+        if "training" in code.co_consts:
+            return True
+        steps = _steps_of(code) if "training" in code.co_names else []
+        passed = {
+            id(value)
+            for i, step in enumerate(steps)
+            if i and step.argval == "dropout" and steps[i - 1].opname == "LOAD_GLOBAL"
+            if function.__globals__.get(steps[i - 1].argval) is F
+            for value in _named_arguments(steps[i:], "training")
+        }
+        if not all(id(step) in passed for step in steps if step.argval == "training"):
+            return True
+    return False
+
+
+def _named_arguments(steps: Sequence[dis.Instruction], name: str) -> list[dis.Instruction]:
+    """Return the instruction that computes an argument, if the loaded function is given it."""
+    values, names = _arguments(steps)
+    given = values[len(values) - len(names) :]
+    return [value for value, own in zip(given, names, strict=True) if own == name]
+
+
+def _arguments(
+    steps: Sequence[dis.Instruction],
+) -> tuple[list[dis.Instruction], tuple[str, ...]]:
+    """Find the last instruction of each argument that the function loaded first is called with.
+
+    Also returns the names of those that are given by name, which come last. Without arguments if
+    the code branches before the call, or calls in an unknown way.
+    """
+    pushed: list[dis.Instruction] = []
+    names: tuple[str, ...] = ()
     for step in steps[1:]:
         count = step.arg or 0
         if step.opname in ("CALL", "CALL_FUNCTION") and len(pushed) == count:
-            return count > 1 and pushed[1] == "LOAD_CONST"
+            return pushed, names
+        if step.opname in ("CALL_KW", "CALL_FUNCTION_KW") and len(pushed) == count + 1:
+            return pushed[:-1], pushed[-1].argval
         if step.opname == "PRECALL":  # a part of CALL
             continue
         if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            return False
+            break
         calls = step.opname == "CALL"
+        names = step.argval if step.opname == "KW_NAMES" else () if calls else names
         depth = len(pushed) + (-count - 1 if calls else dis.stack_effect(step.opcode, step.arg))
+        if step.opname == "KW_NAMES":
+            continue
         if depth < 1:
-            return False
+            break
         pushed = pushed[: depth - 1]
-        pushed += [step.opname] * (depth - len(pushed))
-    return False
+        pushed += [step] * (depth - len(pushed))
+    return [], ()
 
 
 def _imports_in(function: FunctionType) -> Iterator[ModuleType | None]:

@@ -90,7 +90,7 @@ class OperatorLog:
         self._names = names
         """Names of tensors that existed before the pass, by their ids."""
         self._numbers: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        """Numbers of live result tensors, by their ids."""
+        """Numbers of result tensors, by their ids, which other tensors may have by now."""
         self._count = 0
         self._fixed: set[int] = set()
         """Calls whose sizes are not channel counts, so they are the same in a narrower model."""
@@ -103,8 +103,7 @@ class OperatorLog:
 
     def pass_on(self, source: Tensor, out: Tensor) -> None:
         """Give a tensor the number of the tensor that one of our adapters rearranged."""
-        known = self._numbers.get(id(source))
-        self._number(out, known[1] if known is not None else self._describe(source))
+        self._number(out, self._describe(source))
 
     def add(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Record a call before it runs, because it may change its arguments."""
@@ -166,9 +165,13 @@ class OperatorLog:
 
     def _describe(self, value: Any) -> Any:
         """Name tensors by their origin; other values are kept as they are."""
+        if type(value) in _NUMBERS:
+            return value
         if isinstance(value, Tensor):
             known = self._numbers.get(id(value))
-            return known[1] if known is not None else self._describe_unnumbered(value)
+            if known is not None and known[0]() is value:
+                return known[1]
+            return self._describe_unnumbered(value)
         if isinstance(value, list | tuple):
             return [self._describe(item) for item in value]
         return value
@@ -181,15 +184,14 @@ class OperatorLog:
             if tensor.layout is not torch.strided or tensor.numel() > _MAX_NUMBERS:
                 self.complete = False
                 return None
-            return str(tensor.dtype), tuple(tensor.shape), repr(tensor.tolist())
+            try:
+                return str(tensor.dtype), tuple(tensor.shape), repr(tensor.tolist())
+            except (RuntimeError, TypeError):  # a subclass may hold no numbers of its own
+                self.complete = False
+                return None
 
     def _number(self, tensor: Tensor, number: Any) -> None:
-        numbers, key = self._numbers, id(tensor)
-
-        def forget(_: object) -> None:
-            numbers.pop(key, None)
-
-        numbers[key] = weakref.ref(tensor, forget), number
+        self._numbers[id(tensor)] = weakref.ref(tensor), number
 
 
 def record_operators(model: nn.Module, example: Example) -> OperatorLog | None:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -96,6 +97,8 @@ class TraceRecorder(Tracer):
         self.sums: list[ParameterSum] = []
         self.op_costs: list[OpCost] = []
         self.groupings: list[GroupedOp] = []
+        self.norm_groups: dict[tuple[Place, str], list[int]] = {}
+        """How many channels each group norm has per group, by its call and line of code."""
         self.pairings: list[tuple[Tensor, Tensor]] = []
         self.windows: list[InsertionPoint] = []
         self.parts: dict[tuple[Join, int], Tensor] = {}
@@ -131,7 +134,7 @@ class TraceRecorder(Tracer):
         if self.weights is not None:
             self.weights.note(func, args, kwargs)
         out = self._call(func, args, kwargs)
-        log.add_results(rules.tensors((out,)))
+        log.add_results([out] if isinstance(out, Tensor) else rules.tensors((out,)))
         return out
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,6 +146,9 @@ class TraceRecorder(Tracer):
         if func._schema.is_mutable and self._writes_weights(args):
             raise shape_inference.ValuesNeededError  # initialized from its first input
         return super().call(func, args, kwargs)
+
+    def on_rule_error(self, func: Any, args: tuple[Any, ...], out: Any, error: Exception) -> None:
+        rules.give_up(self, f"the rule for '{rules.name_of(func)}' failed ({error!r})", args, out)
 
     def note_read_by(self, weight: Tensor, labels: Tensor) -> None:
         if self.is_lifted(weight) or not self.is_constant(weight):
@@ -215,9 +221,10 @@ class TraceRecorder(Tracer):
         passed = [f for result in rules.tensors((out,)) for f in self._existing_labels(result)]
         same = set(map(id, passed))
         missing = [f for f in carried.fields if id(f) not in same]
-        if missing:
-            places = {f.data_ptr() for f in passed}
-            missing = [f for f in missing if f.data_ptr() not in places]
+        if not missing:
+            return
+        places = {f.data_ptr() for f in passed}
+        missing = [f for f in missing if f.data_ptr() not in places]
         if not missing:
             return
         freeze_constraints, pairs = (
@@ -229,8 +236,10 @@ class TraceRecorder(Tracer):
             *(s.labels for s in freeze_constraints),
             *(side for pair in pairs for side in pair),
         ]
-        known_labels = torch.cat([f.reshape(-1) for f in known]) if known else torch.zeros(0).long()
-        lost = [f for f in missing if not bool(torch.isin(f, known_labels).any())]
+        is_known = np.zeros(self.count, dtype=np.bool_)
+        for f in known:
+            is_known[f.numpy()] = True
+        lost = [f for f in missing if not is_known[f.numpy()].any()]
         self.freeze(lost, f"'{name}' does not pass them on")
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
@@ -262,6 +271,11 @@ class TraceRecorder(Tracer):
 
     def note_grouped_op(self, blocks: Tensor) -> None:
         self.groupings.append(GroupedOp(self.module, blocks))
+
+    def note_norm_group(self, size: int) -> None:
+        self.norm_groups.setdefault((self.current_call(self.module), source_line()), []).append(
+            size
+        )
 
     def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
         if not self.module or not isinstance(
@@ -424,7 +438,10 @@ def record_eval_passes(
 ) -> list[tuple[Example, ForwardError]]:
     """Run the examples in eval mode; return those that fail, or raise if all of them do."""
     if recorder.code.changes_mode or any(m.training for m in all_modules(recorder.model)):
-        recorder.model.eval()
+        try:
+            recorder.model.eval()
+        except Exception as cause:  # the model's own code; that of torch.export always raises
+            raise ModelError(f"The model's own eval() fails: {describe_error(cause)}.") from cause
     failed = []
     for example in examples:
         error = _run_or_error(_run, recorder, example, keep_outputs)
@@ -566,4 +583,5 @@ def _parameter_infos(model: nn.Module) -> dict[int, ParameterInfo]:
     return {
         id(tensor): ParameterInfo(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
         for name, tensor in named_tensors(model).items()
+        if tensor.layout == torch.strided  # a sparse adjacency matrix stays whole
     }

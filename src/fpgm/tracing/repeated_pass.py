@@ -26,14 +26,14 @@ def is_repeat(trace: TraceRecorder, number: int, first: int) -> bool:
     return (
         frozen <= before
         and _same_factors(trace.results.get(number, []), trace.results.get(first, []))
-        and _same_returns(_of_pass(trace.returns, number), _of_pass(trace.returns, first))
+        and _same_returns(_returns_of(trace.returns, number), _returns_of(trace.returns, first))
         and _same_fixed_size_ops(
             _fixed_size_ops_of(trace, number), _fixed_size_ops_of(trace, first)
         )
     )
 
 
-def _of_pass(returns: Mapping[Place, Factor], number: int) -> dict[Any, Factor]:
+def _returns_of(returns: Mapping[Place, Factor], number: int) -> dict[Any, Factor]:
     return {place[1:]: factor for place, factor in returns.items() if place[0] == number}
 
 

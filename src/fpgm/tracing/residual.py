@@ -187,7 +187,7 @@ class IndependentTraceRecorder(TraceRecorder):
         once = self.module in self.junctions.once
         branch: Tensor | None = self._scattered.get(x) if once else None
         before = self._reads.setdefault(self.module, branch)
-        if not _alike(before, branch):
+        if not _same_labels(before, branch):
             stays = [row, *(b for b in (before, branch) if b is not None)]
             self.freeze(stays, "a convolution reads them in some runs only")
         if branch is None:
@@ -196,7 +196,7 @@ class IndependentTraceRecorder(TraceRecorder):
         return branch
 
 
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+def _same_labels(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 

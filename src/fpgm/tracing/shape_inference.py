@@ -6,13 +6,15 @@ zeros. In that case, and after any other error, the run is repeated with real va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+
+Infer = Callable[[tuple[Any, ...]], Tensor | tuple[Tensor, ...] | None]
 
 
 class ValuesNeededError(BaseException):
@@ -33,22 +35,12 @@ def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]
     >>> infer_shape(torch.ops.aten.convolution.default, call).shape
     torch.Size([1, 4, 4, 4])
     """
-    if func is _MAX_POOL:
-        pooled = _max_pool(*args)
-        return None if pooled is None else (_zeros(args[0], pooled), _indices(args[0], pooled))
-    if func in _SAME_SHAPE:
-        return torch.zeros_like(args[0]) if _is_plain(args[0]) else None
-    if func in _IN_PLACE:
-        return args[0] if _is_plain(args[0]) and not isinstance(args[0], nn.Parameter) else None
-    if func is _BATCH_NORM:
-        return _batch_norm(*args)
-    if func not in _SHAPES:
-        if _looks_at_values(func, args):
-            raise ValuesNeededError
-        return None
-    shape_of, count = _SHAPES[func]
-    shape = shape_of(*args) if len(args) == count else None
-    return None if shape is None else _zeros(args[0], shape)
+    infer = _RESULTS.get(func)
+    if infer is not None:
+        return infer(args)
+    if _looks_at_values(func, args):
+        raise ValuesNeededError
+    return None
 
 
 def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -58,6 +50,34 @@ def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
 def _indices(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return indices of a pooling's maxima: the first position of every map."""
     return torch.zeros(shape, dtype=torch.int64, device=like.device)
+
+
+def _same_shape(args: tuple[Any, ...]) -> Tensor | None:
+    return torch.zeros_like(args[0]) if _is_plain(args[0]) else None
+
+
+def _in_place(args: tuple[Any, ...]) -> Tensor | None:
+    x: Tensor = args[0]
+    return x if _is_plain(x) and not isinstance(x, nn.Parameter) else None
+
+
+def _pooled(args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+    shape = _max_pool(*args)
+    return None if shape is None else (_zeros(args[0], shape), _indices(args[0], shape))
+
+
+def _normalized(args: tuple[Any, ...]) -> tuple[Tensor, ...] | None:
+    return _batch_norm(*args)
+
+
+def _of_shape(shape_of: Callable[..., list[int] | None], count: int) -> Infer:
+    """Return zeros in the shape that a function finds, from this number of arguments."""
+
+    def infer(args: tuple[Any, ...]) -> Tensor | None:
+        shape = shape_of(*args) if len(args) == count else None
+        return None if shape is None else _zeros(args[0], shape)
+
+    return infer
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -168,13 +188,12 @@ def _both(numbers: Sequence[int]) -> Sequence[int]:
     return [*numbers, *numbers] if len(numbers) == 1 else numbers
 
 
-def _alike(*tensors: Tensor | None) -> bool:
-    return len({(t.dtype, t.device) for t in tensors if t is not None}) == 1
+def _alike(first: Tensor, *others: Tensor | None) -> bool:
+    dtype, device = first.dtype, first.device
+    return all(t is None or (t.dtype == dtype and t.device == device) for t in others)
 
 
 _ATEN = torch.ops.aten
-_MAX_POOL = _ATEN.max_pool2d_with_indices.default
-_BATCH_NORM = _ATEN.native_batch_norm.default
 _SAME_SHAPE = frozenset(
     (_ATEN.relu.default, _ATEN.silu.default, _ATEN.hardswish.default, _ATEN.hardsigmoid.default,
      _ATEN.sigmoid.default, _ATEN.gelu.default, _ATEN.hardtanh.default)
@@ -184,10 +203,14 @@ _IN_PLACE = frozenset(
      _ATEN.hardsigmoid_.default, _ATEN.sigmoid_.default)
 )  # fmt: skip
 """Activations, which are not computed on zeros."""
-_SHAPES: dict[Any, tuple[Any, int]] = {
-    _ATEN.convolution.default: (_convolution, 9),
-    _ATEN.mm.default: (_product, 2),
-    _ATEN.bmm.default: (_product, 2),
-    _ATEN.addmm.default: (_add_product, 3),
+_RESULTS: dict[Any, Infer] = {
+    **{func: _same_shape for func in _SAME_SHAPE},
+    **{func: _in_place for func in _IN_PLACE},
+    _ATEN.max_pool2d_with_indices.default: _pooled,
+    _ATEN.native_batch_norm.default: _normalized,
+    _ATEN.convolution.default: _of_shape(_convolution, 9),
+    _ATEN.mm.default: _of_shape(_product, 2),
+    _ATEN.bmm.default: _of_shape(_product, 2),
+    _ATEN.addmm.default: _of_shape(_add_product, 3),
 }
-"""The function that finds an operator's shape, and how many positional arguments it takes."""
+"""Functions that infer an operator's result from its arguments; None if it has to run."""

@@ -142,7 +142,7 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         given = args
         if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
-            given = (self._as_it_was(args[0]), *args[1:])
+            given = (self._alias_before_write(args[0]), *args[1:])
         inputs = rules.tensors((*args, *kwargs.values()) if kwargs else args)
         if any(tensor.is_nested for tensor in inputs):
             return self._run_nested(func, args, kwargs, inputs)
@@ -166,9 +166,12 @@ class Tracer(TorchDispatchMode):
             ValueError,
             AssertionError,
         ) as error:
-            # An error in our code must not look like one in the user's code.
-            raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
+            self.on_rule_error(func, (*args, *kwargs.values()), out, error)
         return out
+
+    def on_rule_error(self, func: Any, args: tuple[Any, ...], out: Any, error: Exception) -> None:
+        """Raise an error of our own: one in our code must not look like one in the user's."""
+        raise RuleError(f"The rule for '{func}' failed in {self.where()}: {error!r}") from error
 
     def _run_nested(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Tensor]
@@ -187,7 +190,7 @@ class Tracer(TorchDispatchMode):
         """Run the operator itself."""
         return func(*args, **kwargs)
 
-    def _as_it_was(self, tensor: Tensor) -> Tensor:
+    def _alias_before_write(self, tensor: Tensor) -> Tensor:
         """Return an alias with the current shape, for an operator that changes it in place."""
         alias = tensor.detach()
         self.set(alias, self.fields(tensor))
@@ -368,7 +371,7 @@ class Tracer(TorchDispatchMode):
         self._joins[self.current_call(self.module), source_line()] += 1
 
     def relate(self, a: Tensor, b: Tensor) -> None:
-        """Relate two fields that meet (with broadcasting): they belong to the same units."""
+        """Relate two fields that are combined, with broadcasting: their units are the same."""
         raise NotImplementedError
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
@@ -400,7 +403,7 @@ class Tracer(TorchDispatchMode):
         return False
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the label of a position where two related fields meet."""
+        """Return the label of a position where two related fields are combined."""
         return a
 
     def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
@@ -466,6 +469,9 @@ class Tracer(TorchDispatchMode):
 
     def note_grouped_op(self, blocks: Tensor) -> None:
         """Note that a grouped operator ran, with these labels in each group."""
+
+    def note_norm_group(self, size: int) -> None:
+        """Note how many channels share a group norm's statistics; pruning must not change it."""
 
     def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
         """Tell whether a convolution that slides along labels can be given the full width."""

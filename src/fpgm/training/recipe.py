@@ -286,7 +286,7 @@ class _RecipeDecoder(Decoder):
 _TYPES = {
     tuple: "a list",
     dict: "a table",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "text",
     bool: "true or false",

@@ -87,10 +87,10 @@ def train(
     the network in place of `model.name`. A run is resumed if it used the same recipe. `identity`
     replaces the recipe in that comparison, for example if the same weights may have another path.
     """
-    return _Run(recipe, Path(out), reporter, factory, identity).run()
+    return _TrainingRun(recipe, Path(out), reporter, factory, identity).run()
 
 
-class _Run:
+class _TrainingRun:
     """One run: everything that is created once, and the loop over epochs."""
 
     def __init__(

@@ -259,12 +259,12 @@ def count_inputs(batch: Any) -> int:
     return int(first.shape[0])
 
 
-class SeenInputs:
+class InputSet:
     """A set of inputs, of all ranks, compared by their values."""
 
     def __init__(self, inputs: Inputs) -> None:
-        own = {mark for n in range(len(inputs)) for mark in _hash_inputs(inputs[n])}
-        self._marks = set().union(*inputs.ranks.gather(own))
+        marks = {mark for n in range(len(inputs)) for mark in _hash_inputs(inputs[n])}
+        self._marks = set().union(*inputs.ranks.gather(marks))
 
     def remove_from(self, example: Example) -> Example | None:
         """Return a batch without the inputs in this set; None if nothing is left."""

@@ -2,7 +2,7 @@
 
 What cannot be copied (an open file, a generator, a logger's handlers) is shared with the original;
 locks are replaced by new ones. Modules, parameters and buffers are never shared, unless the caller
-says so by putting them into the memo.
+puts them into the memo.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
                 new[name] = kind()
             elif kind in _TABLES and not value and name in MODULE_ATTRIBUTES:
                 new[name] = kind()  # nothing else refers to it
+            elif name in _TENSOR_TABLES and kind is dict and id(value) not in memo:
+                new[name] = memo[id(value)] = {
+                    key: memo[id(tensor)] if id(tensor) in memo else _copy(tensor, memo)
+                    for key, tensor in value.items()
+                }
             elif name != "_compiled_call_impl":  # which calls the original; torch drops it too
                 new[name] = _copy(value, memo)
     for module in reversed(modules):
@@ -87,7 +92,8 @@ def _clone(model: nn.Module, memo: Memo) -> nn.Module:
 
 def _copies_by_attributes(kind: type[nn.Module]) -> bool:
     return (
-        not hasattr(kind, "__deepcopy__")
+        not issubclass(kind, torch.jit.ScriptModule)
+        and not hasattr(kind, "__deepcopy__")
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__setstate__.__module__.startswith(_DEFAULT_SETSTATE)
         and getattr(kind, "__getstate__", None) is getattr(nn.Module, "__getstate__", None)
@@ -103,6 +109,7 @@ _ATOMIC = frozenset(
      torch.device, torch.Size, torch.memory_format)
 )  # fmt: skip
 
+_TENSOR_TABLES = ("_parameters", "_buffers")
 _TABLES = (OrderedDict, dict, set)
 """What a module keeps parameters, buffers, children and hooks in."""
 
@@ -135,6 +142,8 @@ def _copy(value: Any, memo: Memo) -> Any:
             *(_copy(v, memo) for v in value.args),
             **{k: _copy(v, memo) for k, v in value.keywords.items()},
         )
+    elif isinstance(value, torch.jit.ScriptModule):
+        new = _copy_scripted(value, memo)
     elif isinstance(value, Tensor) and not value.is_leaf:
         new = value.detach().clone()  # a cached result: deepcopy refuses those
     else:
@@ -144,6 +153,18 @@ def _copy(value: Any, memo: Memo) -> Any:
 
 
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set, deque))
+
+
+def _copy_scripted(module: torch.jit.ScriptModule, memo: Memo) -> torch.jit.ScriptModule:
+    """Copy a scripted or traced module; torch would record the copying of its parameters.
+
+    Then training the copy would put gradients into the original's parameters.
+    """
+    with torch.no_grad():
+        new: torch.jit.ScriptModule = _deepcopy(module, memo)
+    for parameter, copied in zip(module.parameters(), new.parameters(), strict=True):
+        copied.requires_grad_(parameter.requires_grad)
+    return new
 
 
 def _copy_items(value: Any, memo: Memo) -> Any:
@@ -259,7 +280,7 @@ def _copies_itself(value: Any) -> bool:
 
 
 def _is_faithful(module: nn.Module, new: Any, memo: Memo) -> bool:
-    """Whether a copy has the tensors the memo says, and none of the original's."""
+    """Whether a copy has the tensors of the memo, and none of the original."""
     if type(new) is not type(module):
         return False
     tensors, copies = named_tensors(module), named_tensors(new)

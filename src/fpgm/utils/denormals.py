@@ -37,11 +37,9 @@ def flush_denormals_(model: nn.Module) -> None:
 
 
 def _wide_tensors(model: nn.Module) -> list[Tensor]:
-    return [
-        t.detach()
-        for t in named_tensors(model).values()
-        if t.dtype in _WIDE and not t.is_meta and t.numel()
-    ]
+    tensors = named_tensors(model).values()
+    wide = (t for t in tensors if t.dtype in _WIDE and t.layout == torch.strided)
+    return [t for t in wide if not t.is_meta and t.numel()]
 
 
 def _has_denormals(tensors: Sequence[Tensor]) -> bool:
@@ -59,7 +57,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield all numbers in chunks: large tensors are split, small ones joined."""
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        flat = tensor.reshape(-1)
+        flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         if flat.numel() < _CHUNK:
             small.setdefault((flat.dtype, flat.device), []).append(flat)
         else:

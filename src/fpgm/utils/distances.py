@@ -33,7 +33,8 @@ GATHERING_COST = 8
 def sum_l2(rows: Tensor) -> Tensor:
     """Sum Euclidean distances; cases that a Gram matrix computes badly are handled first."""
     norms = row_norms(rows)
-    if not 2.0**-40 < float(norms.max()) < 2.0**40:  # squares vanish or overflow
+    smallest, greatest = map(float, norms.aminmax())
+    if not 2.0**-40 < greatest < 2.0**40:  # squares vanish or overflow
         largest = float(rows.abs().max())
         if largest == 0:
             return norms
@@ -43,7 +44,7 @@ def sum_l2(rows: Tensor) -> Tensor:
         return sum_l2(rows / power) * power
     if rows.device.type == "cpu" and len(rows) ** 2 * rows.shape[1] <= MAX_DIRECT_PRODUCTS:
         return _sum_l2_directly(rows)
-    if bool((norms == 0).any()):  # soft pruning leaves many: each adds the others' norm
+    if smallest == 0:  # soft pruning leaves many: each adds the others' norm
         alive = norms.nonzero().squeeze(1)
         sums = norms.sum().expand(len(rows)).clone()
         sums[alive] = sum_l2(rows[alive]) + (len(rows) - len(alive)) * norms[alive]
@@ -150,9 +151,9 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
             if rows_here == rows_there:
                 squared.fill_diagonal_(0)
             distances = squared.sqrt_()
-            sums[rows_here] += distances.sum(1)
+            sums[rows_here].add_(distances.sum(1))
             if rows_here != rows_there:
-                sums[rows_there] += distances.sum(0)
+                sums[rows_there].add_(distances.sum(0))
     if near_pairs:
         first, second = torch.cat(near_pairs).T.contiguous()
         distances = _distances_of_pairs(rows, first, second)

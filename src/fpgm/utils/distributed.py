@@ -1,9 +1,9 @@
 """Processes that share work: who they are, and how they exchange tensors, values and errors.
 
-A computation that can be shared asks `current_ranks` once and calls its methods; alone, these
-return what they are given. Every rank calls them in the same order. Each exchange begins with a
-vote: a rank that has failed votes so instead, and all others raise a `RankError` instead of waiting
-for it.
+A computation that can be shared calls `current_ranks` once and uses its methods, which in one
+process return what they are given. Every rank calls them in the same order. Each exchange begins
+with a vote: a rank that has failed votes so instead, and all others raise a `RankError` instead of
+waiting for it.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def store_after_restart() -> Store | None:
 
 @contextmanager
 def _explain_lost_connection() -> Iterator[None]:
-    """Raise a `RankError` if another process does not answer."""
+    """Raise a `RankError` if another process does not respond."""
     try:
         yield
     except RuntimeError as error:

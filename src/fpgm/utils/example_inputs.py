@@ -5,6 +5,7 @@ A tensor, a tuple of arguments or a dict of keyword arguments is one example; a 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
 from fpgm.utils.modules import check_module
 from fpgm.utils.outputs import find_tensors
+from fpgm.utils.preserve_state import is_plain_object
 from fpgm.utils.text import format_shape
 
 
@@ -34,7 +37,15 @@ class Example:
 
 
 def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, nn.Module) or not is_plain_object(value):
+        return value
+    try:
+        with _disable_current_modes():  # which deepcopy does not support
+            return copy.deepcopy(value)  # a batch of the user's own class: graphs, boxes
+    except Exception:  # its own code may raise anything
+        return value
 
 
 def to_model_device(model: nn.Module, inputs: Any) -> Any:
@@ -97,7 +108,7 @@ def describe_example(example: Example) -> str:
 def resize_batch(example: Example, batch: int) -> Example:
     """Change the batch size of an example, repeating inputs as needed."""
     if not isinstance(batch, int) or not 0 < batch <= _MAX_BATCH:
-        raise RequestError(f"batches has {batch!r}: give whole numbers from 1 to {_MAX_BATCH:,}.")
+        raise RequestError(f"batches has {batch!r}: give integers from 1 to {_MAX_BATCH:,}.")
     size = batch_size(example)
     return example if not size else take_rows(example, [n % size for n in range(batch)])
 
@@ -158,7 +169,7 @@ def shuffled_inputs(examples: Sequence[Example], count: int) -> list[Example]:
     generator = torch.Generator().manual_seed(0)
 
     def shuffle(t: Tensor) -> Tensor:
-        if not t.is_floating_point() or not t.numel():
+        if not t.is_floating_point() or not t.numel() or t.layout != torch.strided:
             return t
         values = t.flatten()
         if bool((values == values[0]).all()):  # all equal: shuffling would change nothing

@@ -46,7 +46,7 @@ class KeptWeights(TorchDispatchMode):
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Copy what an operator is about to write into."""
         if not isinstance(func, HigherOrderOperator) and func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs):
+            for tensor in _written_tensors(func, args, kwargs):
                 self._keep(tensor)
 
     def _keep(self, tensor: Tensor) -> None:
@@ -67,7 +67,9 @@ class KeptWeights(TorchDispatchMode):
         self._before.clear()
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def _written_tensors(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Tensor]:
     for position, name in _written_arguments(func):
         value = args[position] if position < len(args) else kwargs.get(name)
         for tensor in value if isinstance(value, list | tuple) else (value,):

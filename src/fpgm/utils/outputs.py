@@ -62,13 +62,30 @@ def read_outputs(value: Any) -> list[Leaf]:
 
 def find_tensors(value: Any) -> list[Tensor]:
     """List the tensors in a nested value; unsupported values are skipped."""
-    if type(value) in (tuple, list) and all(type(item) in _NUMBERS for item in value):
-        return []  # a stride, a padding: what most modules hold
+    if _is_plain(value):
+        return []  # a stride, a padding, settings: what most modules hold
     leaves = _OutputReader(strict=False).leaves(value, "")
     return [leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)]
 
 
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
+_MAX_DEPTH = 4
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Tell whether a value is a number, text, or a few levels of containers of them.
+
+    >>> _is_plain([{"name": "conv", "stride": (2, 2)}, None]), _is_plain([object()])
+    (True, False)
+    """
+    kind = type(value)
+    if kind in _NUMBERS:
+        return True
+    if depth > _MAX_DEPTH:
+        return False
+    if kind is dict:
+        return all(type(key) is str and _is_plain(value[key], depth + 1) for key in value)
+    return kind in (tuple, list) and all(_is_plain(item, depth + 1) for item in value)
 
 
 class _OutputReader:
@@ -82,6 +99,8 @@ class _OutputReader:
         if isinstance(value, Tensor):
             if self.strict and value.is_nested:
                 raise _unreadable_error(value, path, "return a list of tensors, or a padded tensor")
+            if self.strict and type(value).__name__ == "MaskedTensor":  # of torch.masked
+                raise _unreadable_error(value, path, "return its data and its mask")
             yield Leaf(path, value)
             yield from self._tensor_attributes(value, path)
         elif isinstance(value, PLAIN_TYPES):
@@ -197,8 +216,12 @@ def _check_readable(value: Any, path: str) -> None:
 def _unreadable_error(value: Any, path: str, why: str, link: str = "") -> ModelError:
     name = type(value).__name__
     if isinstance(value, Tensor):
-        name = "nested tensor"
-        link, why = "", f"whose rows differ in size: {why}"
+        name, problem = (
+            ("nested tensor", "whose rows differ in size")
+            if value.is_nested
+            else (name, "which few operators support")
+        )
+        link, why = "", f"{problem}: {why}"
     article = "an" if name[0].lower() in "aeiou" else "a"
     return ModelError(f"The model returns {article} {name} at {path}, {link}{why}.")
 
@@ -242,4 +265,13 @@ def _slots(kind: type) -> list[str]:
 
 def find_nan(outputs: list[Leaf]) -> set[str]:
     """Return the paths of the outputs that hold NaN."""
-    return {leaf.path for leaf in outputs if leaf.is_tensor and bool(leaf.value.isnan().any())}
+    tensors = {leaf.path: to_dense(leaf.value) for leaf in outputs if leaf.is_tensor}
+    return {path for path, tensor in tensors.items() if bool(tensor.isnan().any())}
+
+
+def to_dense(value: Tensor) -> Tensor:
+    """Return the numbers of a tensor, which may be sparse or quantized, as a regular tensor."""
+    value = value.detach()
+    value = value.dequantize() if value.is_quantized else value
+    dense: Tensor = value.to_dense() if value.layout != torch.strided else value
+    return dense

@@ -119,7 +119,7 @@ class ModelState:
             self._record_cache(value)
         elif isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn."):
             self._record_layer(value)
-        elif isinstance(value, nn.Module) or _is_plain_object(value):
+        elif isinstance(value, nn.Module) or is_plain_object(value):
             self._held[id(value)] = (value, vars(value).copy())
             self._record_all(vars(value).values(), not isinstance(value, nn.Module))
 
@@ -159,7 +159,7 @@ class ModelState:
                     continue
                 if tensor.shape != values.shape:
                     tensor.data = values
-                elif not torch.equal(tensor, values):
+                elif tensor.layout != torch.strided or not torch.equal(tensor, values):
                     tensor.copy_(values)
         for parameter, data, trained in self._parameters.values():
             if parameter.data_ptr() != data.data_ptr():
@@ -197,7 +197,7 @@ _ATOMIC = frozenset((int, float, complex, bool, str, bytes, type(None), type, to
                      torch.dtype, torch.device))  # fmt: skip
 
 
-def _is_plain_object(value: Any) -> bool:
+def is_plain_object(value: Any) -> bool:
     """Tell whether an object is of a user class, with attributes that can be restored."""
     home = type(value).__module__.partition(".")[0]
     return (

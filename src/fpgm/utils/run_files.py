@@ -1,6 +1,6 @@
 """The folder of a run: the names of its files, what results.json holds, and safe replacement.
 
-results.json        what was asked and what came of it; every command
+results.json        the request and its results; every command
 small.safetensors   the compact model; prune, recover, compare, train
 plan.json           the plan that made it
 analysis.json       what the original's filters look like; prune

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fpgm.errors import RequestError
+from fpgm.errors import ModelError, RequestError
 from fpgm.latency.best_alignment import best_step
 from fpgm.latency.budget_search import BackendConfig, plan_for_latency
 from fpgm.latency.lookup_table import LatencyTable
@@ -213,5 +213,10 @@ def _choose_plan(planner: Planner, request: PlanRequest) -> Plan:
 
 def check_prunes(plan: Plan) -> None:
     """Refuse a plan that removes nothing."""
+    if not plan.cuts and plan.groups and all(group.units == 1 for group in plan.groups):
+        raise ModelError(
+            "There is nothing to prune: all channels that could be removed depend on each other, "
+            "so that none can go without the others."
+        )
     if not plan.cuts:
         raise RequestError("This would remove no unit: request more, or use align=1.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fpgm.errors import RequestError
 from fpgm.models.checkpoint import load_weights
 from fpgm.models.registry import load_model
-from fpgm.recovery.recover import memory_at
+from fpgm.recovery.api import memory_at
 from fpgm.utils.rng import seed_everything
 
 SEED = 0

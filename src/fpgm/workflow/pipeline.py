@@ -25,7 +25,7 @@ from fpgm.models.registry import names_code
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate
-from fpgm.recovery.recover import Method, Recovery, recover, recovery_of
+from fpgm.recovery.api import Method, Recovery, recover, recovery_of
 from fpgm.recovery.sensitivity.api import sensitivity
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.report.analysis.api import analyze_planner
@@ -225,7 +225,7 @@ def save_pruning(
         "untrained": origin.untrained,
         "original_sha256": tensors_sha256(run.original),
         "input": list(origin.shape),
-        "asked": _drop_unset(run.request.requested() | dict(asked or {})),
+        "asked": _drop_unset(run.request.to_dict() | dict(asked or {})),
         "achieved": costs_dict(run.plan),
         "certificate": certificate_dict(run.certificate),
     }

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fpgm.errors import RequestError
 from fpgm.latency.budget_search import BackendConfig
 from fpgm.planning.budget import Budget
-from fpgm.planning.options import PlanOptions, criterion_name
+from fpgm.planning.options import PlanOptions, are_texts, criterion_name
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.utils.progress import Progress
 
@@ -33,6 +34,8 @@ class PlanRequest(PlanOptions):
     @property
     def budget(self) -> Budget:
         """Return the amount to remove."""
+        if not isinstance(self.rates or {}, Mapping) or not are_texts(self.rates or {}):
+            raise RequestError(f'rates is {self.rates!r}: give a dict such as {{"layer3.*": 0.2}}.')
         rates = dict(self.rates or {})
         return Budget(self.rate, self.macs, self.params, rates, self.latency)
 
@@ -41,9 +44,9 @@ class PlanRequest(PlanOptions):
         """Return the runtime in which time is measured."""
         return BackendConfig.of(self.backend, self.threads)
 
-    def requested(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the options that decide the plan, as results.json has them."""
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "rate": self.rate,
             "macs": self.macs,
             "params": self.params,
@@ -59,5 +62,5 @@ class PlanRequest(PlanOptions):
             "approximate": self.approximate,
         }
         if self.latency is not None or self.align == "auto":
-            asked |= {"backend": self.backend, "threads": self.threads}
-        return asked
+            request |= {"backend": self.backend, "threads": self.threads}
+        return request

@@ -28,13 +28,13 @@ class PruneSchedule:
         for name, least in (("interval", 1), ("start", 1), ("ramp", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
-                raise RequestError(f"{name} is {value!r}: give a whole number from {least} up.")
+                raise RequestError(f"{name} is {value!r}: give an integer of at least {least}.")
         if self.end is not None and (not isinstance(self.end, int) or self.end < self.start):
             raise RequestError(
-                f"end is {self.end!r}: give a whole number from start ({self.start}) up, or None."
+                f"end is {self.end!r}: give an integer of at least start ({self.start}), or None."
             )
         if self.hold is not None and (not isinstance(self.hold, int) or self.hold < 1):
-            raise RequestError(f"hold is {self.hold!r}: give a whole number from 1 up, or None.")
+            raise RequestError(f"hold is {self.hold!r}: give an integer of at least 1, or None.")
 
     def fraction(self, epoch: int) -> float | None:
         """Return the fraction of the full amount to prune after an epoch; None: do not prune."""

@@ -146,7 +146,7 @@ def write_pruned(
         small: The compact model.
         plan: The plan that made it.
         results: Content of results.json.
-        beside: Further texts by file name.
+        beside: Other texts by file name.
         force: Replace what another process put there meanwhile.
         check: Decides instead of `force` whether an existing folder may be replaced.
     """

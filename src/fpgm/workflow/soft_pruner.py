@@ -76,12 +76,23 @@ class SoftPruner:
             pruner.step()
         small = pruner.compact()
 
-    The amount and the selection are set by the options of `fpgm.plan`. It prunes every `interval`
-    epochs from `start` to `end` (counted from 1), and the amount rises over the first `ramp`
-    epochs. Units zeroed from epoch `hold` on stay zero, so that the last epochs train the network
-    that remains. Pass the `optimizer`: in soft mode the momentum of zeroed units is zeroed too, or
-    it would bring them all back at once; `mode="hard"` and `hold` require it, and undo its steps on
-    zeroed units.
+    Args:
+        model: The model; wrappers such as `DistributedDataParallel` are allowed.
+        example_inputs: As for `fpgm.plan`.
+        rate: Fraction of units to remove from every group.
+        macs: Fraction of MACs to remove, instead of `rate`.
+        params: Fraction of parameters to remove, instead of `rate`.
+        rates: Rates by layer pattern, which override the options above.
+        interval: Prune every `interval` epochs.
+        start: First epoch of the schedule, counted from 1.
+        end: Last epoch of the schedule; None: no end.
+        ramp: Epochs over which the amount rises to its final value.
+        hold: Units that are zero at the end of this epoch stay zero.
+        mode: `"soft"`: zeroed units may regrow; `"hard"`: they stay zero.
+        optimizer: The optimizer of the model. In soft mode the momentum of zeroed units is zeroed,
+            which would otherwise bring them back. Required by `mode="hard"` and `hold`, which undo
+            its steps on zeroed units.
+        options: Other options of `fpgm.plan`: `criterion`, `residual`, `align`, …
     """
 
     def __init__(
@@ -256,10 +267,10 @@ class SoftPruner:
             return 0
         structure, grown = self.planner.structure, torch.zeros(0, dtype=torch.int64)
         tensors = named_tensors(self.model)
-        for writer in structure.producers:
-            if writer.info.name in tensors:
-                alive = writer.filters(tensors[writer.info.name]).detach().any(1).cpu()
-                grown = torch.cat([grown, writer.classes[alive]])
+        for producer in structure.producers:
+            if producer.info.name in tensors:
+                alive = producer.filters(tensors[producer.info.name]).detach().any(1).cpu()
+                grown = torch.cat([grown, producer.classes[alive]])
         return int(torch.isin(self._removed, grown).sum())
 
     def _zero(self, plan: Plan) -> None:

@@ -52,10 +52,10 @@ def mean_scales(planner: Planner) -> Tensor:
         total.index_add_(0, norm.classes, norm.scale.detach().double().abs().cpu())
         counts.index_add_(0, norm.classes, torch.ones(len(norm.classes), dtype=torch.float64))
     without_scale = [
-        pool for pool in planner.structure.groups if not bool((counts[pool.units] > 0).all())
+        group for group in planner.structure.groups if not bool((counts[group.units] > 0).all())
     ]
-    for pool in without_scale:
-        planner.structure.freeze(pool.units, "no batch norm with a scale follows it")
+    for group in without_scale:
+        planner.structure.freeze(group.units, "no batch norm with a scale follows it")
     if not planner.structure.groups:
         raise RequestError("No layer is followed by a batch norm with a scale: use another method.")
     return total / counts.clamp(min=1)

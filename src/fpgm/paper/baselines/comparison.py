@@ -19,7 +19,7 @@ from torch import nn
 from fpgm.paper.baselines.base import Method, MethodResult, SgdSchedule, Task, trainable_copy
 from fpgm.paper.baselines.short_training import train_
 from fpgm.pruning.plan import Plan
-from fpgm.recovery.recover import recover
+from fpgm.recovery.api import recover
 
 AccuracyFunction = Callable[[nn.Module], float]
 """Measures a model's accuracy."""

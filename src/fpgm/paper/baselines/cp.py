@@ -16,7 +16,7 @@ from torch import Tensor
 from fpgm.paper.baselines.base import Method, MethodResult, Task, num_unit_classes, prune_and_verify
 from fpgm.paper.baselines.unit_contributions import contribution_products
 from fpgm.planning.precomputed_scores import PrecomputedScores
-from fpgm.recovery.recover import recover
+from fpgm.recovery.api import recover
 
 PENALTY_STEPS = 60
 """Steps of the penalty, from the value at which all coefficients are zero to the smallest."""

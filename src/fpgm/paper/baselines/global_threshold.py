@@ -34,7 +34,7 @@ def prune_globally(planner: Planner, name: str, scores: Tensor) -> MethodResult:
         raise RequestError("A global threshold needs a budget in MACs: give macs.")
     planner.score_by(PrecomputedScores.of_units(name, planner.structure, scores))
     structure = planner.structure
-    ranks = global_ranks([scores[pool.units] for pool in structure.groups])
+    ranks = global_ranks([scores[group.units] for group in structure.groups])
     goal = structure.macs() * (1 - target[1])
 
     def macs_left(count: int) -> int:
@@ -86,8 +86,8 @@ def _inverse_permutation(order: Tensor) -> Tensor:
 def _budget_for(planner: Planner, ranks: Sequence[Tensor], count: int) -> Budget:
     """Convert the removal of the `count` lowest-ranked units to a rate for every layer."""
     rates: dict[str, float] = {}
-    for pool, group_ranks in zip(planner.structure.groups, ranks, strict=True):
+    for group, group_ranks in zip(planner.structure.groups, ranks, strict=True):
         fraction = min(MAX_FRACTION, float((group_ranks < count).double().mean()))
-        for layer in pool.layers:
+        for layer in group.layers:
             rates[layer] = min(fraction, rates.get(layer, 1.0))
     return Budget(rates=rates)

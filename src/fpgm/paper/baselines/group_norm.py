@@ -67,19 +67,19 @@ class _UnitParameters:
         """Divide each class's sum by the mean of its group."""
         squared_sums = self.squared_sums()
         relative_norms = torch.zeros_like(squared_sums)
-        for pool in self.planner.structure.groups:
-            group_sums = squared_sums[pool.units]
-            relative_norms[pool.units] = group_sums / group_sums.mean().clamp(min=1e-30)
+        for group in self.planner.structure.groups:
+            group_sums = squared_sums[group.units]
+            relative_norms[group.units] = group_sums / group_sums.mean().clamp(min=1e-30)
         return relative_norms
 
     def decay_factors(self) -> Tensor:
         """Compute the factor of the weight decay for each class."""
         squared_sums = self.squared_sums()
         decay_factors = torch.zeros_like(squared_sums)
-        for pool in self.planner.structure.groups:
-            group_sums = squared_sums[pool.units]
+        for group in self.planner.structure.groups:
+            group_sums = squared_sums[group.units]
             span = (group_sums.max() - group_sums.min()).clamp(min=1e-30)
-            decay_factors[pool.units] = 2 ** (STRENGTH * (group_sums.max() - group_sums) / span)
+            decay_factors[group.units] = 2 ** (STRENGTH * (group_sums.max() - group_sums) / span)
         return decay_factors
 
 

@@ -27,9 +27,9 @@ def hrank(task: Task) -> MethodResult:
     planner = task.planner(
         PrecomputedScores("hrank", {path: ranks.nan_to_num() for path, ranks in mean_ranks.items()})
     )
-    for pool in list(planner.structure.groups):
-        if without_maps & set(pool.layers):
-            planner.structure.freeze(pool.units, "it has no feature maps to compute a rank of")
+    for group in list(planner.structure.groups):
+        if without_maps & set(group.layers):
+            planner.structure.freeze(group.units, "it has no feature maps to compute a rank of")
     return prune_and_verify(planner)
 
 

@@ -1,6 +1,6 @@
 """MIL (More is Less): a cheap layer next to each convolution predicts where its output is zero.
 
-Dong et al. put a 1×1 convolution with batch norm and ReLU (a low-cost collaborative layer) beside a
+Dong et al. put a 1×1 convolution with batch norm and ReLU (a cheap collaborative layer) next to a
 3×3 convolution and multiply the two outputs elementwise. Where the cheap output is zero, the
 expensive convolution need not be computed. Nothing is removed, and no loss term encourages zeros:
 their fraction is what training and ReLU happen to give. The saving is the expensive layer's MACs at

@@ -118,17 +118,19 @@ def propagate_importance(planner: Planner, last: str, importance: Tensor) -> dic
     # A layer with one number per channel (a gate) is not a branch that is added to feature maps.
     maps = {call.path for call in calls if call.given > call.layer.writes * call.layer.batch}
     order = dict.fromkeys(call.path for call in calls)
-    writers = {w.layer: w for w in planner.structure.producers}
+    producers = {w.layer: w for w in planner.structure.producers}
     tensors = named_tensors(planner.model)
     scores: dict[str, Tensor] = {}
     for path in reversed(order):
-        if path in writers:
-            writer = writers[path]
-            scores[path] = importances[writer.classes].clone()
-            if writer.carries:  # depthwise: importance passes through one filter
-                scores[path] -= skipped[writer.classes]
-                sizes = writer.filters(tensors[writer.info.name].detach()).double().abs().sum(1)
-                importances[writer.classes] = skipped[writer.classes] + sizes.cpu() * scores[path]
+        if path in producers:
+            producer = producers[path]
+            scores[path] = importances[producer.classes].clone()
+            if producer.carries:  # depthwise: importance passes through one filter
+                scores[path] -= skipped[producer.classes]
+                sizes = producer.filters(tensors[producer.info.name].detach()).double().abs().sum(1)
+                importances[producer.classes] = (
+                    skipped[producer.classes] + sizes.cpu() * scores[path]
+                )
         if path == last or path not in classes:
             continue
         reads, writes = classes[path]
@@ -143,7 +145,7 @@ def propagate_importance(planner: Planner, last: str, importance: Tensor) -> dic
         largest = importances.max().clamp(min=1e-30)  # avoids overflow in deep networks
         importances /= largest
         skipped /= largest
-    return {layer: importances[w.classes] for layer, w in writers.items()} | scores
+    return {layer: importances[w.classes] for layer, w in producers.items()} | scores
 
 
 def _channel_classes(planner: Planner) -> dict[str, tuple[Tensor, Tensor]]:

@@ -65,16 +65,16 @@ def accuracy_drops(planner: Planner, task: Task) -> dict[str, float]:
     original = accuracy(planner.model, task)
     drops: dict[str, float] = {}
     requested = planner.budget
-    pools = list(planner.structure.groups)
+    groups = list(planner.structure.groups)
     try:
-        for number, pool in enumerate(pools):
+        for number, group in enumerate(groups):
             if task.progress is not None:
-                task.progress("sensitivity", number, len(pools))
-            planner.budget = Budget(rates=dict.fromkeys(pool.layers, PROBE_RATE))
+                task.progress("sensitivity", number, len(groups))
+            planner.budget = Budget(rates=dict.fromkeys(group.layers, PROBE_RATE))
             masked = copy.deepcopy(planner.model)
             mask_(masked, planner.build_plan().plan)
             drop = original - accuracy(masked, task)
-            for layer in pool.layers:
+            for layer in group.layers:
                 drops[layer] = max(drop, drops.get(layer, 0.0))
     finally:
         planner.budget = requested

@@ -20,7 +20,7 @@ from fpgm.paper.baselines.bn_scales import BatchNormScale, batch_norm_scales, me
 from fpgm.paper.baselines.global_threshold import prune_globally
 from fpgm.paper.baselines.short_training import train_
 from fpgm.planning.planner import Planner
-from fpgm.recovery.recover import recover
+from fpgm.recovery.api import recover
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.tracing.producers import rows_of
 from fpgm.utils.example_inputs import float_outputs
@@ -108,16 +108,16 @@ def _rescaling_is_exact(task: Task, planner: Planner, norms: list[BatchNormScale
 def _rescalable_units(planner: Planner, norms: list[BatchNormScale]) -> Tensor:
     """Mark the classes of units whose every filter is followed by its own batch norm."""
     count = torch.zeros(num_unit_classes(planner), dtype=torch.int64)
-    for writer in planner.structure.producers:
-        if writer.carries:
-            count[writer.classes] -= 1_000_000
+    for producer in planner.structure.producers:
+        if producer.carries:
+            count[producer.classes] -= 1_000_000
         else:
-            count.index_add_(0, writer.classes, torch.ones_like(writer.classes))
+            count.index_add_(0, producer.classes, torch.ones_like(producer.classes))
     for norm in norms:
         count.index_add_(0, norm.classes, -torch.ones_like(norm.classes))
     units = torch.zeros(len(count), dtype=torch.bool)
-    for pool in planner.structure.groups:
-        units[pool.units] = True
+    for group in planner.structure.groups:
+        units[group.units] = True
     return units & (count == 0)
 
 
@@ -136,9 +136,9 @@ def memory_penalties(planner: Planner, norms: list[BatchNormScale]) -> list[Tens
                 cost.index_add_(0, classes, torch.full((len(classes),), each).double())
     maps = torch.zeros_like(cost)
     calls = {c.path: c for c in called_layers(planner.model, planner.examples[0])}
-    for writer in planner.structure.producers:
-        if (call := calls.get(writer.layer)) is not None:
-            maps[writer.classes] = call.given / (call.layer.writes * call.layer.batch)
+    for producer in planner.structure.producers:
+        if (call := calls.get(producer.layer)) is not None:
+            maps[producer.classes] = call.given / (call.layer.writes * call.layer.batch)
     costs = [(cost + maps)[norm.classes] for norm in norms]
     mean = torch.cat(costs).mean()
     return [PENALTY * cost_of_norm / mean for cost_of_norm in costs]

@@ -26,9 +26,9 @@ def taylor(task: Task) -> MethodResult:
 def taylor_scores(task: Task, planner: Planner) -> Tensor:
     """Compute (Σ weight · gradient)² for every class of units, averaged over batches."""
     net = task.trainable_copy().eval()
-    writers = [w for w in planner.structure.producers if not w.carries]
+    producers = [w for w in planner.structure.producers if not w.carries]
     tensors = named_tensors(net)
-    weights = [tensors[writer.info.name] for writer in writers]
+    weights = [tensors[producer.info.name] for producer in producers]
     total = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
     count = 0
     with torch.enable_grad():
@@ -36,10 +36,12 @@ def taylor_scores(task: Task, planner: Planner) -> Tensor:
             loss = F.cross_entropy(class_logits(net, x), classes)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             change = torch.zeros_like(total)
-            for writer, weight, gradient in zip(writers, weights, gradients, strict=True):
+            for producer, weight, gradient in zip(producers, weights, gradients, strict=True):
                 if gradient is not None:
-                    per_filter = writer.filters((weight * gradient).detach()).double().sum(1).cpu()
-                    change.index_add_(0, writer.classes, per_filter)
+                    per_filter = (
+                        producer.filters((weight * gradient).detach()).double().sum(1).cpu()
+                    )
+                    change.index_add_(0, producer.classes, per_filter)
             total += change.square()
             count += 1
     return total / max(1, count)

@@ -40,41 +40,41 @@ def contribution_products(task: Task, planner: Planner) -> list[tuple[Tensor, Te
     """
     measured = measure_consumers(task, planner)
     products: list[tuple[Tensor, Tensor]] = []
-    for pool in list(planner.structure.groups):
-        gram = group_products(planner, pool, measured)
+    for group in list(planner.structure.groups):
+        gram = group_products(planner, group, measured)
         if gram is None:
-            planner.structure.freeze(pool.units, "no layer consumes its output directly")
+            planner.structure.freeze(group.units, "no layer consumes its output directly")
         else:
-            products.append((pool.units, gram))
+            products.append((group.units, gram))
     return products
 
 
 def group_products(
-    planner: Planner, pool: ChannelGroup, measured: ModelStatistics
+    planner: Planner, group: ChannelGroup, measured: ModelStatistics
 ) -> Tensor | None:
     """Compute the inner products [units, units] of a group's contributions to its consumers.
 
     Returns None if no layer is known to consume them.
     """
-    total = torch.zeros(len(pool.units), len(pool.units), dtype=torch.float64)
+    total = torch.zeros(len(group.units), len(group.units), dtype=torch.float64)
     is_consumed = False
-    for layer, places in planner.structure.consumers(pool.units):
-        reader = measured.consumers.get(layer)
-        if reader is None or not reader.has_full_gram:
+    for layer, places in planner.structure.consumers(group.units):
+        consumer = measured.consumers.get(layer)
+        if consumer is None or not consumer.has_full_gram:
             continue
         is_consumed = True
-        owners = reader.columns(places)  # [groups, reads]
-        for owner, gram in zip(owners, _weighted_gram(reader), strict=True):
+        owners = consumer.columns(places)  # [groups, reads]
+        for owner, gram in zip(owners, _weighted_gram(consumer), strict=True):
             selected = (owner >= 0).nonzero().squeeze(1)
             part = gram[selected][:, selected]
-            rows = torch.zeros(len(pool.units), len(selected), dtype=torch.float64)
+            rows = torch.zeros(len(group.units), len(selected), dtype=torch.float64)
             rows[owner[selected], torch.arange(len(selected))] = 1
             total += rows @ part @ rows.T
     return total if is_consumed else None
 
 
-def _weighted_gram(reader: ConsumerStatistics) -> Tensor:
+def _weighted_gram(consumer: ConsumerStatistics) -> Tensor:
     """Compute the products [groups, inputs, inputs] of weighted inputs, over output channels."""
-    reads = reader.matrix.shape[1]
-    weight_gram: Tensor = reader.matrix @ reader.matrix.transpose(1, 2)
-    return (reader.gram[:, :reads, :reads] * weight_gram).cpu()
+    reads = consumer.matrix.shape[1]
+    weight_gram: Tensor = consumer.matrix @ consumer.matrix.transpose(1, 2)
+    return (consumer.gram[:, :reads, :reads] * weight_gram).cpu()

@@ -33,7 +33,7 @@ def destroy_processes() -> None:
     if dist.is_available() and dist.is_initialized():
         from fpgm.training import destroy_process_group
 
-        _waiting_group.cache_clear()
+        _wait_group.cache_clear()
         destroy_process_group()
 
 
@@ -49,7 +49,7 @@ def run_on_first(function: Callable[[], T]) -> T:
                 sent = [(function(), None)]
         except FpgmError as error:
             sent = [(None, error)]
-    dist.broadcast_object_list(sent, group=_waiting_group())
+    dist.broadcast_object_list(sent, group=_wait_group())
     assert sent[0] is not None
     value, failure = sent[0]
     if failure is not None:
@@ -58,7 +58,7 @@ def run_on_first(function: Callable[[], T]) -> T:
 
 
 @cache
-def _waiting_group() -> dist.ProcessGroup:
+def _wait_group() -> dist.ProcessGroup:
     """Create a gloo group of all processes, in which waiting keeps no GPU busy."""
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=WAIT_TIMEOUT)
     return group

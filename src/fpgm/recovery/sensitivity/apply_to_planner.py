@@ -21,10 +21,10 @@ def allocate_by(planner: Planner, sensitivity: Sensitivity) -> None:
                 f"not {value}): call fpgm.sensitivity again."
             )
 
-    def error_of(pool: ChannelGroup) -> list[float]:
+    def error_of(group: ChannelGroup) -> list[float]:
         # Groups with the same first producer have the same name: their order tells which is which.
-        same = [p for p in planner.structure.groups if p.name == pool.name]
-        which = next(i for i, p in enumerate(same) if p is pool)
-        return sensitivity.curve(pool.name, len(pool.units), which)
+        same = [p for p in planner.structure.groups if p.name == group.name]
+        which = next(i for i, p in enumerate(same) if p is group)
+        return sensitivity.curve(group.name, len(group.units), which)
 
     planner.error_of = error_of

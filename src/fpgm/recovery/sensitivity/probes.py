@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_map
 
 from fpgm.recovery.layer_solver import MAX_FAN_IN, WIDE_LAYER_ROWS, can_shift_output, layer_at
 from fpgm.recovery.solvable_layers import (
-    OwnConvolutions,
+    ConvolutionCalls,
     SolvableLayer,
+    custom_forwards,
     find_solvable_layers,
-    own_convolutions,
 )
 from fpgm.recovery.unfold import OutputSample, input_of, matrix_of
 from fpgm.utils.calibration_data import Inputs
@@ -219,7 +219,7 @@ def collect_statistics(
     layers = {layer.path: layer for layer in find_solvable_layers(net, inputs.first).layers}
     hooks = _StatisticsHooks(net, layers, list(branches), inputs.batches)
     hooks.register_()
-    convolutions = OwnConvolutions(own_convolutions(net, layers.values()), hooks.add_convolution)
+    convolutions = ConvolutionCalls(custom_forwards(net, layers.values()), hooks.add_convolution)
     size = torch.zeros((), dtype=torch.float64)
     for number in range(len(inputs)):
         if progress is not None:

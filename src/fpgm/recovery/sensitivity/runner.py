@@ -200,15 +200,15 @@ class SensitivityRun:
         self, number: int, statistics: ModelStatistics, trials: Trials
     ) -> GroupSensitivity | None:
         """Measure the output errors of a group; None if it cannot be measured."""
-        pool = self.structure.groups[number]
-        self._report(pool.name, number)
-        order = self.order(pool)
+        group = self.structure.groups[number]
+        self._report(group.name, number)
+        order = self.order(group)
         curve = error_curve(self.structure, order, statistics)
         if curve is None:
             return None
         if self.trials:
             curve = correct_curve(curve, partial(trials.error_without, order))
-        return GroupSensitivity(pool.name, len(pool.units), tuple(curve.tolist()), number)
+        return GroupSensitivity(group.name, len(group.units), tuple(curve.tolist()), number)
 
     def _add_accuracies(
         self, result: Sensitivity, trials: Trials, rates: Sequence[float]

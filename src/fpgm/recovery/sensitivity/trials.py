@@ -29,7 +29,7 @@ from fpgm.utils.example_inputs import (
 )
 
 COMPARED_EVERY = 4
-"""One input in so many is run to compare outputs."""
+"""Every n-th input is run to compare outputs."""
 
 
 class Trials:

@@ -90,37 +90,37 @@ def analyze_planner(
         macs[call.path] = macs.get(call.path, 0) + call.macs
     tensors = named_tensors(model)
     params = sum(p.numel() for p in model.parameters())
-    groups_of_writer: dict[int, tuple[int, ...]] = {}
-    for number, pool in enumerate(structure.groups):
-        for writer in pool.producers:
-            groups_of_writer[id(writer)] = (*groups_of_writer.get(id(writer), ()), number)
+    groups_of_producer: dict[int, tuple[int, ...]] = {}
+    for number, group in enumerate(structure.groups):
+        for producer in group.producers:
+            groups_of_producer[id(producer)] = (*groups_of_producer.get(id(producer), ()), number)
     consumed = _consumed_groups(structure)
     order = {path: position for position, path in enumerate(macs)}
-    tensors_in = Counter(writer.layer for writer in structure.producers)
+    tensors_in = Counter(producer.layer for producer in structure.producers)
     layers = []
-    for writer in sorted(structure.producers, key=lambda item: order.get(item.layer, len(order))):
-        weight = tensors[writer.info.name].detach()
-        rows = writer.filters(weight).cpu()
+    for producer in sorted(structure.producers, key=lambda item: order.get(item.layer, len(order))):
+        weight = tensors[producer.info.name].detach()
+        rows = producer.filters(weight).cpu()
         if len(rows) > 1:
             layers.append(
                 _analyze_layer(
-                    writer.layer if tensors_in[writer.layer] == 1 else writer.info.name,
+                    producer.layer if tensors_in[producer.layer] == 1 else producer.info.name,
                     rows, rate, quick,
-                    write_groups=groups_of_writer.get(id(writer), ()),
-                    read_groups=consumed.get(writer.layer, ()),
-                    groups=[pool.name for pool in structure.groups],
-                    macs_share=macs.get(writer.layer, 0) / max(1, structure.macs()),
+                    write_groups=groups_of_producer.get(id(producer), ()),
+                    read_groups=consumed.get(producer.layer, ()),
+                    groups=[group.name for group in structure.groups],
+                    macs_share=macs.get(producer.layer, 0) / max(1, structure.macs()),
                     params_share=weight.numel() / max(1, params),
                 )
             )  # fmt: skip
-    return Analysis(rate, tuple(layers), tuple(pool.name for pool in structure.groups))
+    return Analysis(rate, tuple(layers), tuple(group.name for group in structure.groups))
 
 
 def _consumed_groups(structure: Structure) -> dict[str, tuple[int, ...]]:
     """Map every layer to the indices of the groups whose units it consumes."""
     group_of = torch.full((int(structure.classes.max()) + 1,), -1)
-    for number, pool in enumerate(structure.groups):
-        group_of[pool.units] = number
+    for number, group in enumerate(structure.groups):
+        group_of[group.units] = number
     consumed: dict[str, tuple[int, ...]] = {}
     for info in structure.trace.parameter_infos.values():
         for field, role in zip(info.fields, info.roles, strict=True):
@@ -180,7 +180,7 @@ def _analyze_layer(
 def _criteria_overlap(scores: Mapping[str, Tensor], rate: float) -> dict[str, float]:
     """Compute, for each pair of criteria, the fraction of filters that both would remove."""
     total = len(next(iter(scores.values())))
-    count = total - Rounder(align=1).kept(total, rate)
+    count = total - Rounder(align=1).kept_units(total, rate)
     chosen = {
         name: set(criteria.ranking(values)[:count].tolist()) for name, values in scores.items()
     }

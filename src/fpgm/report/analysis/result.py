@@ -56,7 +56,7 @@ class LayerAnalysis:
         return bool(self.writes)
 
     @property
-    def nearest_share(self) -> float | None:
+    def nearest_ratio(self) -> float | None:
         """Median distance of a filter to its nearest neighbor, divided by the mean norm."""
         if not self.to_nearest:
             return None

@@ -13,9 +13,9 @@ from fpgm.report.charts.curves import (
     time_savings,
 )
 from fpgm.report.charts.filters import filter_map, norm_distribution
+from fpgm.report.charts.image_files import save
 from fpgm.report.charts.layers import group_widths
 from fpgm.report.charts.maps import feature_maps, similar_maps
-from fpgm.report.charts.save import save
 
 __all__ = [
     "accuracy_by_epoch",

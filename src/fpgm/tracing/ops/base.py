@@ -76,7 +76,7 @@ class LabelTracer(Protocol):
         """Note that a concatenation is complete."""
 
     def relate(self, a: Tensor, b: Tensor) -> None:
-        """Relate two fields that meet (with broadcasting): they belong to the same units."""
+        """Relate two fields that are combined, with broadcasting: their units are the same."""
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """Note that these labels cannot be removed."""
@@ -100,7 +100,7 @@ class LabelTracer(Protocol):
         """Tell whether two labels are at the same position of stacked branches."""
 
     def prefer(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the label of a position where two related fields meet."""
+        """Return the label of a position where two related fields are combined."""
 
     def labels_read(self, x: Tensor, weight: Tensor, row: Tensor | None) -> Tensor | None:
         """Return the labels a convolution reads, given those of its input."""
@@ -140,6 +140,9 @@ class LabelTracer(Protocol):
 
     def note_grouped_op(self, blocks: Tensor) -> None:
         """Note that a grouped operator ran, with these labels in each group."""
+
+    def note_norm_group(self, size: int) -> None:
+        """Note how many channels share a group norm's statistics; pruning must not change it."""
 
     def slide_along_channels(self, dim: int, labels: Tensor) -> bool:
         """Tell whether a convolution that slides along labels can be given the full width."""

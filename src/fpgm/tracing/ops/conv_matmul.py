@@ -11,8 +11,8 @@ from torch import Tensor
 from fpgm.tracing import labels as lb
 from fpgm.tracing.labels import Fields
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
-from fpgm.tracing.ops.elementwise import meet, note_sum
-from fpgm.tracing.ops.norm import adopt, channel_row
+from fpgm.tracing.ops.elementwise import combine_fields, note_sum
+from fpgm.tracing.ops.norm import channel_row, label_parameter
 from fpgm.utils.parameter_roles import Role
 
 _READS_FIXED = "it reads the model's input or a tensor of fixed size"
@@ -38,7 +38,7 @@ def _convolution(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out
     tracer.note_cost(
         per_filter, [(tracer.fields(weight), weight.shape), (batch_fields, x.shape[:1])]
     )
-    adopt(tracer, bias, writes, "shift")
+    label_parameter(tracer, bias, writes, "shift")
     tracer.set(out, [*batch_fields, *([] if writes is None else [lb.along(writes, out.ndim, 1)])])
 
 
@@ -130,14 +130,14 @@ def _relate_weight(
     read = next((f.reshape(-1) for f in flat if lb.axes(f) == [read_dim]), None)
     if writes is None:
         _name_lost_filters(tracer, weight, write_dim)
-    _use_again(tracer, weight, {write_dim: "filter", read_dim: "reads"})
+    _note_use(tracer, weight, {write_dim: "filter", read_dim: "reads"})
     if reads is not None and read is None:
         if groups == 1:
             tracer.freeze([reads], "a convolution with a computed weight reads them")
     elif read is not None and reads is None:
         tracer.freeze([read], _READS_FIXED)
     elif read is not None and reads is not None:
-        tracer.relate(reads.reshape(groups, -1), read.reshape(1, -1))
+        tracer.relate(reads if transposed else reads.reshape(groups, -1), read)
         tracer.note_read_by(weight, read)
     if groups > 1 and writes is not None:
         writes = writes if not transposed else writes.repeat(groups)
@@ -163,7 +163,7 @@ def _name_lost_filters(tracer: LabelTracer, weight: Tensor, write_dim: int) -> N
                 tracer.note_role(f, "filter", weight)
 
 
-def _use_again(tracer: LabelTracer, weight: Tensor, uses: dict[int, Role]) -> None:
+def _note_use(tracer: LabelTracer, weight: Tensor, uses: dict[int, Role]) -> None:
     """Note the role of each axis in this use; a tied weight may write and read along one."""
     info = tracer.parameter_infos.get(id(weight))
     for i, f in enumerate(tracer.fields(weight)):
@@ -220,11 +220,20 @@ def _addmm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tens
     _product(tracer, a, b, out)
     row = [f for f in tracer.fields(out) if lb.axes(f) == [out.ndim - 1]]
     if bias.ndim == 1:
-        adopt(tracer, bias, row[0].reshape(-1) if row else None, "shift")
+        label_parameter(tracer, bias, row[0].reshape(-1) if row else None, "shift")
     else:
         terms = [tracer.fields(out), tracer.fields(bias)]
-        tracer.set(out, meet(tracer, [out, bias], tuple(out.shape)))
+        tracer.set(out, combine_fields(tracer, [out, bias], tuple(out.shape)))
         note_sum(tracer, [bias, a, b], terms, out)
+
+
+def _sparse_addmm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Multiply by a sparse matrix; `torch.sparse.mm` adds zeros to the product, times zero."""
+    beta = args[3] if len(args) > 3 else kwargs.get("beta", 1)
+    if beta == 0:
+        _product(tracer, args[1], args[2], out)
+    else:
+        _addmm(tracer, name, args, kwargs, out)
 
 
 def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -238,8 +247,8 @@ def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     columns = [f for f in fb if f.shape[inner] == 1]
     _contract(tracer, a, b, read_a, read_b)
     read = {id(f) for f in (*read_a, *read_b)}
-    alone = _meet_along_batches(tracer, fa, b, fb, read)
-    alone |= _meet_along_batches(tracer, fb, a, fa, read)
+    alone = _relate_batches(tracer, fa, b, fb, read)
+    alone |= _relate_batches(tracer, fb, a, fa, read)
     rows, columns = ([f for f in fields if id(f) not in alone] for fields in (rows, columns))
     if tracer.is_constant(a) != tracer.is_constant(b):  # of two weights, uses decide
         weight, written = (a, rows) if tracer.is_constant(a) else (b, columns)
@@ -249,7 +258,7 @@ def _product(tracer: LabelTracer, a: Tensor, b: Tensor, out: Tensor) -> None:
     per_matrix = tuple(f for f in fb if not lb.varies(f, batches))
     per_batch = [f for f in fb if set(lb.axes(f)) <= set(batches)]
     tracer.note_cost(1, [((*rows, *per_batch), a.shape[:-1]), (per_matrix, b.shape[-2:])])
-    tracer.set(out, _meeting_batches(tracer, rows, columns))
+    tracer.set(out, _merge_batches(tracer, rows, columns))
 
 
 def _one_axis(
@@ -273,7 +282,7 @@ def _one_axis(
     return tuple(passed_fields)
 
 
-def _meet_along_batches(
+def _relate_batches(
     tracer: LabelTracer, fields: Fields, other: Tensor, its: Fields, read: set[int]
 ) -> set[int]:
     """Relate channels along the batch axis to partners there that pass through too.
@@ -293,9 +302,7 @@ def _meet_along_batches(
     return alone
 
 
-def _meeting_batches(
-    tracer: LabelTracer, rows: list[Tensor], columns: list[Tensor]
-) -> list[Tensor]:
+def _merge_batches(tracer: LabelTracer, rows: list[Tensor], columns: list[Tensor]) -> list[Tensor]:
     merged = list(rows)
     for c in columns:
         for i, r in enumerate(merged):
@@ -356,6 +363,7 @@ RULES: dict[str, Rule] = {
     "convolution": _convolution,
     **{name: _mm for name in ("mm", "bmm")},
     **{name: _addmm for name in ("addmm", "baddbmm")},
+    "_sparse_addmm": _sparse_addmm,
     **{name: _vector for name in ("mv", "dot", "vdot")},
     **{
         name: _attention

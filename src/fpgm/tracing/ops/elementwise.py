@@ -47,7 +47,7 @@ def combine(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any
     if name.startswith("add") and len(operands) == 2:
         _mark_shifts(tracer, operands)
         operands = tracer.at_sum(operands)
-    tracer.set(out, meet(tracer, operands, tuple(out.shape)))
+    tracer.set(out, combine_fields(tracer, operands, tuple(out.shape)))
     if len(operands) > 1 and name.removesuffix("_") not in _PRODUCTS:
         note_sum(tracer, operands, [tracer.fields(x) for x in operands], out)
     if len(operands) > 1 and any(out is x for x in operands):
@@ -86,8 +86,10 @@ def _mark_shifts(tracer: LabelTracer, operands: Sequence[Tensor]) -> None:
             info.roles = ["shift" if role == "scale" else role for role in info.roles]
 
 
-def meet(tracer: LabelTracer, operands: Sequence[Tensor], shape: tuple[int, ...]) -> Fields:
-    """Return an element-wise result's fields; freeze labels that meet a fixed size."""
+def combine_fields(
+    tracer: LabelTracer, operands: Sequence[Tensor], shape: tuple[int, ...]
+) -> Fields:
+    """Return an element-wise result's fields; freeze labels combined with a fixed size."""
     ndim = len(shape)
     # Larger tensors first, so that a result is named by the weight and not by its gain or mask.
     order = sorted(operands, key=lambda x: (-x.numel(), _is_buffer(tracer, x)))
@@ -112,7 +114,7 @@ def _is_buffer(tracer: LabelTracer, tensor: Tensor) -> bool:
 
 
 def merge(tracer: LabelTracer, merged: list[Tensor], field: Tensor) -> list[Tensor]:
-    """Add a field to others of the same tensor; those that share an axis with it meet it."""
+    """Add a field to others of the same tensor; relate it to those along the same axis."""
     apart = []
     for other in merged:
         if lb.varies(other, lb.axes(field)):

@@ -16,7 +16,7 @@ from torch.ao.quantization import ObserverBase
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops import reduction as reduce
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
-from fpgm.tracing.ops.norm import adopt
+from fpgm.tracing.ops.norm import label_parameter
 
 _OBSERVED = (
     "an observer takes their range (call model.apply(torch.ao.quantization.disable_observer) first)"
@@ -24,13 +24,13 @@ _OBSERVED = (
 
 
 def _per_tensor(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    _pass(tracer, args[0], out)
+    _pass_labels(tracer, args[0], out)
 
 
 def _per_channel(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, scale, zero, axis = args[:4]
-    _belong(tracer, x, axis, [scale, zero])
-    _pass(tracer, x, out)
+    _label_rows(tracer, x, axis, [scale, zero])
+    _pass_labels(tracer, x, out)
 
 
 def _fused_observer(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
@@ -38,12 +38,12 @@ def _fused_observer(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, 
     x, observes, axis = args[0], bool(args[1].any()), args[10]
     per_row = len(args) > 11 and bool(args[11])
     if per_row:
-        _belong(tracer, x, axis, args[3:7])
+        _label_rows(tracer, x, axis, args[3:7])
     if observes:
         fields = tracer.fields(x)
         mixed = [f for f in fields if not per_row or lb.axes(f) != [axis % x.ndim]]
         tracer.freeze(mixed, _OBSERVED)
-    _pass(tracer, x, out)
+    _pass_labels(tracer, x, out)
 
 
 def _range(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
@@ -53,20 +53,20 @@ def _range(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any)
     reduce.RULES[name](tracer, name, args, kwargs, out)
 
 
-def _pass(tracer: LabelTracer, x: Tensor, out: Any) -> None:
-    if tracer.is_constant(x):  # though the operator gets flags that are made on the way
+def _pass_labels(tracer: LabelTracer, x: Tensor, out: Any) -> None:
+    if tracer.is_constant(x):  # though the operator also reads flags computed from constants
         tracer.note_constant([x], out)
     for result in out if isinstance(out, tuple | list) else (out,):
         tracer.set(result, tracer.fields(x))
 
 
-def _belong(tracer: LabelTracer, x: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
+def _label_rows(tracer: LabelTracer, x: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
     """Label tensors that hold one number per channel."""
     axis %= x.ndim
     row = next((f.reshape(-1) for f in tracer.fields(x) if lb.axes(f) == [axis]), None)
     for tensor in rows:
         if tensor.numel() == x.shape[axis]:
-            adopt(tracer, tensor, row, "scale")
+            label_parameter(tracer, tensor, row, "scale")
 
 
 RULES: dict[str, Rule] = {

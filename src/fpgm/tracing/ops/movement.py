@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
-from fpgm.tracing.ops.elementwise import meet
+from fpgm.tracing.ops.elementwise import combine_fields
 from fpgm.tracing.ops.slice_concat import strided_index
 
 
@@ -221,7 +221,7 @@ def _write_rows(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
     """Relate both sides of `copy_` into a view; the base already has the same labels."""
     target, source = args[0], args[1]
     if source.ndim:
-        tracer.set(out, meet(tracer, [target, source], tuple(out.shape)))
+        tracer.set(out, combine_fields(tracer, [target, source], tuple(out.shape)))
 
 
 _AS_IS = (

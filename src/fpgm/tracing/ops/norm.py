@@ -18,7 +18,9 @@ from fpgm.utils.parameter_roles import Role
 _OVER = "statistics over channels would change"
 
 
-def adopt(tracer: LabelTracer, tensor: Tensor | None, row: Tensor | None, role: Role) -> None:
+def label_parameter(
+    tracer: LabelTracer, tensor: Tensor | None, row: Tensor | None, role: Role
+) -> None:
     """Give a 1-d parameter the labels of the channel axis it belongs to."""
     if tensor is None or tensor.ndim != 1:
         return
@@ -66,9 +68,9 @@ def _batch_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
                 tracer.freeze([f], _OVER, soft=tracer.is_constant(x) and others == [2])
     row = channel_row(tracer, x, 1)
     for scale in (weight, var):
-        adopt(tracer, scale, row, "scale")
+        label_parameter(tracer, scale, row, "scale")
     for shift in (bias, mean):
-        adopt(tracer, shift, row, "shift")
+        label_parameter(tracer, shift, row, "shift")
     tracer.set(out[0], tracer.fields(x) if row is None else _with_row(tracer, x, row))
 
 
@@ -91,7 +93,7 @@ def _layer_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
     roles: tuple[Role, Role] = ("scale", "shift")
     for tensor, role in zip(args[2:4], roles, strict=False):
         if tensor is not None and len(shape) == 1:
-            adopt(tracer, tensor, rows[0].reshape(-1) if rows else None, role)
+            label_parameter(tracer, tensor, rows[0].reshape(-1) if rows else None, role)
         elif tensor is not None:
             tracer.freeze(tracer.fields(tensor), _OVER)
     tracer.set(out[0], tracer.fields(x))
@@ -100,8 +102,8 @@ def _layer_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
 def _group_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
     x, weight, bias, groups = args[0], args[1], args[2], args[6]
     row = channel_row(tracer, x, 1)
-    adopt(tracer, weight, row, "scale")
-    adopt(tracer, bias, row, "shift")
+    label_parameter(tracer, weight, row, "scale")
+    label_parameter(tracer, bias, row, "shift")
     if row is not None:
         blocks = row.reshape(groups, -1)
         if groups == 1:
@@ -109,6 +111,7 @@ def _group_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
         elif blocks.shape[1] > 1:
             tracer.tie(blocks, [1])
         tracer.note_grouped_op(blocks)
+        tracer.note_norm_group(blocks.shape[1])
         tracer.set(out[0], _with_row(tracer, x, row))
     else:
         tracer.set(out[0], tracer.fields(x))

@@ -10,6 +10,7 @@ reason. `TABLE` shows what is supported. A new rule goes into `RULES` of the fil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,7 +60,9 @@ TABLE: dict[str, Rule] = {
 FIXED_SIZE_OPS = movement.FIXED_SIZE_OPS | slice_concat.FIXED_SIZE_OPS | factory.FIXED_SIZE_OPS
 """Operators whose sizes may be constants in the user's code; the tracer records them."""
 
-_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", *factory.RULES} - {"equal"}
+_ENDS = {"convolution", "mm", "bmm", "addmm", "baddbmm", "_sparse_addmm", *factory.RULES} - {
+    "equal"
+}
 """Operators at which labels rightly end: a weight reads them, or nothing but shapes is read."""
 
 _OFFSETS = {"add", "clamp", "clamp_min", "maximum", "exp", "sigmoid", "softplus"}
@@ -86,14 +89,16 @@ def apply(
         carried = tracer.labels_of(inputs)
         rule(tracer, name, args, kwargs, out)
         tracer.check_passed(name, carried, out)
-    results = tensors((out,))
+    results = [out] if isinstance(out, Tensor) else tensors((out,))
     if name in FIXED_SIZE_OPS:
         source = args[0] if args and isinstance(args[0], Tensor) else None
         dims = slice_concat.sized_dims(name, args)
         for result in results:
             tracer.note_fixed_size_op(result, source, dims)
-    for result in results:
-        tracer.mark_zero(result, zero_tracking.zero_after(tracer, name, inputs, result))
+    if results:  # of several results, as of a batch norm, the first one decides
+        zero = zero_tracking.zero_after(tracer, name, inputs, results[0])
+        for result in results:
+            tracer.mark_zero(result, zero)
 
 
 def tensors(values: Any) -> list[Tensor]:
@@ -102,9 +107,12 @@ def tensors(values: Any) -> list[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             result.append(value)
-        elif isinstance(value, list | tuple):
+        elif type(value) not in _PLAIN and isinstance(value, list | tuple):
             result += tensors(value)
     return result
+
+
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
 def name_of(func: Any) -> str:
@@ -115,6 +123,11 @@ def name_of(func: Any) -> str:
     """
     if isinstance(func, HigherOrderOperator):
         return f"torch.{func.name()}"
+    return _schema_name(func)
+
+
+@cache
+def _schema_name(func: Any) -> str:
     name: str = func._schema.name
     return name.removeprefix("aten::")
 
@@ -153,8 +166,13 @@ def _is_pointwise(name: str) -> bool:
 
 
 def _unknown(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
-    for tensor in tensors((*args, *kwargs.values())):
-        tracer.freeze(tracer.fields(tensor), f"'{name}' has no pruning rule")
+    give_up(tracer, f"'{name}' has no pruning rule", (*args, *kwargs.values()), out)
+
+
+def give_up(tracer: LabelTracer, reason: str, args: Args, out: Any) -> None:
+    """Freeze all channels that reach an operator; what it returns has none."""
+    for tensor in tensors(args):
+        tracer.freeze(tracer.fields(tensor), reason)
     for result in tensors((out,)):  # an input that was resized in place has no labels that fit
         fits = [f for f in tracer.fields(result) if lb.fits(f, tuple(result.shape))]
         tracer.set(result, fits)

@@ -217,12 +217,12 @@ def _pad_field(tracer: LabelTracer, f: Tensor, dim: int, before: int, after: int
     if before == after:  # one number in the code often serves both ends
         tracer.balance(torch.stack(added))
 
-    def laid(labels: Tensor) -> Tensor:
+    def expand_row(labels: Tensor) -> Tensor:
         shape = list(f.shape)
         shape[dim] = labels.numel()
         return lb.along(labels, f.ndim, dim).expand(shape)
 
-    return torch.cat([laid(added[0]), f, laid(added[1])], dim)
+    return torch.cat([expand_row(added[0]), f, expand_row(added[1])], dim)
 
 
 def _fits(field: Tensor, out: Tensor) -> bool:

@@ -13,28 +13,28 @@ from torch import Tensor
 
 from fpgm.tracing import labels as lb
 from fpgm.tracing.ops.base import Args, Kwargs, LabelTracer, Rule
-from fpgm.tracing.ops.elementwise import meet, merge
+from fpgm.tracing.ops.elementwise import combine_fields, merge
 from fpgm.tracing.ops.reduction import along, reduce
 
 
 def _gather(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    _meet_beside(tracer, name, args[1], [args[0], args[2]], out)
+    _combine_except(tracer, name, args[1], [args[0], args[2]], out)
 
 
 def _scatter(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     source = args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("value"))
     tensors = [args[0], args[2], *([source] if isinstance(source, Tensor) and source.ndim else [])]
-    _meet_beside(tracer, name, args[1], tensors, out)
+    _combine_except(tracer, name, args[1], tensors, out)
 
 
 def _index_add(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.freeze(tracer.fields(args[2]), f"'{name}' uses them as positions")
-    _meet_beside(tracer, name, args[1], [args[0], args[3]], out)
+    _combine_except(tracer, name, args[1], [args[0], args[3]], out)
 
 
 def _index_fill(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     tracer.freeze(tracer.fields(args[2]), f"'{name}' uses them as positions")
-    _meet_beside(tracer, name, args[1], [args[0]], out)
+    _combine_except(tracer, name, args[1], [args[0]], out)
 
 
 def _index_put(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
@@ -48,13 +48,13 @@ def _index_put(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: 
         return
     wide = index.reshape(*index.shape, *[1] * (x.ndim - index.ndim))
     tracer.set(wide, [f.reshape(*f.shape, *wide.shape[f.ndim :]) for f in tracer.fields(index)])
-    tracer.set(out, meet(tracer, [x, wide], tuple(out.shape)))
+    tracer.set(out, combine_fields(tracer, [x, wide], tuple(out.shape)))
 
 
-def _meet_beside(
+def _combine_except(
     tracer: LabelTracer, name: str, dim: int, tensors: Sequence[Tensor], out: Tensor
 ) -> None:
-    """Relate the labels of tensors that meet position by position, except along one dim."""
+    """Relate the labels of tensors that are combined position by position, except along one dim."""
     dim %= max(1, out.ndim)
     merged: list[Tensor] = []
     kept_fields: list[list[Tensor]] = []

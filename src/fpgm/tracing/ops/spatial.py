@@ -24,7 +24,7 @@ _SPATIAL = {
 }  # fmt: skip
 
 
-def _over(count: int) -> Any:
+def _spatial_rule(count: int) -> Any:
     def rule(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         x = args[0]
         space = range(x.ndim - count, x.ndim)
@@ -73,7 +73,7 @@ def _diagonal(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: T
 
 
 RULES: dict[str, Rule] = {
-    **{name: _over(count) for count, names in _SPATIAL.items() for name in names},
+    **{name: _spatial_rule(count) for count, names in _SPATIAL.items() for name in names},
     "rot90": _rotate,
     "diagonal": _diagonal,
 }

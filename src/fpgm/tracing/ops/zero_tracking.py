@@ -71,7 +71,7 @@ def keeps_zeros(
     plain = name.removesuffix("_")
     zero = [x for x in inputs if not tracer.is_lifted(x)]
     fields = tracer.fields(out) if isinstance(out, Tensor) else ()
-    if not fields:  # no unit to speak of, or several results
+    if not fields:  # no unit, or several results
         return plain in _PIECES and len(zero) == len(inputs)
     if plain in _KEEPS or plain in _KEEPS_WEIGHTS:
         return bool(inputs) and not tracer.is_lifted(inputs[0])

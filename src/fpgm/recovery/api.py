@@ -69,7 +69,7 @@ PRUNED, NORMS, SOLVED, SOLVED_NORMS, COMPENSATED, DISTILLED = (
 FEW_STEPS = 50
 """Distillation with fewer steps is not expected to help."""
 PASS_MEMORY_FACTOR = 4
-"""A paused pass holds about so many times the largest layer's input and output."""
+"""A paused pass holds about this many times the largest layer's input and output."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,7 +182,7 @@ def recover(
     if method is not None and method not in get_args(Method):
         raise RequestError(f"method is {method!r}: give 'solve', 'norms' or 'weights'.")
     if not isinstance(images, int) or images < 1:
-        raise RequestError(f"images is {images!r}: give a whole number from 1 up.")
+        raise RequestError(f"images is {images!r}: give an integer of at least 1.")
     if not isinstance(distil, int | float) or not 0 <= distil < math.inf:
         raise RequestError(f"distil is {distil!r}: give a number of seconds, 0 or more.")
     if distil > 0 and torch.is_inference_mode_enabled():
@@ -198,7 +198,7 @@ def recover(
     held_out = DISTILLATION_VALIDATION_INPUTS if distil > 0 else VALIDATION_INPUTS
     ranks = current_ranks()
     inputs, validation = read_held_out(move_batches(model, loader), images, held_out, ranks)
-    result = _Result({PRUNED: plain})
+    result = _Attempts({PRUNED: plain})
     distilled: DistillationResult | None = None
     solve_cache: SolveCache | None = None
     try:
@@ -277,7 +277,7 @@ def _start(model: nn.Module, plan: Plan, given: nn.Module | None) -> nn.Module:
 
 
 @dataclass
-class _Result:
+class _Attempts:
     """What recovery tried."""
 
     nets: dict[str, nn.Module]
@@ -288,7 +288,7 @@ class _Result:
 
 
 def _add_candidates(
-    result: _Result,
+    result: _Attempts,
     model: nn.Module,
     small: nn.Module,
     plan: Plan,
