@@ -54,7 +54,9 @@ class TestPage:
             "good",
         )
         assert cards_by_name["Certificate"].detail.startswith("before recovery: ")
-        assert cards_by_name["Latency"].detail.startswith("than original; eager, batch 1")
+        # On a busy machine there is no headline; in a measurement this short, none is sure.
+        start = r"UNRELIABLE: |(than|as) original; [\d.,]+ → [\d.,]+ ms, eager, batch 1"
+        assert re.match(start, cards_by_name["Latency"].detail)
 
     def test_increased_metrics_have_one_sign(self) -> None:
         slower = Latency("eager", 1, 0.5, 0.4, -0.034, 0.01, 0.01034)
