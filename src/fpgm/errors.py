@@ -15,14 +15,30 @@ Messages are one line: what is wrong, where, and what to do. They may quote name
 control characters in them are shown as escapes.
 """
 
+from __future__ import annotations
+
+import sys
+from typing import TypeVar
+
 from fpgm.utils.text import escape_text
+
+Self = TypeVar("Self", bound="FpgmError")
 
 
 class FpgmError(Exception):
     """Base of all errors raised on purpose by this package."""
 
+    max_length = 1000
+    """A longer message loses its middle, unless it quotes a runtime, which is never cut."""
+
     def __str__(self) -> str:
-        return escape_text(" ".join(line.strip() for line in super().__str__().strip().split("\n")))
+        text = " ".join(line.strip() for line in super().__str__().strip().split("\n"))
+        return escape_text(text, self.max_length)
+
+    def uncut(self: Self) -> Self:
+        """Return the error with a message of any length."""
+        self.max_length = sys.maxsize
+        return self
 
 
 class RequestError(FpgmError, ValueError):

@@ -37,6 +37,17 @@ Not pruned:
 """
 
 PRUNE = """\
+MACs        4,475,520 → 1,752,720 (−60.8%)
+Parameters  169,834 → 66,790 (−60.7%)
+File        DIR/small.safetensors
+Next        fpgm bench DIR
+UNTRAINED: digits has random weights, so its outputs mean nothing, pruned or not. \
+Give trained ones with --weights FILE.
+
+Verified on 2 inputs in float64: the compact model differs from the masked original by # \
+(tolerance 1e-08); masking changes the outputs by #.
+Input: 1x1x8x8.
+
 | group          | layers | units | kept | removed | exact |
 |----------------|--------|-------|------|---------|-------|
 | stem.0         |      3 |    32 |   20 |   37.5% |   yes |
@@ -52,15 +63,6 @@ Not pruned:
 |--------|--------------------|----------|
 | head   | the model's output |       10 |
 
-|            |    before |     after | removed |
-|------------|-----------|-----------|---------|
-| MACs       | 4,475,520 | 1,752,720 |   60.8% |
-| parameters |   169,834 |    66,790 |   60.7% |
-
-Input: 1x1x8x8.
-
-Verified on 2 inputs in float64: the compact model differs from the masked original by # \
-(tolerance 1e-08); masking changes the outputs by #.
 Written to DIR: small.safetensors, plan.json, results.json, analysis.json
 """
 
@@ -177,6 +179,7 @@ def test_prune_as_json_prints_what_it_writes(tmp_path: Path) -> None:
         "format": 1,
         "model": "digits",
         "weights": None,
+        "untrained": True,
         "input": [1, 1, 8, 8],
         "asked": {
             "macs": 0.5,

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import fpgm
 from fpgm.exporters import comparison
+from fpgm.exporters.api import _WRITERS
 from fpgm.exporters.bn_folding import fold_batch_norms
 from fpgm.exporters.onnx import to_onnx
 from fpgm.exporters.output_error import relative_difference
@@ -232,6 +233,57 @@ class TestExport:
         done = fpgm.export(One(), X[:1], tmp_path / "a.onnx", any_batch=False)
         assert (done.noise, done.inputs) == (1, 0)
 
+    @pytest.mark.parametrize("to", ["onnx", "pt2"])
+    def test_the_batch_size_is_fixed_where_it_cannot_vary(self, tmp_path: Path, to: str) -> None:
+        """And a warning says so, with the exporter's whole reason."""
+
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 4, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                y: Tensor = self.conv(x) * int(x.shape[0])
+                return y
+
+        model, batches = Counting().eval(), iter([(torch.randn(5, 3, 16, 16), torch.zeros(5))])
+        with pytest.warns(UserWarning, match="takes only batches of 2, as with any_batch=False: "):
+            done = fpgm.export(model, X, tmp_path / "a", to=to, loader=batches)  # type: ignore[arg-type]
+        assert not done.any_batch
+        why = {"onnx": "Expected: 2 Please fix", "pt2": "Constraints violated (batch)! For more"}
+        assert why[to] in done.batch_problem
+        assert (done.noise, done.inputs) == (2, 5)  # a loader that can be read only once
+        assert torch.allclose(loaded(tmp_path / "a", to)(X), model(X), atol=1e-4)
+
+    def test_if_a_fixed_batch_fails_too_the_first_reason_is_given(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is never cut: a runtime says what matters at the end."""
+        said = "Non-zero status code:\n" + "Reshape of " * 500 + "\n the last line."
+
+        def fails(*given: Any) -> Any:
+            raise RuntimeError(f"{'any' if given[2] else 'fixed'} batch: {said}")
+
+        monkeypatch.setitem(_WRITERS, "onnx", fails)
+        with pytest.raises(fpgm.ModelError) as caught:
+            fpgm.export(Mixed(), X, tmp_path / "a.onnx")
+        assert str(caught.value) == (
+            "The exported model cannot be loaded: any batch: Non-zero status code: "
+            f"{'Reshape of ' * 500}the last line."
+        )
+
+    def test_a_file_that_does_not_run_says_all_of_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(_: Any) -> Any:
+            raise RuntimeError("first line\nname: 'Add_3'\nShape mismatch: {1} and {2}")
+
+        monkeypatch.setitem(_WRITERS, "onnx", lambda *_: (b"", fails))
+        with pytest.raises(
+            fpgm.ModelError, match=r"does not run: first line name: 'Add_3' Shape m"
+        ):
+            fpgm.export(Mixed(), X, tmp_path / "a.onnx", any_batch=False)
+
     @pytest.mark.parametrize("to", ["onnx", "pt2", "torchscript"])
     def test_a_shape_cached_from_the_last_call_fixes_no_batch_size(
         self, tmp_path: Path, to: str
@@ -266,6 +318,10 @@ class TestExport:
             fpgm.export(Mixed(), X, tmp_path / "a", to="tflite")  # type: ignore[arg-type]
         with pytest.raises(fpgm.RequestError, match="int8=True"):
             fpgm.export(Mixed(), X, tmp_path / "a.onnx", int8=True)
+        with pytest.raises(
+            fpgm.RequestError, match=r"write fpgm\.export\(model, example_inputs, p"
+        ):
+            fpgm.export(Mixed(), tmp_path / "a.onnx", X)  # type: ignore[arg-type]
 
     def test_the_suffix_is_the_default_format(self, tmp_path: Path) -> None:
         model = Mixed()
@@ -384,7 +440,10 @@ class TestCommand:
         assert result["accuracy"]["PyTorch"] == result["accuracy"]["small.onnx"]
         assert (folder / "small.onnx").stat().st_size == result["bytes"]
         text, _ = run("export", folder, "--out", tmp_path / "a.pt2")
-        assert "a.pt2: pt2, " in text
+        first, second, *_ = text.splitlines()
+        assert first.startswith(f"File  {tmp_path}/a.pt2 (pt2, ")
+        assert second == f"Next  fpgm report {folder} --open"
+        assert "\nThe batch size may vary.\n" in text
         assert "Largest difference from PyTorch: " in text
         assert "relative to the largest output, over 8 random inputs.\n" in text
 
@@ -392,6 +451,7 @@ class TestCommand:
         options = ("--fixed-batch", "--input", "3x3x32x32", "--out", tmp_path / "a.onnx")
         text, _ = run("export", folder, *self.few, *options)
         assert re.search(r"over 3 random inputs and \d+ images\.\n", text)
+        assert "\nThe batch size is fixed.\n" in text
         fractions = re.search(r"Accuracy on test images: PyTorch (\S+), a.onnx (\S+)\.\n", text)
         assert fractions is not None
         assert fractions[1] == fractions[2]

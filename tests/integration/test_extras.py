@@ -64,24 +64,24 @@ def test_so_do_these_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "words"),
+    ("extra", "words", "what"),
     [
-        ("train", "train digits-quick --out run"),
-        ("export", "export small --to onnx"),
-        ("report", "report small"),
-        ("report", "analyze digits --figures figures"),
-        ("zoo", "inspect torchvision:resnet18"),
-        ("zoo", "inspect timm:resnet18"),
+        ("train", "train digits-quick --out run", "fpgm train needs accelerate"),
+        ("export", "export small --to onnx", "Export to ONNX needs more packages"),
+        ("report", "report small", "The report needs more packages"),
+        ("report", "analyze digits --figures figures", "Charts need additional packages"),
+        ("zoo", "inspect torchvision:resnet18", "torchvision:resnet18 needs torchvision"),
+        ("zoo", "inspect timm:resnet18", "timm:resnet18 needs torchvision"),
     ],
 )
-def test_a_command_says_what_it_needs(extra: str, words: str, tmp_path: Path) -> None:
+def test_a_command_says_what_it_needs(extra: str, words: str, what: str, tmp_path: Path) -> None:
     if "small" in words:
         result = "prune digits --rate 0.4 --out small"
         assert without((), COMMAND.format(result), tmp_path).code == 0
     done = without((extra,), COMMAND.format(words), tmp_path)
     assert done.code == 2
     (line,) = done.err.splitlines()
-    assert f'pip install "fpgm[{extra}]"' in line
+    assert line == f'fpgm: {what}: pip install "fpgm[{extra}]"'
 
 
 @pytest.mark.parametrize(("extra", "module"), [("lightning", "lightning"), ("hf", "huggingface")])

@@ -84,7 +84,7 @@ def net() -> nn.Module:
         (BENCH, "Bench(small 2.10× as fast as original (eager, batch 1, threads 2))"),
         (
             Bench((BenchRow("eager", 1, 2, (FIRST, SMALL), "busy"),), (), {}, {}),
-            ("Bench(small 2.10× as fast as original (eager, batch 1, threads 2; UNRELIABLE))"),
+            ("Bench(no reliable time: busy (eager, batch 1, threads 2))"),
         ),
         (
             Bench((BenchRow("eager", 8, 1, (FIRST,)),), (), {}, {}),
@@ -113,7 +113,7 @@ def test_a_pruner_reports_progress() -> None:
 def test_a_plan_of_a_large_network_is_still_one_line() -> None:
     plan = fpgm.plan(fpgm.models.resnet(56), torch.zeros(1, 3, 32, 32), rate=0.4)
     assert len(repr(plan)) < 150
-    assert len(str(plan)) > 1000
+    assert len(str(plan).splitlines()) < 20  # like lines are folded
     assert fpgm.Plan.from_json(plan.to_json()) == plan
 
 

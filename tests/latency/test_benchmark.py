@@ -29,7 +29,9 @@ from fpgm.latency.layer_breakdown import (
 )
 from fpgm.latency.memory import process_bytes, torch_bytes
 from fpgm.latency.speedup_summary import find_contradiction, slowdown_reasons, summarize
+from fpgm.report.headline import cards
 from fpgm.report.records import BenchRecord, decode
+from fpgm.report.run import Run
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.timing import Timing
 
@@ -112,6 +114,13 @@ class Fussy(TorchBackend):
         if len(example.args[0]) == 2:
             raise RuntimeError("no pairs here.")
         return super().load(model, example, threads)
+
+
+class Idle:
+    """Stands in for MachineLoad on an idle machine."""
+
+    def describe_contention(self, threads: int) -> None:
+        return None
 
 
 class TestBench:
@@ -396,13 +405,37 @@ class TestVerdict:
         why = "paired runs say 1.0× as fast, medians say 0.3×"
         assert results.rows[0].crowd == why
         assert str(results).splitlines()[1] == (
-            f"eager, batch 1, threads 1: small 28,000 ms (unreliable: {why}; measure "
+            f"eager, batch 1, threads 1: small 8,000 ms (unreliable: {why}; measure "
             "again on an idle machine; theory 2.0×)"
         )
-        _show(results)
-        table = capsys.readouterr().out.splitlines()
-        assert "| 28,000 |" in table[3]
-        assert "|      – |" in table[3]
+        _show(results, None, {})
+        out = capsys.readouterr().out
+        verdict, _, _, _, _, small = out.splitlines()[:6]
+        assert verdict.startswith(f"eager, batch 1, threads 1: unreliable: {why}")
+        assert "| 8,000 |" in small
+        assert "|      – |" in small
+        assert f"Where the time goes (PyTorch):\n\nUnreliable: {why}.\n" in out
+
+    def test_milliseconds_and_faster_agree(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Of both statistics, pairs of runs count: medians would say 1.55×."""
+        times = [Timing((12.0, 12.4, 13.0)), Timing((7.0, 10.0, 8.0))]
+        monkeypatch.setattr("fpgm.latency.benchmark.time_interleaved", lambda *_: times)
+        monkeypatch.setattr("fpgm.latency.benchmark.MachineLoad", Idle)
+        found = bench([wide(16), wide(8)], X, backends=["eager"], threads=[1])
+        big, small = found.rows[0].figures
+        assert small.faster == pytest.approx(13 / 8)
+        assert big.seconds / small.seconds == pytest.approx(small.faster)
+        assert small.per_second / big.per_second == pytest.approx(small.faster)
+        assert small.verdict is not None
+        assert small.verdict.startswith("1.6× faster")
+        _show(found, None, {})
+        assert "1.62× |" in capsys.readouterr().out
+        record = decode(BenchRecord, json.loads(json.dumps(found.to_dict())))
+        (card,) = cards(Run("a", bench=record))
+        assert card.value == "1.6× faster"
+        assert card.detail.startswith("than original; 12,400 → 7,630 ms, eager")
 
     @pytest.mark.parametrize(
         ("faster", "medians", "contradicts"),

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -15,10 +16,14 @@ import torch
 from torch import nn
 
 import fpgm
+from fpgm.cli._outcome import cost_changes, latency_line
 from fpgm.latency import budget_search
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.lookup_table import LatencyTable
 from fpgm.latency.speedup_summary import summarize
+from fpgm.pruning.plan import Latency
+from fpgm.report.headline import cards
+from fpgm.report.run import Run
 from fpgm.tracing.layer_calls import LayerSpec
 from fpgm.utils import machine_load as neighbours
 from fpgm.utils.machine_load import MachineLoad
@@ -113,8 +118,20 @@ class TestPlan:
         return fpgm.plan(net, x, latency=0.2, backend="eager", threads=1)
 
     def test_a_plan_reports_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(budget_search, "reach_budget", lambda *_: fpgm.Plan("", {}, ()))
-        (note,) = self.planned().notes
+        times = Latency("eager", 1, 0.2, 0.2, 0.2, 1.0, 0.8)
+        plan = fpgm.Plan("", {}, (), latency=times)
+        monkeypatch.setattr(budget_search, "reach_budget", lambda *_: plan)
+        plan = self.planned()
+        (note,) = plan.notes
+        assert plan.latency == replace(times, crowd="other processes used 1.5 of 2 cores")
+        assert fpgm.Plan.from_json(plan.to_json()) == plan
+        assert "; unreliable: other processes used 1.5 of 2 cores)" in str(plan)
+        assert "time" not in repr(plan)
+        assert "Latency" not in cost_changes(plan)  # not in the headline, but below it
+        line = latency_line(plan.latency)
+        assert line.endswith(" Unreliable: other processes used 1.5 of 2 cores.")
+        (card,) = (c for c in cards(Run("a", plan=plan)) if c.name == "Latency")
+        assert (card.value, card.tone) == ("unknown", "plain")
         assert note == (
             "While times were measured, other processes used 1.5 of 2 cores: they may be wrong."
         )

@@ -168,5 +168,5 @@ def test_a_missing_package_says_how_to_get_it(
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    expected = f'{package} is not installed: pip install "fpgm[zoo]"'
+    expected = f'{package}:resnet18 needs {package}: pip install "fpgm[zoo]"'
     assert refused(f"{package}:resnet18") == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -22,6 +25,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from fpgm.errors import ForwardError, FpgmError, RankError, RequestError, VerificationError
 from fpgm.latency.backends import BACKENDS
@@ -29,6 +33,7 @@ from fpgm.models.checkpoint import weights_file
 from fpgm.models.registry import default_shape
 from fpgm.pruning.plan import Frozen
 from fpgm.utils.distributed import init_process_group, is_main_process
+from fpgm.utils.machine_load import MachineLoad
 from fpgm.utils.plain_json import to_json
 from fpgm.utils.text import escape_text, shorten
 from fpgm.workflow.original_model import shape_text
@@ -62,7 +67,7 @@ Backend = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Set the runtime's threads; default: as PyTorch."),
+    typer.Option(metavar="N", help="Use this many threads; default: as many as PyTorch does."),
 ]
 Trusted = Annotated[
     list[str] | None,
@@ -73,6 +78,25 @@ Trusted = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+All = Annotated[bool, typer.Option("--all", help="Print all rows of long tables.")]
+
+
+class _PlainHelp:
+    """Leaves the type of a switch out of the help: it takes no value."""
+
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:
+        for param in self.get_params(ctx):
+            if getattr(param, "is_bool_flag", False):
+                param.metavar = ""
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Command(_PlainHelp, TyperCommand):
+    """A command with plain help."""
+
+
+class Group(_PlainHelp, TyperGroup):
+    """A group of commands with plain help."""
 
 
 def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
@@ -89,12 +113,12 @@ def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def explain_missing_extra(name: str) -> Iterator[None]:
-    """Name the extra to install if an optional package is missing."""
+def explain_missing_extra(name: str, what: str) -> Iterator[None]:
+    """Name the extra to install if a package is missing that the user's request needs."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise RequestError(f'{error.name} is not installed: pip install "fpgm[{name}]"') from None
+        raise RequestError(f'{what} needs {error.name}: pip install "fpgm[{name}]"') from None
 
 
 @contextmanager
@@ -108,6 +132,34 @@ def explain_assumed_shape(shape: Sequence[int], given: str | None) -> Iterator[N
         raise ForwardError(
             f"{error} The input shape was assumed to be {shape_text(shape)}: set it with --input."
         ) from error
+
+
+def set_threads(count: int) -> None:
+    """Use this many threads in PyTorch, and in libraries and processes that start later."""
+    if count < 1:
+        raise RequestError(f"--threads is {count}: give a whole number from 1 up.")
+    torch.set_num_threads(count)
+    os.environ["OMP_NUM_THREADS"] = str(count)
+
+
+def takes_threads(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a command so that it takes `--threads`; one that has the option keeps it."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters, has_own = list(signature.parameters.values()), "threads" in signature.parameters
+    if not has_own:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("threads", kind, default=None, annotation=Threads))
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        threads = kwargs.get("threads") if has_own else kwargs.pop("threads", None)
+        if isinstance(threads, int):  # `bench` measures a list of them
+            set_threads(threads)
+        command(*args, **kwargs)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
 def divide_work(command: Callable[P, None]) -> Callable[P, None]:
@@ -136,6 +188,10 @@ BarsType = TypeVar("BarsType", bound="ProgressBars")
 
 LOG_SECONDS = 30.0
 """Seconds between two lines of progress in a log."""
+LOAD_SECONDS = 2.0
+"""Seconds of work after which a terminal shows that the machine is busy; a log after more."""
+ROWS = 12
+"""Rows of a long table that are printed without --all."""
 
 
 class ProgressBars:
@@ -145,6 +201,8 @@ class ProgressBars:
         self.terminal, quiet = Console(stderr=True), not is_main_process()
         self._last_logged = time.monotonic()
         self._logs = not quiet and not self.terminal.is_terminal
+        self._load: MachineLoad | None = None if quiet else MachineLoad()
+        self._check_at = self._last_logged + (LOG_SECONDS if self._logs else LOAD_SECONDS)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -164,9 +222,21 @@ class ProgressBars:
     def log(self, doing: str) -> None:
         """Print the current step if there is no bar and nothing was printed for a while."""
         now = time.monotonic()
+        if self._load is not None and now >= self._check_at:
+            show_contention(self.terminal, self._load)
+            self._load = None  # once is enough
         if self._logs and now - self._last_logged >= LOG_SECONDS:
             typer.echo(doing, err=True)
             self._last_logged = now
+
+
+def show_contention(terminal: Console, load: MachineLoad) -> None:
+    """Print one line if other processes take cores that this one computes with."""
+    threads = torch.get_num_threads()
+    if (contention := load.describe_contention(threads)) is not None:
+        hint = f" This one uses {threads} threads; fewer are often faster: --threads 1."
+        line = f"The machine is busy: {contention}.{hint if threads > 1 else ''}"
+        terminal.print(line, style="yellow", highlight=False, soft_wrap=True)
 
 
 class StepBar(ProgressBars):
@@ -209,26 +279,47 @@ class LayerBar(ProgressBars):
         self.log(f"{layer} ({done}/{total})")
 
 
-def show_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
-    """Print a Markdown table; all but the first `left` columns hold numbers."""
+def show_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int = 1,
+    most: int | None = None,
+) -> None:
+    """Print a Markdown table; all but the first `left` columns hold numbers.
+
+    Args:
+        header: names of the columns.
+        rows: their cells.
+        left: columns that are aligned left.
+        most: rows to print; a line says how many more there are.
+    """
+    rows = list(rows)
+    most = len(rows) if most is None else most
     table = Table(box=box.MARKDOWN)
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
-    for row in rows:
+    for row in rows[:most]:
         table.add_row(*(escape_text(cell) for cell in row))
     # A row cut at the terminal's width would no longer be Markdown: let the terminal wrap it.
     wide = Console(width=10_000, highlight=False, markup=False, emoji=False)
     with wide.capture() as captured:
         wide.print(table)
     typer.echo("\n".join(line.rstrip() for line in captured.get().strip().splitlines()))
+    if len(rows) > most:
+        typer.echo(more_rows(len(rows) - most))
 
 
-def show_frozen(frozen: Sequence[Frozen]) -> None:
+def more_rows(count: int) -> str:
+    """Write what stands for the rows that a long table leaves out."""
+    return f"… and {count} more (--all)"
+
+
+def show_frozen(frozen: Sequence[Frozen], most: int | None = None) -> None:
     """Print the frozen layers and the reasons."""
     if frozen:
         typer.echo("\nNot pruned:\n")
         rows = [(shorten(f.layers), f.reason, str(f.channels)) for f in frozen]
-        show_table(("layers", "reason", "channels"), rows, left=2)
+        show_table(("layers", "reason", "channels"), rows, left=2, most=most)
 
 
 def show_json(value: Any) -> None:

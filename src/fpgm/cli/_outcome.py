@@ -1,12 +1,99 @@
-"""Format the result of a command as text."""
+"""Format the result of a command as text: the outcome in a few bold lines, then sentences."""
 
 from __future__ import annotations
 
-from fpgm.pruning.plan import Latency
+from pathlib import Path
+from shlex import quote
+
+import typer
+
+from fpgm.models import assets
+from fpgm.models.registry import names_code
+from fpgm.pruning.plan import Latency, Plan
+from fpgm.pruning.plan_text import format_change
 from fpgm.pruning.verification import Certificate
 from fpgm.recovery.api import PRUNED, Recovery
+from fpgm.utils.run_files import RunResults
 from fpgm.utils.text import escape_text, format_number
 from fpgm.workflow.pipeline import AccuracyResult
+
+Outcome = dict[str, str]
+"""What came of a command, by a short name; `show_outcome` prints it."""
+
+
+def show_outcome(outcome: Outcome) -> None:
+    """Print one bold line for every entry, with the names in a column."""
+    width = max(map(len, outcome))
+    for name, value in outcome.items():
+        typer.secho(f"{name:<{width}}  {value}", bold=True)
+
+
+def show_untrained(model: str, untrained: bool | None) -> None:
+    """Print a warning if the original has random weights."""
+    if untrained:
+        typer.secho(
+            f"UNTRAINED: {escape_text(model)} has random weights, so its outputs mean "
+            "nothing, pruned or not. Give trained ones with --weights FILE.",
+            bold=True,
+            fg="yellow",
+        )
+
+
+def show_certificate(certificate: Certificate) -> None:
+    """Print a certificate, in green if it holds."""
+    typer.secho(certificate_line(certificate), fg="green" if certificate.ok else "red")
+
+
+def accuracy_change(accuracy: AccuracyResult | None) -> Outcome:
+    """Format the accuracy of the original and of the model that was written, if measured.
+
+    >>> accuracy_change(AccuracyResult({"original": 0.9, "compact": 0.2, "recovered": 0.89}, 2000))
+    {'Accuracy': '90.00% → 89.00% (2,000 test images)'}
+    """
+    shares = {} if accuracy is None else accuracy.shares
+    after = shares.get("recovered", shares.get("compact"))
+    if accuracy is None or after is None or "original" not in shares:
+        return {}
+    change = f"{shares['original']:.2%} → {after:.2%}"
+    return {"Accuracy": f"{change} ({accuracy.inputs:,} test images)"}
+
+
+def cost_changes(plan: Plan) -> Outcome:
+    """Format MACs, parameters, and the latency if it was measured reliably, before and after."""
+    changes = {
+        "MACs": f"{plan.macs_before:,} → {plan.macs_after:,} ({format_change(plan.macs_removed)})",
+        "Parameters": f"{plan.params_before:,} → {plan.params_after:,} "
+        f"({format_change(plan.params_removed)})",
+    }
+    if plan.latency is not None and plan.latency.crowd is None:
+        changes["Latency"] = (
+            f"{format_number(1000 * plan.latency.seconds_before)} ms → "
+            f"{format_number(1000 * plan.latency.seconds_after)} ms "
+            f"({format_change(plan.latency.measured)}, {escape_text(plan.latency.backend)})"
+        )
+    return changes
+
+
+def next_command(
+    command: str, folder: Path, results: RunResults, weights: Path | None = None
+) -> Outcome:
+    """Name the command that usually follows one that worked on a folder.
+
+    Args:
+        command: that has just run.
+        folder: of a pruned model.
+        results: its results.
+        weights: the file that the original was built with, if recovery has to be given it.
+    """
+    trust = f" --model {quote(results['model'])}" if names_code(results["model"]) else ""
+    place = quote(str(folder))
+    if command == "prune" and not results.get("untrained") and "recovery" not in results:
+        data = quote(results["asked"].get("data", "NAME"))
+        file = "" if weights in (None, assets.WEIGHTS) else f" --weights {quote(str(weights))}"
+        return {"Next": f"fpgm recover {place} --data {data}{file}{trust}"}
+    if command == "export":
+        return {"Next": f"fpgm report {place} --open"}
+    return {"Next": f"fpgm {'export' if command == 'bench' else 'bench'} {place}{trust}"}
 
 
 def latency_line(latency: Latency) -> str:
@@ -16,6 +103,7 @@ def latency_line(latency: Latency) -> str:
         f"{format_number(1000 * latency.seconds_before)} ms → "
         f"{format_number(1000 * latency.seconds_after)} ms, {latency.measured:.1%} less "
         f"(requested {latency.asked:.1%}, predicted {latency.predicted:.1%})."
+        f"{f' Unreliable: {escape_text(latency.crowd)}.' if latency.crowd else ''}"
     )
 
 

@@ -29,6 +29,7 @@ def analyze(
         str, typer.Option(help="Set the format of figures: png, svg or pdf.")
     ] = "svg",
     input: common.Input = None,  # noqa: A002  (the option's name)
+    all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
     """Show every layer's norms, redundancy and fraction of the cost, and how far criteria agree."""
@@ -50,12 +51,12 @@ def analyze(
     if json:
         common.show_json({"model": model, "input": shape, **analysis.to_dict()})
         return
-    _print_summary(analysis)
+    _print_summary(analysis, None if all_rows else common.ROWS)
     if figures is not None:
         typer.echo(f"\nFigures are in {figures}.")
 
 
-def _print_summary(analysis: Analysis) -> None:
+def _print_summary(analysis: Analysis, most: int | None) -> None:
     common.show_table(
         ("layer", "filters", "rank", "deviation", "least", "nearest", "agree", "MACs", "params"),
         [
@@ -67,6 +68,7 @@ def _print_summary(analysis: Analysis) -> None:
             )
             for layer in analysis.layers
         ],
+        most=most,
     )  # fmt: skip
     typer.echo(
         "\nrank: effective rank of the filters. deviation, least: standard deviation and minimum "

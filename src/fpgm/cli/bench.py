@@ -10,6 +10,7 @@ import typer
 from torch import nn
 
 from fpgm.cli import _common as common
+from fpgm.cli._outcome import Outcome, next_command, show_outcome
 from fpgm.errors import FileError, RequestError
 from fpgm.latency.backends import BACKENDS
 from fpgm.latency.benchmark import SECONDS, Bench
@@ -17,13 +18,10 @@ from fpgm.latency.benchmark import bench as measure
 from fpgm.latency.layer_breakdown import LayerTime
 from fpgm.utils.atomic_io import explain_write_errors, write_text
 from fpgm.utils.plain_json import to_json
-from fpgm.utils.run_files import BENCH
-from fpgm.utils.text import format_number
+from fpgm.utils.run_files import BENCH, read_results
+from fpgm.utils.text import escape_text, format_number
 from fpgm.workflow.original_model import build_model, example_input
 from fpgm.workflow.pruned_folder import load_small, read_trusted
-
-_SHOWN = 12
-"""Layers shown in the table of times."""
 
 
 def bench(
@@ -54,6 +52,7 @@ def bench(
         bool, typer.Option("--keep", help="Also write the measurements to the last folder.")
     ] = False,
     trusted: common.Trusted = None,
+    all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
     """Time models against each other in every runtime, and report the speedup."""
@@ -73,7 +72,9 @@ def bench(
     if json:
         common.show_json(summary)
     else:
-        _show(result)
+        folder = Path(models[-1])
+        follow = next_command("bench", folder, read_results(folder)) if folder.is_dir() else {}
+        _show(result, None if all_rows else common.ROWS, follow)
 
 
 def _read_models(
@@ -103,7 +104,18 @@ def _read_models(
     return nets, shape if given is None else common.input_shape(given, names[0])
 
 
-def _show(result: Bench) -> None:
+def _show(result: Bench, most: int | None, follow: Outcome) -> None:
+    """Print the verdicts and the next command, then all times."""
+    count = len(result.rows[0].figures)
+    for row in result.rows:
+        for own in row.figures[1:]:
+            which = row.where if count == 2 else f"{row.where}, {own.model}"
+            line = escape_text(f"{which}: {own.verdict}.")
+            typer.secho(line, bold=row.crowd is None, fg="yellow" if row.crowd else None)
+    if follow:
+        show_outcome(follow)
+    if count > 1 or follow:
+        typer.echo("")
     common.show_table(
         ("runtime", "model", "batch", "threads", "ms", "±", "inputs/s", "faster", "file", "memory"),
         [
@@ -118,25 +130,20 @@ def _show(result: Bench) -> None:
         ],
         left=2,
     )  # fmt: skip
-    count = len(result.rows[0].figures)
-    if count > 1:
-        typer.echo("")
-        for row in result.rows:
-            for own in row.figures[1:]:
-                which = row.where if count == 2 else f"{row.where}, {own.model}"
-                typer.echo(f"{which}: {own.verdict}.")
     if result.layers:
         typer.echo("\nWhere the time goes (PyTorch):\n")
-        _show_layers(result.layers)
+        if result.layers_crowd is not None:
+            typer.secho(f"Unreliable: {result.layers_crowd}.\n", fg="yellow")
+        _show_layers(result.layers, most)
     for name, why in result.skipped.items():
         typer.echo(f"\nNot measured: {name} ({why})")
 
 
-def _show_layers(layers: Sequence[LayerTime]) -> None:
-    """Print the most expensive layers, and the rest in one line."""
+def _show_layers(layers: Sequence[LayerTime], most: int | None) -> None:
+    """Print the most expensive layers, and the rest in one line unless `most` is None."""
     total = sum(layer.seconds[0] for layer in layers)
     by_time = sorted(layers, key=lambda layer: -max(layer.seconds))
-    shown, rest = by_time[:_SHOWN], by_time[_SHOWN:]
+    shown, rest = by_time[:most], by_time[len(layers) if most is None else most :]
     rows = [
         (
             s.path or "(model)",
@@ -160,7 +167,7 @@ def _sum_layers(layers: Sequence[LayerTime]) -> LayerTime:
     places = range(len(layers[0].seconds))
     seconds = tuple(sum(layer.seconds[place] for layer in layers) for place in places)
     at_most = tuple(any(layer.is_bound(place) for layer in layers) for place in places)
-    return LayerTime(f"{len(layers)} more", "", (), seconds, at_most=at_most)
+    return LayerTime(common.more_rows(len(layers)), "", (), seconds, at_most=at_most)
 
 
 def _format_times(layer: LayerTime) -> list[str]:

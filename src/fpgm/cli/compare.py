@@ -15,6 +15,7 @@ import typer
 from fpgm._version import __version__
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
+from fpgm.cli._outcome import show_untrained
 from fpgm.data.loaders import Epochs
 from fpgm.errors import FileError, FpgmError, RequestError
 from fpgm.paper.baselines.comparison import ComparisonResult
@@ -32,6 +33,7 @@ from fpgm.utils.safetensors_io import read_head
 from fpgm.utils.tables import latex_table, markdown_table, mean_and_spread
 from fpgm.utils.text import escape_text, reason
 from fpgm.workflow.original_model import build_model, example_input
+from fpgm.workflow.pipeline import Origin
 from fpgm.workflow.pruned_folder import write_pruned
 
 USUAL = ("fpgm", "l2", "pfec", "random", "thinet", "cp", "nisp", "hrank")
@@ -89,6 +91,7 @@ def compare(
     if weights is not None:
         read_head(weights)  # fail early if it cannot be read
     trained = {"file": weights.name, "sha256": file_sha256(weights)} if weights else None
+    untrained = Origin(model, weights, shape).untrained
     asked = {
         "model": model, "weights": trained, "data": data,
         "macs": macs, "steps": steps, "lr": lr, "residual": residual, "align": align,
@@ -130,6 +133,7 @@ def compare(
         about = {
             "model": model,
             "weights": trained,
+            "untrained": untrained,
             "original_sha256": digest,
             "input": list(shape),
             "command": context.obj,
@@ -162,6 +166,7 @@ def compare(
     if json:
         common.show_json({**summary, "page": None if page is None else str(page)})
     else:
+        show_untrained(model, untrained)
         common.show_table(*shown)
         for row in rows:
             for note in [row["failed"]] if "failed" in row else row["notes"]:

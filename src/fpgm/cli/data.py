@@ -16,7 +16,7 @@ from fpgm.data import cifar10 as images
 from fpgm.data.cifar10_fetch import Source, fetch
 from fpgm.workflow.original_model import shape_text
 
-data = typer.Typer()
+data = typer.Typer(cls=common.Group)
 
 
 @data.callback()
@@ -24,7 +24,7 @@ def main() -> None:
     """Download a data set and check it."""
 
 
-@data.command()
+@data.command(cls=common.Command)
 def cifar10(
     root: Annotated[
         Path | None,

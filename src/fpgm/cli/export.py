@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
+from fpgm.cli._outcome import Outcome, next_command, show_outcome
 from fpgm.errors import RequestError
 from fpgm.exporters.api import SUFFIXES as KNOWN
 from fpgm.exporters.api import Exported, Format, format_of
@@ -83,12 +84,12 @@ def export(
         shares: dict[str, Any] = {}
         if image_data is not None and to == "onnx" and test:
             with steps.step("count accuracy"):
-                batch = shape[0] if fixed_batch else None
+                batch = None if done.any_batch else shape[0]
                 shares = _count_accuracies(image_data, test, small, done, batch)
     if json:
         common.show_json({**done.to_dict(), "accuracy": shares or None})
     else:
-        _show(done, shares)
+        _show(done, shares, next_command("export", folder, summary))
 
 
 def _count_accuracies(
@@ -119,14 +120,21 @@ class _SplitBatches(nn.Module):
         return torch.cat(outputs)[: len(x)] if scores else outputs[0]
 
 
-def _show(done: Exported, shares: dict[str, float]) -> None:
+def _show(done: Exported, shares: dict[str, float], follow: Outcome) -> None:
+    """Print the outcome, then how it was checked."""
+    accuracy = (
+        {"Accuracy": f"{shares['PyTorch']:.2%} → {shares[done.path.name]:.2%}"} if shares else {}
+    )
+    size = f"{done.path} ({done.format}, {format_number(done.bytes / 1e6)} MB)"
+    show_outcome({**accuracy, "File": size, **follow})
+    typer.echo("")
     plain = done.low_rank is None and done.int8 is None
     typer.echo(
-        f"Written to {done.path}: {done.format}, {format_number(done.bytes / 1e6)} MB. "
         f"Largest difference from PyTorch{'' if plain else ' before int8 and low rank'}: "
         f"{done.error:.1e}, relative to the largest output, over {done.noise} random inputs"
         f"{f' and {done.inputs} images' if done.inputs else ''}."
     )
+    typer.echo("The batch size may vary." if done.any_batch else "The batch size is fixed.")
     for name, result in (
         (f"low rank, {len(done.splits)} layers", done.low_rank),
         ("int8", done.int8),

@@ -29,6 +29,7 @@ def inspect(
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Include groups that a norm over channels reads.")
     ] = False,
+    all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
     """Show the groups of a model, the frozen layers, and the costs; change nothing."""
@@ -70,6 +71,7 @@ def inspect(
         f"{model} on {shape_text(shape)}: {structure.macs_before:,} MACs, "
         f"{structure.params_before:,} parameters\n"
     )
+    most = None if all_rows else common.ROWS
     common.show_table(
         ("group", "layers", "units", "MACs", "exact"),
         [
@@ -82,8 +84,9 @@ def inspect(
             )
             for g, fraction in zip(structure.groups, fractions, strict=True)
         ],
+        most=most,
     )
-    common.show_frozen(structure.frozen)
+    common.show_frozen(structure.frozen, most)
 
 
 def _read_policy(text: str) -> Residual:

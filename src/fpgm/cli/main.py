@@ -11,16 +11,16 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from fpgm._version import __version__
+from fpgm.cli import _common as common
 from fpgm.cli.analyze import analyze
 from fpgm.cli.bench import bench
 from fpgm.cli.compare import compare
@@ -46,7 +46,7 @@ class _SignalStop(Exception):  # noqa: N818  (no error: it was asked for)
     """The user pressed Ctrl-C."""
 
 
-class _CommandGroup(TyperGroup):
+class _CommandGroup(common.Group):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -97,27 +97,46 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(analyze)
-app.command()(bench)
-app.command()(compare)
-app.command()(export)
-app.command()(inspect)
-app.command()(prune)
-app.command()(recover)
-app.command()(report)
-app.command()(reproduce)
-app.command()(sensitivity)
-app.command()(train)
-app.command()(verify)
-app.add_typer(data, name="data")
+
+START, MEASURE, RESEARCH = "Start here", "Measure", "Research"
+EXAMPLES: dict[Callable[..., None], tuple[str, str]] = {
+    inspect: (START, "inspect resnet56"),
+    prune: (START, "prune resnet20 --weights shipped --macs 0.5 --out runs/small"),
+    recover: (START, "recover runs/small --data cifar10-sample"),
+    verify: (START, "verify runs/small"),
+    export: (START, "export runs/small --out small.onnx"),
+    report: (START, "report runs/small --open"),
+    train: (START, "train digits-quick --out runs/digits"),
+    bench: (MEASURE, "bench runs/small --backend onnxruntime --batch 8"),
+    analyze: (MEASURE, "analyze resnet20 --weights shipped"),
+    sensitivity: (
+        MEASURE, "sensitivity resnet20 --weights shipped --data cifar10-sample --out s.json"
+    ),
+    compare: (
+        RESEARCH,
+        "compare resnet20 --weights shipped --data cifar10-sample --macs 0.4 --out runs/all",
+    ),
+    reproduce: (RESEARCH, "reproduce table1 --list"),
+}  # fmt: skip
+"""Where a command stands in the help, and an example."""
+for _command, (_panel, _example) in EXAMPLES.items():
+    app.command(cls=common.Command, rich_help_panel=_panel, epilog=f"Example: fpgm {_example}")(
+        common.takes_threads(_command)
+    )
+app.add_typer(data, name="data", rich_help_panel=RESEARCH, epilog="Example: fpgm data cifar10")
 
 
 @app.callback()
 def main(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    threads: common.Threads = None,
 ) -> None:
     """Prune PyTorch models by geometric median, and verify the smaller model."""
+    if "NO_COLOR" in os.environ:
+        context.color = False
+    if threads is not None:
+        common.set_threads(threads)
     if version:
         typer.echo(f"fpgm {__version__}")
         raise typer.Exit

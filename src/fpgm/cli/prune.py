@@ -13,11 +13,22 @@ from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
 from fpgm.cli import _recovery_options as opt
 from fpgm.cli import sensitivity as sensitivity_command
-from fpgm.cli._outcome import accuracy_lines, certificate_line, latency_line, recovery_lines
+from fpgm.cli._outcome import (
+    accuracy_change,
+    accuracy_lines,
+    cost_changes,
+    latency_line,
+    next_command,
+    recovery_lines,
+    show_certificate,
+    show_outcome,
+    show_untrained,
+)
 from fpgm.criteria import DISTANCES, NAMES
 from fpgm.errors import RequestError
 from fpgm.models.registry import has_guessed_shape
 from fpgm.planning.width_rounding import ALIGN, Rounding
+from fpgm.pruning.plan_text import plan_advice
 from fpgm.tracing.residual import Residual
 from fpgm.utils.distributed import current_ranks
 from fpgm.utils.run_files import ANALYSIS, PLAN, RESULTS, SENSITIVITY, SMALL, check_out
@@ -104,6 +115,7 @@ def prune(
     force: Annotated[
         bool, typer.Option("--force", help="Replace the results of an earlier prune.")
     ] = False,
+    all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
     """Prune a model, verify the result, and write it to a folder."""
@@ -150,7 +162,12 @@ def prune(
     if json:
         common.show_json(results)
     else:
-        _show(run, _describe_input(shape, assumed=input is None and has_guessed_shape(model)))
+        outcome = accuracy_change(run.accuracy) | cost_changes(run.plan)
+        follow = next_command("prune", out, results, weights)
+        show_outcome(outcome | {"File": str(out / SMALL)} | follow)
+        show_untrained(model, origin.untrained)
+        looked_at = _describe_input(shape, assumed=input is None and has_guessed_shape(model))
+        _show_details(run, looked_at, None if all_rows else common.ROWS)
         written = [SMALL, PLAN, RESULTS, ANALYSIS]
         written += [SENSITIVITY] if run.sensitivity is not None else []
         typer.echo(f"Written to {out}: {', '.join(written)}")
@@ -202,8 +219,21 @@ def _describe_input(shape: Sequence[int], *, assumed: bool) -> str:
     return f"{text} (assumed; change it with --input)." if assumed else f"{text}."
 
 
-def _show(run: PruningRun, looked_at: str) -> None:
+def _show_details(run: PruningRun, looked_at: str, most: int | None) -> None:
+    """Print everything that comes after the outcome, with at most so many rows in a table."""
     plan = run.plan
+    typer.echo("")
+    show_certificate(run.certificate)
+    for line in recovery_lines(run.recovery) + accuracy_lines(run.accuracy):
+        typer.echo(line)
+    if plan.latency is not None:
+        typer.echo(latency_line(plan.latency))
+    typer.echo(looked_at)
+    for note in plan.notes:
+        typer.echo(f"Note: {note}")
+    for kind, advice in plan_advice(plan):
+        typer.secho(f"{kind[0].upper()}{kind[1:]}: {advice}", fg="yellow")
+    typer.echo("")
     common.show_table(
         ("group", "layers", "units", "kept", "removed", "exact"),
         [
@@ -211,22 +241,12 @@ def _show(run: PruningRun, looked_at: str) -> None:
              "yes" if g.exact else "no")
             for g in plan.groups
         ],
+        most=most,
     )  # fmt: skip
-    common.show_frozen(plan.frozen)
+    common.show_frozen(plan.frozen, most)
+    if plan.macs_frozen:
+        fraction = plan.macs_frozen / plan.macs_before
+        typer.echo(
+            f"\n{fraction:.1%} of the MACs are fixed: none of their channels can be removed."
+        )
     typer.echo("")
-    common.show_table(
-        ("", "before", "after", "removed"),
-        [
-            ("MACs", f"{plan.macs_before:,}", f"{plan.macs_after:,}", f"{plan.macs_removed:.1%}"),
-            ("parameters", f"{plan.params_before:,}", f"{plan.params_after:,}",
-             f"{plan.params_removed:.1%}"),
-        ],
-    )  # fmt: skip
-    typer.echo(f"\n{looked_at}")
-    if plan.latency is not None:
-        typer.echo(f"\n{latency_line(plan.latency)}")
-    for note in plan.notes:
-        typer.echo(f"\nNote: {note}")
-    typer.echo(f"\n{certificate_line(run.certificate)}")
-    for line in recovery_lines(run.recovery) + accuracy_lines(run.accuracy):
-        typer.echo(line)

@@ -10,10 +10,19 @@ import typer
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
 from fpgm.cli import _recovery_options as opt
-from fpgm.cli._outcome import accuracy_lines, recovery_lines
+from fpgm.cli._outcome import (
+    Outcome,
+    accuracy_change,
+    accuracy_lines,
+    cost_changes,
+    next_command,
+    recovery_lines,
+    show_outcome,
+    show_untrained,
+)
 from fpgm.errors import FileError, RequestError
 from fpgm.utils.distributed import current_ranks
-from fpgm.utils.run_files import RunResults, check_out, read_results
+from fpgm.utils.run_files import SMALL, RunResults, check_out, read_results
 from fpgm.workflow.pipeline import (
     RecoveryOptions,
     RecoveryRun,
@@ -87,7 +96,7 @@ def recover(
         about = {"folder": str(place), "changed": run.changed, "removed": removed}
         common.show_json({**about, **updated})
     else:
-        _show(run, place, writes=writes)
+        _show(run, place, next_command("recover", place, updated), writes=writes)
         if removed:
             typer.echo(f"Removed, as they hold the earlier weights: {', '.join(removed)}")
 
@@ -122,9 +131,13 @@ def _data_option(options: RecoveryOptions) -> str:
     return f"--method {options.method}" if options.method in ("solve", "norms") else "--distil"
 
 
-def _show(run: RecoveryRun, place: Path, *, writes: bool) -> None:
+def _show(run: RecoveryRun, place: Path, follow: Outcome, *, writes: bool) -> None:
     """Print the outcome, then the details."""
-    typer.echo(_outcome(run))
+    typer.secho(_outcome(run), bold=True)
+    costs = cost_changes(run.folder.plan)
+    show_outcome(accuracy_change(run.accuracy) | costs | {"File": str(place / SMALL)} | follow)
+    show_untrained(run.folder.results["model"], run.folder.results.get("untrained"))
+    typer.echo("")
     for line in recovery_lines(run.recovery) + accuracy_lines(run.accuracy):
         typer.echo(line)
     typer.echo(f"Written to {place}." if writes else f"{place} is unchanged.")

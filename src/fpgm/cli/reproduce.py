@@ -196,7 +196,7 @@ def _tables(
         raise RequestError(f"{table.name} runs in one process here: do not use a launcher.")
     if options.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
-    with common.explain_missing_extra("train"):
+    with common.explain_missing_extra("train", "fpgm reproduce"):
         maker = _QuickRows(table, options) if one_process else _FullRows(options, chosen)
         results = RowStore(options.out, table, options.scale, maker.settings)
         processes.run_on_first(results.check)
@@ -432,7 +432,7 @@ def _list(table: PaperTable, chosen: Sequence[TableRow], out: Path, json: bool) 
 
 
 def _draw(name: str, options: ReproduceOptions, json: bool) -> None:
-    with common.explain_missing_extra("report"):
+    with common.explain_missing_extra("report", "A figure of the paper"):
         from fpgm.paper.tables import figures as paper_figures
 
         missing: list[str] = []
@@ -485,5 +485,5 @@ def _weights_of(row: TableRow, options: ReproduceOptions) -> Path | None:
     """Find trained weights: the user's, or those of a baseline in the same folder."""
     if options.scale == "quick":
         return find_weights(options.weights, row)
-    with common.explain_missing_extra("train"):
+    with common.explain_missing_extra("train", "fpgm reproduce"):
         return full.FullScale(options.out, options.weights, options.recipes()).start_weights(row, 0)

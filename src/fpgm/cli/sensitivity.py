@@ -47,6 +47,7 @@ def sensitivity(
         bool,
         typer.Option(help="Also measure the actual error; use --no-trials if training follows."),
     ] = True,
+    all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
     """Measure the output error with a fraction of each group removed and its consumers solved."""
@@ -84,7 +85,7 @@ def sensitivity(
             }
         )
     else:
-        _show(result)
+        _show(result, None if all_rows else common.ROWS)
 
 
 def read(file: Path) -> Sensitivity:
@@ -97,7 +98,7 @@ def read(file: Path) -> Sensitivity:
         ) from error
 
 
-def _show(result: Sensitivity) -> None:
+def _show(result: Sensitivity, most: int | None) -> None:
     typer.echo(
         f"Relative squared error of the outputs × 1,000, over {result.inputs} inputs, when a "
         "fraction of\none group is removed and its consumers are solved again:\n"
@@ -108,6 +109,7 @@ def _show(result: Sensitivity) -> None:
             (g.name, str(g.units), *(f"{1000 * g.at(rate):.3g}" for rate in RATES))
             for g in result.groups
         ],
+        most=most,
     )
     rates = list(dict.fromkeys(rate for g in result.groups for rate in g.accuracy))
     if result.accuracy is None or not rates:
@@ -119,6 +121,7 @@ def _show(result: Sensitivity) -> None:
             (g.name, str(g.units), *(_format_percent(g.accuracy.get(rate)) for rate in rates))
             for g in result.groups
         ],
+        most=most,
     )
 
 

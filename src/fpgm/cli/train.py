@@ -140,7 +140,7 @@ def epoch_line(metrics: dict[str, Any]) -> str:
 
 def _import_trainer() -> Any:
     """Import the trainer, which needs extra packages."""
-    with common.explain_missing_extra("train"):
+    with common.explain_missing_extra("train", "fpgm train"):
         import fpgm.training.trainer
     return fpgm.training
 

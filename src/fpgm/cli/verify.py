@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fpgm.cli import _common as common
-from fpgm.cli._outcome import certificate_line
+from fpgm.cli._outcome import show_certificate, show_untrained
 from fpgm.pruning.verification import verify as certify
 from fpgm.utils.run_files import read_results
 from fpgm.utils.text import escape_text
@@ -51,7 +51,8 @@ def verify(
             f"{escape_text(results['model'])}: MACs −{plan.macs_removed:.1%}, "
             f"parameters −{plan.params_removed:.1%}"
         )
-        typer.echo(certificate_line(certificate))
+        show_certificate(certificate)
+        show_untrained(results["model"], results.get("untrained"))
         if pruned.own_weights:
             typer.echo(
                 "This verifies the structure, before recovery. The weights are those that "

@@ -91,7 +91,7 @@ def torchvision_dataset(root: str | Path, train: bool = True, **options: Any) ->
     knows only the official ones' MD5. So the object is filled with what `read` reads.
     """
     images, labels = _tensors(Path(root) / FOLDER, TRAIN if train else TEST)
-    datasets = import_torchvision().datasets
+    datasets = import_torchvision("CIFAR-10").datasets
     dataset = datasets.CIFAR10.__new__(datasets.CIFAR10)
     datasets.VisionDataset.__init__(dataset, root, **options)
     dataset.train = train

@@ -126,7 +126,7 @@ def open_folder(
             f"There is no folder {folder}: give a folder that contains train/CLASS/… and "
             "val/CLASS/…, or the name of a data set (cifar10, cifar10-sample, digits, synthetic)."
         )
-    import_torchvision()
+    import_torchvision("A folder of images")
     datasets = importlib.import_module("torchvision.datasets")
     transforms = importlib.import_module("torchvision.transforms")
     to_input = [transforms.ToTensor(), transforms.Normalize(normalization.mean, normalization.std)]

@@ -151,7 +151,9 @@ def _digits(spec: DataSpec) -> tuple[Images, Images, Normalization]:
     try:
         raw = importlib.import_module("sklearn.datasets").load_digits()
     except ModuleNotFoundError:
-        raise RequestError('scikit-learn is not installed: pip install "fpgm[train]"') from None
+        raise RequestError(
+            'The data set digits needs scikit-learn: pip install "fpgm[train]"'
+        ) from None
     images = torch.tensor(raw.images * 255 / 16).round().to(torch.uint8)[:, None]
     labels = torch.tensor(raw.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from fpgm._version import __version__
-from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
+from fpgm.errors import ForwardError, FpgmError, ModelError, RequestError, VerificationError
 from fpgm.exporters.bn_folding import simplify
 from fpgm.exporters.comparison import ModelComparison, compare_models, output_error
-from fpgm.exporters.comparison_inputs import noise_inputs, real_inputs
+from fpgm.exporters.comparison_inputs import noise_inputs, real_inputs, split_batch
 from fpgm.exporters.int8 import MAX_ERROR, to_int8
 from fpgm.exporters.low_rank import LayerSplit, split_layers
 from fpgm.exporters.onnx import OnnxModule, batch_dims, install_hint, to_onnx
@@ -42,7 +44,7 @@ from fpgm.utils.example_inputs import (
     to_model_device,
 )
 from fpgm.utils.modules import unwrap_model
-from fpgm.utils.text import reason
+from fpgm.utils.text import full_reason, reason
 from fpgm.utils.thread_lock import suppress_warnings
 
 Format = Literal["onnx", "pt2", "torchscript"]
@@ -74,6 +76,10 @@ class Exported:
     """The model with split layers, compared with the one without."""
     int8: ModelComparison | None = None
     """The int8 model, compared with the float model."""
+    any_batch: bool = True
+    """Whether the file takes any batch size, or only that of the example."""
+    batch_problem: str = ""
+    """Why it takes only one batch size, if any was requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
@@ -105,12 +111,17 @@ def export(
             `"torchscript"` for `torch.jit.load`; by default as the path ends (.onnx, .pt2, .pt).
         loader: batches of inputs to check on and, for int8, to calibrate with.
         images: how many inputs to read from the loader.
-        any_batch: let the batch size vary; `False` fixes it to that of the example.
+        any_batch: let the batch size vary; `False` fixes it to that of the example. If it cannot
+            vary, a warning says why, and it is fixed.
         low_rank: ONNX only: split layers in two where that saves weights and the squared error of
             the weights stays below this fraction of their squares.
         int8: ONNX only: quantize weights and activations to int8. If that changes the outputs by
             more than half of their squares, a `VerificationError` is raised.
     """
+    if not isinstance(path, str | Path):
+        raise RequestError(
+            f"path is a {type(path).__name__}: write fpgm.export(model, example_inputs, path)."
+        )
     target = Path(path)
     to = to or format_of(target)
     if to not in get_args(Format):
@@ -125,49 +136,126 @@ def export(
         raise RequestError(f"Export to ONNX needs more packages: {command}")
     model = unwrap_model(model)
     plain = copy_model(model).eval()
-    example = given = bind_positional(plain, as_examples(to_model_device(model, example_inputs))[0])
-    if any_batch:  # with a batch of one, the exporter would take 1 for a constant
-        example = resize_batch(given, max(2, batch_size(given) or 2))
-    fixed = None if any_batch else batch_size(example)
-    read, inputs = real_inputs(model, loader, images, fixed)
-    real = [bind_positional(plain, x) for x in read]
-    noise = list(noise_inputs(example, any_batch=any_batch))
-    checked = [example, *noise, *real]
-    expected = [_run_model(plain, x, given) for x in (example, *noise)]
-    with torch.no_grad():
-        expected += [tensors_in(run_batch(plain, x)) for x in real]
-    small = simplify(plain, example)
+    given = bind_positional(plain, as_examples(to_model_device(model, example_inputs))[0])
+    real, inputs = real_inputs(model, loader, images)
     metadata = file_metadata(model, to)
-
-    def convert(net: nn.Module, outputs: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
-        if any_batch:
-            _run_one_input(net, example)
-        data, run = _WRITERS[to](net, example, any_batch, metadata)
-        return data, _check_outputs(run, checked, outputs)
-
-    data, error = convert(small, expected)
-    first = data
+    problem = ""
+    job = _Job(plain, given, real, to, metadata, any_batch)
+    try:
+        first, error = job.convert_plain()
+    except ForwardError:
+        raise
+    except (ModelError, VerificationError) as failure:
+        if not any_batch:
+            raise
+        problem = str(failure)
+        job = replace(job, any_batch=False)
+        try:
+            first, error = job.convert_plain()
+        except FpgmError:
+            raise failure from failure.__cause__
+        warn_fixed_batch(target, job.fixed, problem)
+    data, small = first, job.simplified
     splits: list[LayerSplit] = []
     low_rank_result = int8_result = None
     if low_rank is not None:
-        small, splits = split_layers(small, example, error=low_rank)
+        small, splits = split_layers(small, job.example, error=low_rank)
         ranks = {split.layer: split.rank for split in splits}
         metadata["fpgm_low_rank"] = json.dumps({"error": low_rank, "ranks": ranks})
-        data, _ = convert(small, [_run_model(small, x, x) for x in checked])
-        low_rank_result = compare_models(first, data, real or [example], fixed or 1)
+        data, _ = job.convert(small, [_run_model(small, x, x) for x in job.checked])
+        low_rank_result = compare_models(first, data, job.real or [job.example], job.fixed or 1)
     if int8:
         metadata["fpgm_int8"] = json.dumps(True)
-        float_data, data = data, to_int8(data, real, metadata)
-        int8_result = compare_models(first, data, real, fixed or 1)
+        float_data, data = data, to_int8(data, job.real, metadata)
+        int8_result = compare_models(first, data, job.real, job.fixed or 1)
         # The error of split layers is not attributed to quantization.
         split = float_data is not first
-        _check_int8_error(output_error(float_data, data, real) if split else int8_result.error)
+        _check_int8_error(output_error(float_data, data, job.real) if split else int8_result.error)
     with explain_write_errors(target):
         atomic_write_stream(target, lambda stream: stream.write(data))
-    count = sum(batch_size(x) or 1 for x in noise)
+    count = sum(batch_size(x) or 1 for x in job.noise)
     return Exported(
-        target, to, len(data), error, count, inputs, tuple(splits), low_rank_result, int8_result
-    )
+        target, to, len(data), error, count, inputs, tuple(splits), low_rank_result, int8_result,
+        job.any_batch, problem,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model to convert, what it is checked on, and whether the batch size may vary."""
+
+    plain: nn.Module
+    given: Example
+    """The user's example."""
+    read: Sequence[Example]
+    """The loader's inputs."""
+    to: Format
+    metadata: dict[str, str]
+    any_batch: bool
+
+    @cached_property
+    def example(self) -> Example:
+        if not self.any_batch:
+            return self.given
+        # With a batch of one, the exporter would take 1 for a constant.
+        return resize_batch(self.given, max(2, batch_size(self.given) or 2))
+
+    @property
+    def fixed(self) -> int | None:
+        """Return the batch size that the file is fixed to; None if it takes any."""
+        return None if self.any_batch else batch_size(self.given)
+
+    @cached_property
+    def real(self) -> list[Example]:
+        real = self.read
+        if self.fixed is not None:
+            real = [part for example in self.read for part in split_batch(example, self.fixed)]
+        return [bind_positional(self.plain, x) for x in real]
+
+    @cached_property
+    def noise(self) -> list[Example]:
+        return list(noise_inputs(self.example, any_batch=self.any_batch))
+
+    @property
+    def checked(self) -> list[Example]:
+        """List all inputs that outputs are compared on."""
+        return [self.example, *self.noise, *self.real]
+
+    @cached_property
+    def expected(self) -> list[list[Tensor]]:
+        """Run the model in PyTorch on all inputs."""
+        outputs = [_run_model(self.plain, x, self.given) for x in (self.example, *self.noise)]
+        with torch.no_grad():
+            return outputs + [tensors_in(run_batch(self.plain, x)) for x in self.real]
+
+    def convert_plain(self) -> tuple[bytes, float]:
+        """Convert the model itself; see `convert`."""
+        expected = self.expected  # the model's own errors come first
+        return self.convert(self.simplified, expected)
+
+    @cached_property
+    def simplified(self) -> nn.Module:
+        return simplify(self.plain, self.example)
+
+    def convert(self, net: nn.Module, outputs: Sequence[Sequence[Tensor]]) -> tuple[bytes, float]:
+        """Return a file and how much its outputs differ from these."""
+        if self.any_batch:
+            _run_one_input(net, self.example)
+        try:
+            data, run = _WRITERS[self.to](net, self.example, self.any_batch, self.metadata)
+        except FpgmError:
+            raise
+        except Exception as error:  # each runtime raises its own kinds of errors
+            raise ModelError(
+                f"The exported model cannot be loaded: {full_reason(error)}."
+            ).uncut() from error
+        return data, _check_outputs(run, self.checked, outputs)
+
+
+def warn_fixed_batch(target: Path, batch: int | None, problem: str) -> None:
+    """Warn that a file takes only one batch size, and say why."""
+    warning = f"{target} takes only batches of {batch}, as with any_batch=False: {problem}"
+    warnings.warn(warning, stacklevel=3)
 
 
 def format_of(path: Path) -> Format:
@@ -223,7 +311,9 @@ def _check_outputs(
     try:
         outputs = [run(example) for example in examples]
     except Exception as error:  # each runtime raises its own kinds of errors
-        raise ModelError(f"The exported model does not run: {reason(error)}.") from error
+        raise ModelError(
+            f"The exported model does not run: {full_reason(error)}."
+        ).uncut() from error
     difference = max(relative_difference(o, e) for o, e in zip(outputs, expected, strict=True))
     if not difference <= TOLERANCE:
         raise VerificationError(
@@ -273,7 +363,9 @@ def _write_pt2(
                 model, tuple(example.args), dict(example.kwargs), dynamic_shapes=shapes
             )
         except Exception as error:
-            raise ModelError(f"PyTorch cannot export this model: {reason(error)}.") from error
+            raise ModelError(
+                f"PyTorch cannot export this model: {full_reason(error)}."
+            ).uncut() from error
         stream = io.BytesIO()
         torch.export.save(program, stream, extra_files=dict(metadata))
         stream.seek(0)
@@ -290,7 +382,9 @@ def _write_torchscript(
         try:
             traced = torch.jit.trace(model, tuple(example.args), check_trace=False)
         except Exception as error:
-            raise ModelError(f"PyTorch cannot trace this model: {reason(error)}.") from error
+            raise ModelError(
+                f"PyTorch cannot trace this model: {full_reason(error)}."
+            ).uncut() from error
         stream = io.BytesIO()
         torch.jit.save(traced, stream, _extra_files=dict(metadata))
         stream.seek(0)

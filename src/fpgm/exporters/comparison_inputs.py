@@ -48,9 +48,9 @@ def noise_inputs(example: Example, *, any_batch: bool) -> Iterator[Example]:
 
 
 def real_inputs(
-    model: nn.Module, loader: Iterable[Any] | None, images: int, batch: int | None
+    model: nn.Module, loader: Iterable[Any] | None, images: int
 ) -> tuple[list[Example], int]:
-    """Read inputs from a loader; return batches, of size `batch` if given, and the count."""
+    """Read inputs from a loader; return batches, and the count of inputs."""
     if loader is None:
         return [], 0
     if not isinstance(images, int) or images < 1:
@@ -60,8 +60,6 @@ def real_inputs(
         examples = [read[number] for number in range(len(read))]
     finally:
         read.close()
-    if batch is not None:
-        examples = [part for example in examples for part in split_batch(example, batch)]
     return examples, read.count
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import ModelError
 from fpgm.utils.example_inputs import Example, batch_size
-from fpgm.utils.text import reason
+from fpgm.utils.text import full_reason
 from fpgm.utils.thread_lock import suppress_warnings
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class OnnxModule(nn.Module):
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
-        self._session = create_session(data)
+        self._session = create_session(data, torch.get_num_threads())
         self._names = [value.name for value in self._session.get_inputs()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ def _run_exporter(model: nn.Module, example: Example, any_batch: bool) -> Any:
         except Exception as error:
             raise ModelError(
                 f"PyTorch cannot export this model to ONNX: {_root_cause(error)}."
-            ) from error
+            ).uncut() from error
 
 
 def input_arrays(data: bytes, example: Example) -> dict[str, Any]:
@@ -183,4 +183,4 @@ def _root_cause(error: BaseException) -> str:
     """Describe the innermost error: the exporter wraps it in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return reason(error)
+    return full_reason(error)

@@ -46,6 +46,7 @@ class ModelTiming:
 
     model: str
     seconds: float
+    """The first model's median; of another, that median divided by `faster`."""
     spread: float
     """Interquartile range of the samples, relative to their median."""
     per_second: float
@@ -84,13 +85,14 @@ class BenchRow:
         """Describe the result: `small 2.10× as fast as original (eager, batch 1, threads 2)`."""
         first, *others = self.figures
         names = ", ".join(f"{escape_text(own.model)} {own.faster:.2f}×" for own in others)
+        if self.crowd:
+            return f"no reliable time: {self.crowd} ({self.where})"
         said = (
             f"{names} as fast as {escape_text(first.model)}"
             if others
             else (f"{escape_text(first.model)} {format_number(1000 * first.seconds)} ms")
         )
-        doubt = "; UNRELIABLE" if self.crowd else ""
-        return f"{said} ({self.where}{doubt})"
+        return f"{said} ({self.where})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +104,8 @@ class Bench:
     skipped: Mapping[str, str]
     """What could not be measured, and why: runtimes, or single settings of them."""
     versions: Mapping[str, str]
+    layers_crowd: str | None = None
+    """Why the times of layers are unreliable, if they are."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
@@ -186,7 +190,9 @@ def bench(
         )
     rows: list[BenchRow] = []
     macs = [[_count_macs(name, model, x) for name, model in named.items()] for x in sized]
+    load = MachineLoad()
     layers = breakdown(list(named.values()), sized[0], counts[0])
+    layers_crowd = load.describe_contention(counts[0])
     jobs = list(itertools.product(usable, counts, zip(sized, macs, strict=True)))
     for number, (backend, count, (batch, batch_macs)) in enumerate(jobs):
         if progress is not None:
@@ -198,7 +204,9 @@ def bench(
     if not rows:
         raise ModelError(f"No runtime could run these models: {_format_skipped(skipped)}.")
     versions = {backend.name: backend.version() for backend in usable}
-    return Bench(tuple(rows), tuple(layers), skipped, versions)
+    # Layers may be timed too briefly to notice what disturbed the whole models.
+    layers_crowd = layers_crowd or next((row.crowd for row in rows if row.crowd), None)
+    return Bench(tuple(rows), tuple(layers), skipped, versions, layers_crowd)
 
 
 def _name_models(models: Mapping[str, nn.Module] | Sequence[nn.Module]) -> dict[str, nn.Module]:
@@ -266,7 +274,8 @@ def _measure(
     doubt = other_load or next(filter(None, contradictions), None)
     for place, (name, model) in enumerate(named.items()):
         runnable, timing = loaded[place], timings[place]
-        faster = time_ratio(first, timing)
+        faster = time_ratio(first, timing)  # 1 for the first itself
+        seconds = first.median / faster
         theory = verdict = None
         if place > 0:
             theory = macs[0] / macs[place] if macs[0] and macs[place] else 1.0
@@ -276,9 +285,9 @@ def _measure(
         results.append(
             ModelTiming(
                 name,
-                timing.median,
+                seconds,
                 timing.spread,
-                batch / timing.median,
+                batch / seconds,
                 faster,
                 runnable.size or weight_bytes(model),
                 runnable.memory(),

@@ -144,7 +144,8 @@ def plan_for_latency(
         planner.budget = requested
     if (other_load := load.describe_contention(config.threads)) is not None:
         note = f"While times were measured, {other_load}: they may be wrong."
-        plan = replace(plan, notes=(*plan.notes, note))
+        latency = plan.latency and replace(plan.latency, crowd=other_load)
+        plan = replace(plan, notes=(*plan.notes, note), latency=latency)
     return plan
 
 

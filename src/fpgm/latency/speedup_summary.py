@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from fpgm.latency.backends import ProfiledNode
 from fpgm.latency.layer_breakdown import LayerTime
 from fpgm.planning.width_rounding import ALIGN
+from fpgm.utils.timing import NOISE, describe_speedup
 
 MIN_ACHIEVED = 0.8
 """With less than this fraction of the theoretical saving, reasons are given."""
 _MIN_FRACTION = 0.1
 """Of the time, for something to be mentioned."""
-_MAX_SPREAD = 0.1
-"""With a larger spread, times say more about the machine than about the model."""
 _CLEAR_RATIO = 1.25
 """Ratio from which two medians clearly differ."""
 _MATMUL_WORDS = ("conv", "gemm", "matmul", "fullyconnected", "reorder")
@@ -44,12 +43,12 @@ def summarize(
     theoretical = f"theory {theory:.1f}×"
     if doubt is not None:
         return f"unreliable: {doubt}; measure again on an idle machine; {theoretical}"
-    text = f"{_format_speedup(faster, spread)}; {theoretical}"
+    text = f"{describe_speedup(faster, spread)}; {theoretical}"
     expected, achieved = 1 - 1 / theory, 1 - 1 / faster
     if theory <= 1.02 or achieved >= MIN_ACHIEVED * expected:
         return text
     causes = reasons()
-    if spread > _MAX_SPREAD:
+    if spread > NOISE:
         causes.append(f"the machine is busy (times vary by {spread:.0%})")
     why = "; ".join(causes) or "the loss is spread over many layers: see where the time goes"
     return f"{text}. Less than the MACs suggest: {why}"
@@ -69,17 +68,10 @@ def find_contradiction(faster: float, medians: float) -> str | None:
         faster: speedup by paired runs.
         medians: speedup by the medians of all times.
     """
-    disagree = faster < 1 + _MAX_SPREAD if medians > _CLEAR_RATIO else faster > 1 - _MAX_SPREAD
+    disagree = faster < 1 + NOISE if medians > _CLEAR_RATIO else faster > 1 - NOISE
     if not disagree or 1 / _CLEAR_RATIO <= medians <= _CLEAR_RATIO:
         return None
     return f"paired runs say {faster:.1f}× as fast, medians say {medians:.1f}×"
-
-
-def _format_speedup(faster: float, spread: float) -> str:
-    times = max(faster, 1 / faster)
-    if f"{times:.1f}" == "1.0" or abs(1 - 1 / faster) <= min(spread, _MAX_SPREAD):
-        return "as fast"
-    return f"{times:.1f}× {'faster' if faster > 1 else 'slower'}"
 
 
 def slowdown_reasons(

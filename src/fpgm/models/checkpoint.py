@@ -30,6 +30,10 @@ WRAPPER_KEYS = ("state_dict", "model")
 """Keys under which training scripts store the weights, next to epoch and optimizer."""
 
 
+_OTHER_SHAPE = "with a different shape"
+"""What a message calls tensors that a pruned model has fewer channels of."""
+
+
 def weights_file(name: str | Path) -> Path:
     """Resolve "shipped" or a path, which may begin with a tilde."""
     if str(name) == SHIPPED:
@@ -48,12 +52,22 @@ def load_weights(model: M, file: str | Path) -> M:
     if problem := _describe_mismatch(model.state_dict(), state):
         if str(file) in (SHIPPED, str(assets.WEIGHTS)):
             raise FileError("The shipped weights fit only resnet20 with 10 classes.")
+        if _OTHER_SHAPE in problem and _is_pruned(weights_file(file)):
+            raise FileError(
+                f"{file} is a pruned model: read it with fpgm.load(file, factory), or give the "
+                "commands its folder."
+            )
         raise FileError(f"{file} does not fit {type(model).__name__}: {problem}.")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise FileError(f"{file} does not fit {type(model).__name__}: {reason(error)}.") from error
     return model
+
+
+def _is_pruned(path: Path) -> bool:
+    """Tell whether a file was written by `fpgm.save`, with the plans that made the model."""
+    return is_safetensors(read_head(path)) and read_tensors(path)[1].get("fpgm_plans", "{}") != "{}"
 
 
 def read_weights(file: str | Path) -> dict[str, Tensor]:
@@ -125,7 +139,7 @@ def _describe_mismatch(expected: Mapping[str, Tensor], state: Mapping[str, Tenso
         for what, names in (
             ("missing", missing),
             ("unexpected", surplus),
-            ("with a different shape", shapes),
+            (_OTHER_SHAPE, shapes),
             ("with a different dtype", kinds),
         )
         if names

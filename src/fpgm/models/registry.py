@@ -93,7 +93,7 @@ def has_guessed_shape(spec: str) -> bool:
 
 
 def _from_torchvision(name: str) -> nn.Module:
-    import_torchvision()
+    import_torchvision(f"torchvision:{name}")
     models = importlib.import_module("torchvision.models")
     _check_name("torchvision", name, models.list_models())
     builder = models.get_model_builder(name)
@@ -115,13 +115,15 @@ def _from_timm(name: str) -> nn.Module:
 
 def _import_timm(name: str) -> ModuleType:
     """Import timm, once it is sure to have the model."""
-    import_torchvision()  # timm imports it, and only this way does that always succeed
+    import_torchvision(
+        f"timm:{name}"
+    )  # timm imports it, and only this way does that always succeed
     try:
         timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise
-        raise RequestError('timm is not installed: pip install "fpgm[zoo]"') from None
+        raise RequestError(f'timm:{name} needs timm: pip install "fpgm[zoo]"') from None
     base, dot, _ = name.partition(".")
     _check_name("timm", base, timm.list_models())
     if dot:  # a name with the tag of its trained weights
@@ -184,7 +186,9 @@ def _import_file(path: Path) -> ModuleType:
         except RuntimeError as error:
             if "torchvision::nms" not in str(error):
                 raise
-            import_torchvision()  # the file imports it, and only this way does that succeed
+            import_torchvision(
+                str(path)
+            )  # the file imports it, and only this way does that succeed
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]

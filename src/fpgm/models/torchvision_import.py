@@ -27,14 +27,18 @@ SCHEMAS = (
 _declared: list[torch.library.Library] = []
 
 
-def import_torchvision() -> ModuleType:
-    """Import torchvision, and declare operators that its compiled part did not register."""
+def import_torchvision(what: str = "This model") -> ModuleType:
+    """Import torchvision, and declare operators that its compiled part did not register.
+
+    Args:
+        what: the user's request that needs it, for the message if it is not installed.
+    """
     try:
         return _import()
     except ModuleNotFoundError as error:
         if error.name != "torchvision":
             raise
-        raise RequestError('torchvision is not installed: pip install "fpgm[zoo]"') from None
+        raise RequestError(f'{what} needs torchvision: pip install "fpgm[zoo]"') from None
     except RuntimeError as error:
         if "torchvision::" not in str(error) or _declared:
             raise

@@ -116,6 +116,7 @@ def build_plan(
         cached=tuple(_cached_cuts(structure, kept)),
         macs_before=structure.macs(),
         macs_after=structure.macs(kept),
+        macs_frozen=structure.frozen_macs(),
         params_before=structure.params(),
         params_after=structure.params(kept),
     )

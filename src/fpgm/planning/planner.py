@@ -408,9 +408,13 @@ def _with_attributes(plan: Plan, more: Sequence[Attribute]) -> Plan:
 
 def check_model(model: nn.Module) -> nn.Module:
     """Return the module inside its wrappers; refuse other objects and uninitialized weights."""
-    if not isinstance(model, nn.Module):
-        raise RequestError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     model = unwrap_model(model)
+    wrappers = (base.__module__ for base in type(model).__mro__)
+    if "ultralytics.engine.model" in wrappers and isinstance(model.model, nn.Module):
+        name = type(model).__name__
+        raise RequestError(
+            f"The model is Ultralytics' {name}, which wraps the network: give {name.lower()}.model."
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "The model is TorchScript (traced or scripted), which cannot be pruned: give the "

@@ -195,6 +195,8 @@ class Latency:
     """Median of the original."""
     seconds_after: float
     """Of the compact model: the median less the fraction measured turn by turn."""
+    crowd: str | None = None
+    """Why the times are unreliable, if they are, such as load by other processes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,6 +221,8 @@ class Plan:
     """Numbers that still hold an old width."""
     cached: tuple[Cached, ...] = ()
     """Where modules cache activations."""
+    macs_frozen: int = 0
+    """MACs of operators none of whose input and output channels can be removed."""
     latency: Latency | None = None
     """With a latency budget: the predicted and the measured latency."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,10 @@ Plans = dict[str, tuple[Plan, ...]]
 """Plans by the path of the module they were applied to ("" is the model itself), oldest first."""
 
 
+_PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+"""Of files that others read with `torch.load`."""
+
+
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a model's weights and the plans that made it; the file is written atomically.
 
@@ -62,6 +67,12 @@ def save(model: nn.Module, path: str | Path) -> None:
     are saved too. The class, hooks and optimizer are not: `load` gets the class from a factory.
     """
     model = unwrap_model(model)
+    if (file := Path(path)).suffix in _PICKLE_SUFFIXES:
+        warnings.warn(
+            f"{file} is written in the safetensors format, which torch.load cannot read: name it "
+            f"{file.with_suffix('.safetensors').name}, and read it with fpgm.load.",
+            stacklevel=2,
+        )
     tensors, shared = _storable(model)
     if (count := sum(len(_plans_of(module)) for module in model.modules())) > MAX_PLANS:
         raise ModelError(f"The model cannot be saved: it was pruned {count} times.")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fpgm.pruning.plan import Latency
 from fpgm.report.run import Run
-from fpgm.report.speed import best_speed, format_speedup, runtime_name, speeds
+from fpgm.report.speed import best_speed, runtime_name, speeds
 from fpgm.utils.text import format_number
+from fpgm.utils.timing import describe_speedup
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,9 @@ def _reliable_speedup(run: Run) -> str:
     if best is not None:
         return f"{best.change} in {best.runtime}"
     latency = None if run.plan is None else run.plan.latency
-    if measured or latency is None or _latency_doubt(latency) or latency.measured >= 1:
+    if measured or latency is None or latency.crowd or latency.measured >= 1:
         return ""
-    return f"{format_speedup(1 / (1 - latency.measured))} in {runtime_name(latency.backend)}"
-
-
-def _latency_doubt(latency: Latency) -> str:
-    """Return why the time of a latency budget is unreliable; plans need not say so."""
-    return getattr(latency, "crowd", None) or ""
+    return f"{describe_speedup(1 / (1 - latency.measured))} in {runtime_name(latency.backend)}"
 
 
 def _cost_cards(run: Run) -> Iterator[Card]:
@@ -100,7 +95,7 @@ def _latency_card(run: Run) -> Iterator[Card]:
         count = sum(not speed.doubt for speed in measured)
         context = "" if count == 1 else f"the best of {count} measurements: "
         word = "as" if best.change == "as fast" else "than"
-        expected = "" if best.theory is None else f"; by MACs: {format_speedup(best.theory)}"
+        expected = "" if best.theory is None else f"; by MACs: {describe_speedup(best.theory)}"
         yield Card(
             "Latency",
             best.change,
@@ -113,7 +108,7 @@ def _latency_card(run: Run) -> Iterator[Card]:
         )
     elif run.plan is not None and run.plan.latency is not None:
         latency = run.plan.latency
-        if doubt := _latency_doubt(latency):
+        if doubt := latency.crowd:
             yield Card("Latency", "unreliable", f"{doubt}; measure again on an idle machine")
             return
         yield Card(

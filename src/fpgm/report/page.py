@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib import resources
+from importlib import resources, util
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -75,6 +75,7 @@ def render_page(run: Run, *, live: str | None = None) -> str:
         run: what was read from the run folder.
         live: the folder's version, if the page is served: it reloads when the version changes.
     """
+    _check_packages()
     rows = layer_rows(run)
     lanes = layout_streams(run, rows)
     charts = run_charts(run, rows)
@@ -112,6 +113,7 @@ def render_page(run: Run, *, live: str | None = None) -> str:
 
 def render_comparison(runs: Sequence[Run]) -> str:
     """Render the page that compares several runs."""
+    _check_packages()
     values = comparison_values(runs)
     values["title"] = truncate_middle(" · ".join(values["names"]))
     text = _render("compare.html", {**values, "omitted": []}, {})
@@ -197,7 +199,13 @@ def _render(
     return text.encode("utf-8", "replace").decode()  # JSON may hold unpaired surrogates
 
 
-_MISSING_PACKAGES = 'A report needs additional packages: pip install "fpgm[report]"'
+_MISSING_PACKAGES = 'The report needs more packages: pip install "fpgm[report]"'
+
+
+def _check_packages() -> None:
+    """Refuse before anything is computed; charts would name themselves, not the report."""
+    if any(util.find_spec(name) is None for name in ("altair", "jinja2", "vl_convert")):
+        raise RequestError(_MISSING_PACKAGES)
 
 
 @cache

@@ -145,7 +145,7 @@ def _read_plan(file: Path) -> Plan | None:
 def _is_plausible(plan: Plan) -> bool:
     """Check that all counts of a plan are in a range that can be displayed."""
     costs = (plan.macs_before, plan.macs_after, plan.params_before, plan.params_after)
-    latency_values = () if plan.latency is None else astuple(plan.latency)[1:]
+    latency_values = () if plan.latency is None else astuple(plan.latency)[1:-1]
     return (
         all(0 <= value < MAX_COUNT for value in costs)
         and all(0 <= group.kept <= group.units < MAX_COUNT and group.units for group in plan.groups)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fpgm.report.records import BenchRowRecord, Number
 from fpgm.report.run import Run
 from fpgm.utils.text import format_number
+from fpgm.utils.timing import describe_speedup
 
 _RUNTIMES = {
     "eager": "PyTorch",
@@ -18,8 +19,6 @@ _RUNTIMES = {
     "cuda": "PyTorch on CUDA",
     "cuda-compile": "torch.compile on CUDA",
 }
-_MAX_SPREAD = 0.1
-"""A spread of times above this does not hide a speedup, as runs are compared in pairs."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Speed:
     @property
     def change(self) -> str:
         """Format the speedup; a doubtful one is not given."""
-        return "–" if self.doubt else format_speedup(self.faster, self.spread)
+        return "–" if self.doubt else describe_speedup(self.faster, self.spread)
 
     @property
     def setting(self) -> str:
@@ -74,18 +73,6 @@ def best_speed(measured: Sequence[Speed]) -> Speed | None:
     """Return the reliable measurement with the largest speedup, or None."""
     reliable = [speed for speed in measured if not speed.doubt]
     return max(reliable, key=lambda speed: speed.faster, default=None)
-
-
-def format_speedup(faster: float, spread: float = 0.0) -> str:
-    """Format a speedup; one that is smaller than the spread of the times is none.
-
-    >>> format_speedup(1.5), format_speedup(0.5), format_speedup(1.04), format_speedup(1.08, 0.1)
-    ('1.5× faster', '2.0× slower', 'as fast', 'as fast')
-    """
-    times = max(faster, 1 / faster)
-    if f"{times:.1f}" == "1.0" or abs(1 - 1 / faster) <= min(spread, _MAX_SPREAD):
-        return "as fast"
-    return f"{times:.1f}× {'faster' if faster > 1 else 'slower'}"
 
 
 def _speed(row: BenchRowRecord) -> Speed | None:

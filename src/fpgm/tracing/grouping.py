@@ -6,6 +6,7 @@ that the same layers produce form a group, of which a fraction is removed. Nothi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +69,19 @@ class Structure:
                 amount *= lb.kept_numel(factor.fields, factor.shape, kept)
             total += amount
         return total
+
+    def frozen_macs(self) -> int:
+        """Count multiply-accumulates of operators that no unit of any group takes part in."""
+        count = int(self.classes.max()) + 1 if len(self.classes) else 0
+        in_group = torch.zeros(count, dtype=torch.bool)
+        for group in self.groups:
+            in_group[group.units] = True
+        prunable = in_group[self.classes]
+        return sum(
+            op_cost.times * math.prod(math.prod(factor.shape) for factor in op_cost.factors)
+            for op_cost in self.trace.op_costs
+            if not any(bool(prunable[f].any()) for x in op_cost.factors for f in x.fields)
+        )
 
     def params(self, kept: Tensor | None = None) -> int:
         """Count parameters if only these labels are kept (None: all)."""

@@ -547,6 +547,8 @@ def _run(recorder: TraceRecorder, example: Example, keep_outputs: bool) -> None:
             f"The model's own forward fails on the example input: {describe_error(error)}."
             f"{_dtype_hint(recorder, example)}"
         ) from error
+    if out is None and not recorder.model.training:
+        raise ModelError("The model's forward returns None: let it return its outputs.")
     leaves = read_outputs(out)
     if recorder.runs in recorder.logs:
         recorder.logs[recorder.runs].end(leaves)

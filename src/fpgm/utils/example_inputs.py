@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
+from fpgm.utils.modules import check_module
 from fpgm.utils.outputs import find_tensors
 from fpgm.utils.preserve_state import is_plain_object
 from fpgm.utils.text import format_shape
@@ -49,6 +50,7 @@ def _copy(value: Any) -> Any:
 
 def to_model_device(model: nn.Module, inputs: Any) -> Any:
     """Move example inputs in any of their forms to the model's device."""
+    check_module(model)
     device = next((p.device for p in model.parameters()), None)
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, inputs)
 

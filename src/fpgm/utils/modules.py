@@ -8,11 +8,13 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fpgm.errors import RequestError
 from fpgm.utils.channel_adapters import Adapted, unwrap
 
 
@@ -218,8 +220,26 @@ def _replace_in(value: Any, new: Mapping[int, nn.Module]) -> Any:
     return value
 
 
+_CALLS = {
+    "Plan": "fpgm.compact(model, plan)",
+    "str": "fpgm.save(model, path)",
+    "Tensor": "fpgm.plan(model, example_inputs)",
+}
+"""A call as it should be, by the type of the argument that was given in the model's place."""
+
+
+def check_module(model: object) -> None:
+    """Refuse what is not a module, as when arguments are swapped."""
+    if not isinstance(model, nn.Module):
+        kind = "str" if isinstance(model, Path) else type(model).__name__
+        hint = f"the torch.nn.Module first, as in {_CALLS[kind]}" if kind in _CALLS else None
+        given = type(model).__name__
+        raise RequestError(f"model is a {given}: give {hint or 'a torch.nn.Module'}.")
+
+
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the user's module inside DataParallel, DDP and torch.compile."""
+    """Return the user's module inside DataParallel, DDP and torch.compile; refuse other objects."""
+    check_module(model)
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return unwrap_model(model.module)
     if isinstance(model, torch.jit.ScriptModule):  # whose table of modules is of another kind

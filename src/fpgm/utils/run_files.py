@@ -77,6 +77,8 @@ class _Required(TypedDict):
 class RunResults(_Required, total=False):
     """results.json of a pruned model."""
 
+    untrained: bool | None
+    """Whether the original has random weights; null if its code may have loaded trained ones."""
     asked: dict[str, Any]
     achieved: dict[str, Any]
     certificate: dict[str, Any]

@@ -103,6 +103,15 @@ def nearest_names(
     return get_close_matches(str(given), list(names), most, likeness)
 
 
+def full_reason(error: BaseException) -> str:
+    r"""Return everything an error says, in one line without the full stop.
+
+    >>> full_reason(RuntimeError("Non-zero status.\n  Name: 'Add_3'."))
+    "Non-zero status. Name: 'Add_3'"
+    """
+    return " ".join(str(error).split()).rstrip(".: ") or type(error).__name__
+
+
 def reason(error: BaseException) -> str:
     r"""Return why something failed, in one line without the full stop.
 

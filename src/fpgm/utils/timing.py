@@ -19,6 +19,10 @@ _MIN_ROUNDS = 5
 """Minimum number of rounds, even if calls take longer than the available time."""
 
 
+NOISE = 0.1
+"""With a larger spread, times say more about the machine than about the model."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one call, sampled again and again."""
@@ -65,6 +69,18 @@ def time_interleaved(
 def time_ratio(first: Timing, second: Timing) -> float:
     """Return how many times as long the first takes: the median of ratios over rounds."""
     return statistics.median(a / b for a, b in zip(first.samples, second.samples, strict=True))
+
+
+def describe_speedup(faster: float, spread: float = 0.0) -> str:
+    """Describe a speedup; one within the spread of the times is none.
+
+    >>> describe_speedup(1.52, 0.02), describe_speedup(0.5, 0.02), describe_speedup(1.06, 0.08)
+    ('1.5× faster', '2.0× slower', 'as fast')
+    """
+    times = max(faster, 1 / faster)
+    if f"{times:.1f}" == "1.0" or abs(1 - 1 / faster) <= min(spread, NOISE):
+        return "as fast"
+    return f"{times:.1f}× {'faster' if faster > 1 else 'slower'}"
 
 
 def _choose_repeats(call: Call, clock: Callable[[], float]) -> int:

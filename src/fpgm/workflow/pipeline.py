@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fpgm._version import __version__
 from fpgm.errors import FileError, RequestError
+from fpgm.models.registry import names_code
 from fpgm.pruning.compaction import compact
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.verification import Certificate
@@ -95,6 +96,11 @@ class Origin:
     weights: Path | None
     shape: Sequence[int]
     """Of the example input."""
+
+    @property
+    def untrained(self) -> bool | None:
+        """Return whether the weights are random; None if the user's code may have loaded some."""
+        return None if self.weights is None and names_code(self.model) else self.weights is None
 
 
 @dataclass(frozen=True)
@@ -216,6 +222,7 @@ def save_pruning(
         "format": FORMAT,
         "model": origin.model,
         "weights": weights_record(origin.weights),
+        "untrained": origin.untrained,
         "original_sha256": tensors_sha256(run.original),
         "input": list(origin.shape),
         "asked": _drop_unset(run.request.to_dict() | dict(asked or {})),
