@@ -390,3 +390,21 @@ def test_a_module_imported_in_forward_is_found_by_its_package(
     code = CodeNames(kind())
     assert code.complete
     assert code.may_depend_on_mode
+
+
+def test_no_code_runs_while_code_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy: Any = ModuleType("lazy")
+
+    def fail(name: str) -> Any:
+        raise RuntimeError(f"{name} was imported")
+
+    lazy.__getattr__ = fail
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+
+    class ImportsLazily(Plain):
+        def between(self, y: Tensor) -> Tensor:
+            from lazy import missing  # type: ignore[import-not-found]
+
+            return y + missing
+
+    assert CodeNames(ImportsLazily()).may_depend_on_mode

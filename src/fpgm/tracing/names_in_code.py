@@ -18,12 +18,14 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
     MappingProxyType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -36,7 +38,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fpgm.utils.modules import MODULE_ATTRIBUTES, modules_by_path
-from fpgm.utils.outputs import slots_of
 from fpgm.utils.preserve_state import CACHED_FUNCTION
 from fpgm.utils.size_names import LAYER_SIZES
 
@@ -162,8 +163,7 @@ class CodeNames:
                 for name, function in vars(base).items():
                     if name.startswith("__") and name != "__init__":
                         self._read_values([function] if isinstance(function, _METHODS) else ())
-        slots = (getattr(value, name, None) for name in slots_of(kind))
-        return [*getattr(value, "__dict__", {}).values(), *slots]
+        return [*getattr(value, "__dict__", {}).values(), *_slot_values(value)]
 
     def _read_class(self, kind: type) -> Iterable[Any]:
         """Read a class that code names, which may create objects of it; return what it holds."""
@@ -397,7 +397,8 @@ def _imported(
     except (ImportError, TypeError):
         yield None
         return
-    yield module if all(hasattr(module, one) for one in wanted or ()) else None
+    found = isinstance(module, ModuleType) and vars(module).keys() >= set(wanted or ())
+    yield module if found else None
     if not wanted and "." in name:  # `import a.b` gives `a`
         yield sys.modules.get(name.partition(".")[0])
 
@@ -411,6 +412,14 @@ def _is_ours(function: Any) -> bool:
 
 def _own_bases(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if not _is_known(base)]
+
+
+def _slot_values(value: Any) -> Iterator[Any]:
+    for base in _own_bases(type(value)):
+        for slot in vars(base).values():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # not set yet
+                    yield slot.__get__(value)
 
 
 def _called_by_torch(kind: type[nn.Module]) -> list[Any]:
@@ -442,7 +451,8 @@ def _have_own_mode(modules: Collection[nn.Module]) -> bool:
     kinds = {type(module) for module in modules}
     setters = {getattr(kind, name) for kind in kinds for name in ("train", "eval", "__setattr__")}
     setters |= {vars(m)[name] for m in modules for name in ("train", "eval") if name in vars(m)}
-    return any(hasattr(kind, "training") for kind in kinds) or not all(map(_is_trusted, setters))
+    properties = any("training" in vars(base) for kind in kinds for base in _own_bases(kind))
+    return properties or not all(map(_is_trusted, setters))
 
 
 def _is_torch_layer(kind: type[nn.Module]) -> bool:
