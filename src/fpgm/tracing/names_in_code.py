@@ -17,7 +17,7 @@ import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import (
     BuiltinFunctionType,
@@ -36,6 +36,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from fpgm.utils.modules import MODULE_ATTRIBUTES, modules_by_path
 from fpgm.utils.preserve_state import CACHED_FUNCTION
@@ -60,6 +61,7 @@ class CodeNames:
         modules = modules_by_path(model).values()
         for module in modules:
             self._read_module(module)
+        self._read_hooks(_global_forward_pre_hooks, _global_forward_hooks)
         known = -1
         while known < len(self._visited) + len(self._kinds):  # a method may name others
             known = len(self._visited) + len(self._kinds)
@@ -97,8 +99,10 @@ class CodeNames:
             if n not in MODULE_ATTRIBUTES and type(v) not in _PLAIN
         )
         self._read_values(held)
-        hooks = (module._forward_hooks, module._forward_pre_hooks)
-        added = (function for table in hooks for function in table.values())
+        self._read_hooks(module._forward_pre_hooks, module._forward_hooks)
+
+    def _read_hooks(self, *tables: Mapping[int, Any]) -> None:
+        added = (function for table in tables for function in table.values())
         # Our own hooks here belong to another thread that is tracing the same model.
         self._read_values(f for f in added if not _is_ours(f))
 
