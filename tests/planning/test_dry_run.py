@@ -108,3 +108,24 @@ def test_a_fixed_number_of_groups_keeps_the_channels_of_a_norm() -> None:
         plan = fpgm.plan(net, X, rate=0.5, align=1)
         assert [(group.units, group.kept) for group in plan.groups] == [(units, units // 2)]
         assert fpgm.verify(net, plan, X).ok
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution in code, with its number of groups in an attribute of any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        setattr(self, name, 16)
+        self.weight = nn.Parameter(torch.randn(16, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, padding=1, groups=getattr(self, self.name))
+
+
+@pytest.mark.parametrize("name", ["own_groups", "expert_groups"])  # not a size per group
+def test_the_number_of_groups_follows_under_any_name(name: str) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 16, 1), Depthwise(name), nn.ReLU(), nn.Conv2d(16, 4, 1))
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert (name, 16, 8) in [(a.name, a.before, a.after) for a in plan.attributes]
+    assert fpgm.verify(net, plan, X).ok

@@ -373,6 +373,15 @@ def test_a_forward_of_torch_that_the_user_has_replaced_is_read(
     assert CodeNames(nn.Sequential(nn.Conv2d(3, 16, 1))).may_depend_on_mode
 
 
+def test_a_hook_of_all_modules_is_read() -> None:
+    def hook(module: Any, args: Any, out: Tensor) -> Tensor:
+        return add_noise(module, out) if isinstance(module, NoisyDropout) else out
+
+    with nn.modules.module.register_module_forward_hook(hook):
+        assert CodeNames(Plain()).may_depend_on_mode
+    assert not CodeNames(Plain()).may_depend_on_mode
+
+
 @pytest.mark.parametrize("line", ["from .math import add", "from . import math"])
 def test_a_module_imported_in_forward_is_found_by_its_package(
     line: str, monkeypatch: pytest.MonkeyPatch
@@ -390,3 +399,21 @@ def test_a_module_imported_in_forward_is_found_by_its_package(
     code = CodeNames(kind())
     assert code.complete
     assert code.may_depend_on_mode
+
+
+def test_no_code_runs_while_code_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy: Any = ModuleType("lazy")
+
+    def fail(name: str) -> Any:
+        raise RuntimeError(f"{name} was imported")
+
+    lazy.__getattr__ = fail
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+
+    class ImportsLazily(Plain):
+        def between(self, y: Tensor) -> Tensor:
+            from lazy import missing  # type: ignore[import-not-found]
+
+            return y + missing
+
+    assert CodeNames(ImportsLazily()).may_depend_on_mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -265,9 +266,13 @@ def _group_names(module: nn.Module, groups: int) -> list[str]:
         if type(value) is int
         and value == groups
         and ("group" in name or "channel" in name)
-        and not any(part in name for part in ("per", "size", "width"))  # of one group
+        and not _SIZE_OF_GROUP.search(name)
         and holds_size(module, name)
     ]
+
+
+_SIZE_OF_GROUP = re.compile(r"(^|_)per(_|$)|size|width")
+"""Names of numbers that count the channels of a group, not groups: `channels_per_group`."""
 
 
 def _sizes(

@@ -17,13 +17,15 @@ import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
     MappingProxyType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -34,9 +36,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from fpgm.utils.modules import MODULE_ATTRIBUTES, modules_by_path
-from fpgm.utils.outputs import slots_of
 from fpgm.utils.preserve_state import CACHED_FUNCTION
 from fpgm.utils.size_names import LAYER_SIZES
 
@@ -59,6 +61,7 @@ class CodeNames:
         modules = modules_by_path(model).values()
         for module in modules:
             self._read_module(module)
+        self._read_hooks(_global_forward_pre_hooks, _global_forward_hooks)
         known = -1
         while known < len(self._visited) + len(self._kinds):  # a method may name others
             known = len(self._visited) + len(self._kinds)
@@ -96,8 +99,10 @@ class CodeNames:
             if n not in MODULE_ATTRIBUTES and type(v) not in _PLAIN
         )
         self._read_values(held)
-        hooks = (module._forward_hooks, module._forward_pre_hooks)
-        added = (function for table in hooks for function in table.values())
+        self._read_hooks(module._forward_pre_hooks, module._forward_hooks)
+
+    def _read_hooks(self, *tables: Mapping[int, Any]) -> None:
+        added = (function for table in tables for function in table.values())
         # Our own hooks here belong to another thread that is tracing the same model.
         self._read_values(f for f in added if not _is_ours(f))
 
@@ -162,8 +167,7 @@ class CodeNames:
                 for name, function in vars(base).items():
                     if name.startswith("__") and name != "__init__":
                         self._read_values([function] if isinstance(function, _METHODS) else ())
-        slots = (getattr(value, name, None) for name in slots_of(kind))
-        return [*getattr(value, "__dict__", {}).values(), *slots]
+        return [*getattr(value, "__dict__", {}).values(), *_slot_values(value)]
 
     def _read_class(self, kind: type) -> Iterable[Any]:
         """Read a class that code names, which may create objects of it; return what it holds."""
@@ -397,7 +401,8 @@ def _imported(
     except (ImportError, TypeError):
         yield None
         return
-    yield module if all(hasattr(module, one) for one in wanted or ()) else None
+    found = isinstance(module, ModuleType) and vars(module).keys() >= set(wanted or ())
+    yield module if found else None
     if not wanted and "." in name:  # `import a.b` gives `a`
         yield sys.modules.get(name.partition(".")[0])
 
@@ -411,6 +416,14 @@ def _is_ours(function: Any) -> bool:
 
 def _own_bases(kind: type) -> list[type]:
     return [base for base in kind.__mro__ if not _is_known(base)]
+
+
+def _slot_values(value: Any) -> Iterator[Any]:
+    for base in _own_bases(type(value)):
+        for slot in vars(base).values():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # not set yet
+                    yield slot.__get__(value)
 
 
 def _called_by_torch(kind: type[nn.Module]) -> list[Any]:
@@ -442,7 +455,8 @@ def _have_own_mode(modules: Collection[nn.Module]) -> bool:
     kinds = {type(module) for module in modules}
     setters = {getattr(kind, name) for kind in kinds for name in ("train", "eval", "__setattr__")}
     setters |= {vars(m)[name] for m in modules for name in ("train", "eval") if name in vars(m)}
-    return any(hasattr(kind, "training") for kind in kinds) or not all(map(_is_trusted, setters))
+    properties = any("training" in vars(base) for kind in kinds for base in _own_bases(kind))
+    return properties or not all(map(_is_trusted, setters))
 
 
 def _is_torch_layer(kind: type[nn.Module]) -> bool:

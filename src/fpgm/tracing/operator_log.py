@@ -221,7 +221,7 @@ def _record_into(log: OperatorLog) -> Iterator[None]:
         torch.no_grad(),
         disable_fused_attention(),
         disable_compilation(),
-        CallContext(_refuse_to_read, {F.dropout: _return_input}),
+        CallContext(_refuse_to_read, {F.dropout: return_input}),
         _Recorder(log),
     ):
         yield
@@ -274,7 +274,7 @@ class _Recorder(TorchDispatchMode):
         return out
 
 
-def _return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the input: train mode is compared with eval mode, without dropout."""
     return x
 

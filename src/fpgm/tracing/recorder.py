@@ -20,7 +20,7 @@ from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference
 from fpgm.tracing.labels import Fields
 from fpgm.tracing.names_in_code import CodeNames, is_dropout
-from fpgm.tracing.operator_log import OperatorLog, record_operators
+from fpgm.tracing.operator_log import OperatorLog, record_operators, return_input
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.repeated_pass import is_repeat
 from fpgm.tracing.trace_values import (
@@ -415,14 +415,10 @@ def _train_matches_eval(recorder: TraceRecorder, before: ModelState) -> bool:
         recorder.model.train()
         for module in all_modules(recorder.model):
             if is_dropout(module):  # other code may read its mode
-                module.__dict__["forward"] = _return_input
+                module.__dict__["forward"] = return_input
     except Exception:  # the model's own code may raise anything
         return False
     return all(_train_pass_matches(recorder, one) for one in recorder.passes)
-
-
-def _return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return x
 
 
 def _train_pass_matches(recorder: TraceRecorder, one: Pass) -> bool:

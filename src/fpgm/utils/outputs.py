@@ -208,7 +208,7 @@ def _check_readable(value: Any, path: str) -> None:
         raise _unreadable_error(
             value, path, "is a function: return what it computes instead", "which "
         )
-    if not hasattr(value, "__dict__") and not slots_of(type(value)):
+    if not hasattr(value, "__dict__") and not _slots(type(value)):
         why = "whose contents cannot be read: return tensors in lists, dicts or dataclasses"
         raise _unreadable_error(value, path, why)
 
@@ -240,18 +240,18 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield an object's attributes: fields of a dataclass, slots, and its dict."""
     if isinstance(value, type):
         return
-    names = dict.fromkeys((*slots_of(type(value)), *getattr(value, "__dict__", {})))
+    names = dict.fromkeys((*_slots(type(value)), *getattr(value, "__dict__", {})))
     for name in names:
         if isinstance(name, str) and hasattr(value, name):
             yield name, getattr(value, name)
 
 
-def slots_of(kind: type) -> list[str]:
+def _slots(kind: type) -> list[str]:
     """List the names of an object's slots, those of its base classes first.
 
     >>> class Point:
     ...     __slots__ = ("x", "y")
-    >>> slots_of(Point)
+    >>> _slots(Point)
     ['x', 'y']
     """
     names: list[str] = []
