@@ -32,6 +32,7 @@ from fpgm.latency.speedup_summary import find_contradiction, slowdown_reasons, s
 from fpgm.report.headline import cards
 from fpgm.report.records import BenchRecord, decode
 from fpgm.report.run import Run
+from fpgm.report.speed import speeds
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.timing import Timing
 
@@ -433,9 +434,9 @@ class TestVerdict:
         _show(found, None, {})
         assert "1.62× |" in capsys.readouterr().out
         record = decode(BenchRecord, json.loads(json.dumps(found.to_dict())))
-        (card,) = cards(Run("a", bench=record))
-        assert card.value == "1.6× faster"
-        assert card.detail.startswith("than original; 12,400 → 7,630 ms, eager")
+        run = Run("a", bench=record)
+        assert [card.value for card in cards(run)] == ["1.6× faster"]
+        assert [speed.milliseconds for speed in speeds(run)] == [("12,400", "7,630")]
 
     @pytest.mark.parametrize(
         ("faster", "medians", "contradicts"),

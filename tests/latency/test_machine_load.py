@@ -131,7 +131,7 @@ class TestPlan:
         line = latency_line(plan.latency)
         assert line.endswith(" Unreliable: other processes used 1.5 of 2 cores.")
         (card,) = (c for c in cards(Run("a", plan=plan)) if c.name == "Latency")
-        assert (card.value, card.tone) == ("unknown", "plain")
+        assert (card.value, card.tone) == ("unreliable", "plain")
         assert note == (
             "While times were measured, other processes used 1.5 of 2 cores: they may be wrong."
         )

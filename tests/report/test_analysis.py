@@ -266,7 +266,7 @@ class TestCommand:
         assert first["verdict"].startswith("large minimum norm")
 
     def test_table(self) -> None:
-        out, _ = run("analyze", "resnet20", "--weights", "shipped", "--rate", 0.3)
+        out, _ = run("analyze", "resnet20", "--weights", "shipped", "--rate", 0.3, "--all")
         assert "| layer3.2.conv2 |      64 |" in out
         assert "18 of 20 layers: small deviation" in out
 
