@@ -238,3 +238,18 @@ def test_fixed_macs_that_round_to_nothing_are_not_mentioned(tmp_path: Path) -> N
     assert "MACs are fixed" not in out
     out, _ = run("prune", "resnet56", "--rate", 0.4, "--ignore", "conv1", "--out", tmp_path / "b")
     assert "0.4% of the MACs are fixed" in out
+
+
+def test_data_with_other_classes_than_the_model_is_mentioned(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(
+        "from fpgm.models import resnet\ndef other(): return resnet(20, classes=12)\n"
+        "def same(): return resnet(20)\n"
+    )
+    few = ("--input", "1x3x32x32", "--rate", 0.3, *SAMPLE)
+    _, err = run("prune", f"{net}:other", *few, "--out", tmp_path / "a")
+    assert err == (
+        f"fpgm: {net}:other has 12 classes and --data cifar10-sample has 10: accuracy means little "
+        "unless they are numbered alike.\n"
+    )
+    assert run("prune", f"{net}:same", *few, "--out", tmp_path / "b")[1] == ""
