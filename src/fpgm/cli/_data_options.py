@@ -47,7 +47,7 @@ class LabelledImages(FirstEpoch):
     def check(self, net: nn.Module, data: str, model: str) -> None:
         """Refuse images that the model cannot take, before any long work.
 
-        If the model has another number of classes, one line on stderr says so.
+        If the model has more classes, one line on stderr says so.
         """
         size = "x".join(str(n) for n in self.sets.shape)
         try:
@@ -56,8 +56,8 @@ class LabelledImages(FirstEpoch):
             raise RequestError(
                 f"--data {data} gives images of {size}, which {model} cannot take: {reason(error)}."
             ) from error
-        classes = out.shape[1] if isinstance(out, Tensor) and out.ndim == 2 else None
-        if classes not in (None, self.sets.classes) and is_main_process():
+        classes = out.shape[1] if isinstance(out, Tensor) and out.ndim == 2 else 0
+        if classes > self.sets.classes and is_main_process():
             typer.echo(
                 f"fpgm: {model} has {classes} classes and --data {data} has {self.sets.classes}: "
                 "accuracy means little unless they are numbered alike.",
