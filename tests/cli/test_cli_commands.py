@@ -378,7 +378,7 @@ def test_as_a_real_process(tmp_path: Path) -> None:
     failed = fpgm_process("verify", "nowhere")
     assert failed.returncode == 2
     assert failed.stdout == ""
-    assert failed.stderr == "fpgm: nowhere contains no results of fpgm prune: no results.json.\n"
+    assert failed.stderr == "fpgm: There is no folder nowhere: give one that fpgm prune wrote.\n"
 
 
 DIGITS = ("prune", "digits", "--rate", "0.4", "--out")

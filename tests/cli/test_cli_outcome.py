@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.shell import run
+from tests.helpers.shell import refused, run
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -201,3 +201,55 @@ def test_every_command_has_an_example_that_it_takes(name: str) -> None:
     program, command, *arguments = shlex.split(example)
     assert (program, command) == ("fpgm", name)
     COMMANDS[name].make_context(name, arguments)  # raises for what it does not take
+
+
+def test_a_fraction_that_is_no_number_is_answered_with_one(tmp_path: Path) -> None:
+    assert refused("prune", "digits", "--macs", "50%", "--out", tmp_path / "a").startswith(
+        "Invalid value for '--macs': '50%' is not a number. Give a fraction such as 0.5 for 50 %."
+    )
+    data = ("--data", "digits", "--out", tmp_path / "a")
+    assert "'half' is not a number" in refused("compare", "digits", "--macs", "half", *data)
+
+
+def test_sensitivity_says_where_its_result_is(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    few = ("--data", "digits", "--images", 32, "--no-accuracy", "--no-trials")
+    out, _ = run("sensitivity", "digits", *few, "--out", file)
+    assert out.endswith(f"\nWritten to {file}: give it to fpgm prune as --allocate {file}.\n")
+    assert "e+" not in out
+
+
+def test_a_report_names_its_page_if_there_is_no_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a"
+    run("prune", "digits", "--rate", 0.4, "--out", folder)
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    _, err = run("report", folder, "--open")
+    page = (folder / "report.html").as_uri()
+    assert err == f"fpgm: No browser was found: open {page} yourself.\n"
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
+    assert run("report", folder, "--open")[1] == ""
+
+
+def test_fixed_macs_that_round_to_nothing_are_not_mentioned(tmp_path: Path) -> None:
+    out, _ = run("prune", "resnet56", "--rate", 0.4, "--residual", "independent",
+                 "--out", tmp_path / "a")  # fmt: skip
+    assert "MACs are fixed" not in out
+    out, _ = run("prune", "resnet56", "--rate", 0.4, "--ignore", "conv1", "--out", tmp_path / "b")
+    assert "0.4% of the MACs are fixed" in out
+
+
+def test_data_with_other_classes_than_the_model_is_mentioned(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(
+        "from fpgm.models import resnet\ndef other(): return resnet(20, classes=12)\n"
+        "def same(): return resnet(20)\n"
+    )
+    few = ("--input", "1x3x32x32", "--rate", 0.3, *SAMPLE)
+    _, err = run("prune", f"{net}:other", *few, "--out", tmp_path / "a")
+    assert err == (
+        f"fpgm: {net}:other has 12 classes and --data cifar10-sample has 10: accuracy means little "
+        "unless they are numbered alike.\n"
+    )
+    assert run("prune", f"{net}:same", *few, "--out", tmp_path / "b")[1] == ""

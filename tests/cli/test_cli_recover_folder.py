@@ -199,7 +199,11 @@ def test_refusals(pruned: Path, options: tuple[Any, ...], message: str) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    assert "contains no results of fpgm prune" in refused("recover", tmp_path / "gone", *LOOK)
+    assert "contains no results of fpgm prune" in refused("recover", tmp_path, *LOOK)
+    gone = tmp_path / "gone"
+    assert refused("recover", gone, *LOOK) == (
+        f"There is no folder {gone}: give one that fpgm prune wrote."
+    )
 
 
 def test_code_is_run_only_if_it_is_named(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def test_verify(folder: Path) -> None:
         "digits: MACs −60.8%, parameters −60.7%\n"
         "Verified on 2 inputs in float64: the compact model differs from the masked original by # "
         "(tolerance 1e-08); masking changes the outputs by #.\n"
-        "UNTRAINED: digits has random weights, so its outputs mean nothing, pruned or not. Give "
-        "trained ones with --weights FILE.\n"
+        "UNTRAINED: digits has random weights, so its outputs mean nothing, pruned or not. "
+        "Prune again with trained ones: --weights FILE.\n"
     )
     output = json.loads(run("verify", folder, "--json")[0])
     assert output["certificate"]["ok"] is True

@@ -156,6 +156,23 @@ def test_wrong_names_are_answered_with_the_nearest() -> None:
     assert "'torchvision:NAME'" in refused("keras:vgg")
 
 
+def test_a_package_model_without_its_prefix_is_answered_with_it() -> None:
+    assert refused("resnet50").endswith(": did you mean 'torchvision:resnet50' or 'timm:resnet50'?")
+    assert refused("convnext_atto").endswith(": did you mean 'timm:convnext_atto'?")
+
+
+def test_a_wrong_name_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("torchvision", "torchvision.models", "timm"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert "did you mean 'resnet56'" in refused("resnet50")
+
+
+def test_a_folder_is_not_a_model(tmp_path: Path) -> None:
+    assert refused(str(tmp_path)) == (
+        f"{tmp_path} is a folder: give a model, such as the one it was made from."
+    )
+
+
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
 def test_a_missing_package_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, package: str

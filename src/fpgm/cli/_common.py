@@ -99,6 +99,20 @@ class Group(_PlainHelp, TyperGroup):
     """A group of commands with plain help."""
 
 
+def read_fraction(text: str) -> float:
+    """Read the value of an option such as `--macs`.
+
+    >>> read_fraction("0.4")
+    0.4
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a number. Give a fraction such as 0.5 for 50 %."
+        ) from None
+
+
 def input_shape(text: str | None, spec: str) -> tuple[int, ...]:
     """Read `--input`, or use the model's default shape.
 

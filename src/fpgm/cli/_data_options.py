@@ -14,6 +14,7 @@ from fpgm.data.loaders import FirstEpoch
 from fpgm.data.registry import DataSpec, open_splits
 from fpgm.errors import RequestError
 from fpgm.utils.accuracy import AccuracyCounter
+from fpgm.utils.distributed import is_main_process
 from fpgm.utils.text import reason
 
 BATCH = 128
@@ -44,14 +45,24 @@ class LabelledImages(FirstEpoch):
 
     @torch.no_grad()
     def check(self, net: nn.Module, data: str, model: str) -> None:
-        """Refuse images that the model cannot take, before any long work."""
+        """Refuse images that the model cannot take, before any long work.
+
+        If the model has more classes, one line on stderr says so.
+        """
         size = "x".join(str(n) for n in self.sets.shape)
         try:
-            net(next(iter(self))[0][:1])
+            out = net(next(iter(self))[0][:1])
         except (RuntimeError, ValueError) as error:
             raise RequestError(
                 f"--data {data} gives images of {size}, which {model} cannot take: {reason(error)}."
             ) from error
+        classes = out.shape[1] if isinstance(out, Tensor) and out.ndim == 2 else 0
+        if classes > self.sets.classes and is_main_process():
+            typer.echo(
+                f"fpgm: {model} has {classes} classes and --data {data} has {self.sets.classes}: "
+                "accuracy means little unless they are numbered alike.",
+                err=True,
+            )
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module, count: int) -> float | None:

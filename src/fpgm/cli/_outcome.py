@@ -28,12 +28,19 @@ def show_outcome(outcome: Outcome) -> None:
         typer.secho(f"{name:<{width}}  {value}", bold=True)
 
 
-def show_untrained(model: str, untrained: bool | None) -> None:
-    """Print a warning if the original has random weights."""
+def show_untrained(model: str, untrained: bool | None, *, pruned: bool = False) -> None:
+    """Print a warning if the original has random weights.
+
+    Args:
+        model: its spec.
+        untrained: whether the weights are random.
+        pruned: whether the model was pruned before, so that weights given now come too late.
+    """
     if untrained:
+        advice = "Prune again with trained ones:" if pruned else "Give trained ones with"
         typer.secho(
             f"UNTRAINED: {escape_text(model)} has random weights, so its outputs mean "
-            "nothing, pruned or not. Give trained ones with --weights FILE.",
+            f"nothing, pruned or not. {advice} --weights FILE.",
             bold=True,
             fg="yellow",
         )
@@ -150,4 +157,4 @@ def accuracy_lines(accuracy: AccuracyResult | None) -> list[str]:
     if accuracy is None or not accuracy.shares:
         return []
     shares = ", ".join(f"{name} {share:.2%}" for name, share in accuracy.shares.items())
-    return [f"Accuracy on {accuracy.inputs} test images: {shares}."]
+    return [f"Accuracy on {accuracy.inputs:,} test images: {shares}."]

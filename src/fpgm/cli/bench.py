@@ -135,8 +135,10 @@ def _show(result: Bench, most: int | None, follow: Outcome) -> None:
         if result.layers_crowd is not None:
             typer.secho(f"Unreliable: {result.layers_crowd}.\n", fg="yellow")
         _show_layers(result.layers, most)
+    if result.skipped:
+        typer.echo("")
     for name, why in result.skipped.items():
-        typer.echo(f"\nNot measured: {name} ({why})")
+        typer.echo(f"Not measured: {name} ({why})")
 
 
 def _show_layers(layers: Sequence[LayerTime], most: int | None) -> None:

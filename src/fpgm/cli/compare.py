@@ -51,7 +51,12 @@ def compare(
     data: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="Data to select, train and test with.")
     ],
-    macs: Annotated[float, typer.Option(metavar="FRACTION", help="Remove this fraction of MACs.")],
+    macs: Annotated[
+        float,
+        typer.Option(
+            parser=common.read_fraction, metavar="FRACTION", help="Remove this fraction of MACs."
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Write to this folder, or resume its run.")
     ],

@@ -49,14 +49,34 @@ def prune(
     model: common.Model,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Write the results to this folder.")],
     rate: Annotated[
-        float | None, typer.Option(help="Remove this fraction of units from every group.")
+        float | None,
+        typer.Option(
+            parser=common.read_fraction,
+            metavar="FRACTION",
+            help="Remove this fraction of units from every group; 0.4 is 40 %.",
+        ),
     ] = None,
-    macs: Annotated[float | None, typer.Option(help="Remove this fraction of MACs.")] = None,
+    macs: Annotated[
+        float | None,
+        typer.Option(
+            parser=common.read_fraction, metavar="FRACTION", help="Remove this fraction of MACs."
+        ),
+    ] = None,
     params: Annotated[
-        float | None, typer.Option(help="Remove this fraction of parameters.")
+        float | None,
+        typer.Option(
+            parser=common.read_fraction,
+            metavar="FRACTION",
+            help="Remove this fraction of parameters.",
+        ),
     ] = None,
     latency: Annotated[
-        float | None, typer.Option(help="Remove this fraction of the time, measured in --backend.")
+        float | None,
+        typer.Option(
+            parser=common.read_fraction,
+            metavar="FRACTION",
+            help="Remove this fraction of the time, measured in --backend.",
+        ),
     ] = None,
     backend: common.Backend = "eager",
     threads: common.Threads = None,
@@ -244,8 +264,8 @@ def _show_details(run: PruningRun, looked_at: str, most: int | None) -> None:
         most=most,
     )  # fmt: skip
     common.show_frozen(plan.frozen, most)
-    if plan.macs_frozen:
-        fraction = plan.macs_frozen / plan.macs_before
+    fraction = plan.macs_frozen / plan.macs_before if plan.macs_frozen else 0.0
+    if fraction >= 0.0005:  # less prints as 0.0%
         typer.echo(
             f"\n{fraction:.1%} of the MACs are fixed: none of their channels can be removed."
         )

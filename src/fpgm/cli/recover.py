@@ -136,7 +136,8 @@ def _show(run: RecoveryRun, place: Path, follow: Outcome, *, writes: bool) -> No
     typer.secho(_outcome(run), bold=True)
     costs = cost_changes(run.folder.plan)
     show_outcome(accuracy_change(run.accuracy) | costs | {"File": str(place / SMALL)} | follow)
-    show_untrained(run.folder.results["model"], run.folder.results.get("untrained"))
+    results = run.folder.results
+    show_untrained(results["model"], results.get("untrained"), pruned=True)
     typer.echo("")
     for line in recovery_lines(run.recovery) + accuracy_lines(run.accuracy):
         typer.echo(line)

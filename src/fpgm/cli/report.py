@@ -61,7 +61,13 @@ def report(
     else:
         typer.echo(f"Written: {written} ({written.stat().st_size / 1e6:.1f} MB)")
     if show:
-        webbrowser.open(written.resolve().as_uri())
+        _open(written.resolve().as_uri())
+
+
+def _open(address: str) -> None:
+    """Open a page in the browser, or say that there is none."""
+    if not webbrowser.open(address):
+        typer.echo(f"fpgm: No browser was found: open {address} yourself.", err=True)
 
 
 def _serve(folder: Path, port: int, show: bool) -> None:
@@ -78,7 +84,7 @@ def _serve(folder: Path, port: int, show: bool) -> None:
     address = f"http://{HOST}:{running.server_address[1]}/"
     typer.echo(f"Serving {folder} at {address}; press Ctrl-C to stop.")
     if show:
-        webbrowser.open(address)
+        _open(address)
     try:
         running.serve_forever()
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.utils.distributed import current_ranks
+from fpgm.utils.text import format_number
 from fpgm.workflow.original_model import build_model, example_input
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -86,6 +88,10 @@ def sensitivity(
         )
     else:
         _show(result, None if all_rows else common.ROWS)
+        if out is not None:
+            typer.echo(
+                f"\nWritten to {out}: give it to fpgm prune as --allocate {quote(str(out))}."
+            )
 
 
 def read(file: Path) -> Sensitivity:
@@ -106,7 +112,7 @@ def _show(result: Sensitivity, most: int | None) -> None:
     common.show_table(
         ("group", "units", *(f"{rate:.0%}" for rate in RATES)),
         [
-            (g.name, str(g.units), *(f"{1000 * g.at(rate):.3g}" for rate in RATES))
+            (g.name, str(g.units), *(format_number(1000 * g.at(rate)) for rate in RATES))
             for g in result.groups
         ],
         most=most,

@@ -52,7 +52,7 @@ def verify(
             f"parameters −{plan.params_removed:.1%}"
         )
         show_certificate(certificate)
-        show_untrained(results["model"], results.get("untrained"))
+        show_untrained(results["model"], results.get("untrained"), pruned=True)
         if pruned.own_weights:
             typer.echo(
                 "This verifies the structure, before recovery. The weights are those that "

@@ -247,7 +247,7 @@ def _setting(backend: str, batch: int, threads: int) -> str:
 
 
 def _format_skipped(skipped: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {why}" for name, why in skipped.items())
+    return ", ".join(f"{name} ({why})" for name, why in skipped.items())
 
 
 def _measure(

@@ -45,6 +45,8 @@ def load_model(spec: str) -> nn.Module:
     if not colon:
         if spec.endswith(".py"):
             raise RequestError(f"{spec!r} does not name a factory: write '{spec}:make_model'.")
+        if spec not in BUILTIN:
+            _check_unprefixed(spec)
         return build(spec)
     if source == "torchvision":
         return _from_torchvision(name)
@@ -90,6 +92,27 @@ def has_guessed_shape(spec: str) -> bool:
     (True, False)
     """
     return spec not in BUILTIN and not spec.startswith("timm:")
+
+
+def _check_unprefixed(name: str) -> None:
+    """Refuse a folder, and the name of a torchvision or timm model without its prefix."""
+    if Path(name).is_dir():
+        raise RequestError(f"{name} is a folder: give a model, such as the one it was made from.")
+    sources = [source for source in ("torchvision", "timm") if name in _list_models(source)]
+    if sources:
+        specs = " or ".join(repr(f"{source}:{name}") for source in sources)
+        raise RequestError(f"There is no built-in model {name!r}: did you mean {specs}?")
+
+
+def _list_models(source: str) -> list[str]:
+    """List the models of torchvision or timm; none if it cannot be imported."""
+    try:
+        import_torchvision(source)
+        package = importlib.import_module("torchvision.models" if source != "timm" else "timm")
+    except (ImportError, RequestError):
+        return []
+    names: list[str] = package.list_models()
+    return names
 
 
 def _from_torchvision(name: str) -> nn.Module:

@@ -103,6 +103,10 @@ def read_results(folder: Path) -> RunResults:
     try:
         results = read_json(file)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if not folder.is_dir():
+            raise FileError(
+                f"There is no folder {folder}: give one that fpgm prune wrote."
+            ) from error
         raise FileError(f"{folder} contains no results of fpgm prune: no {RESULTS}.") from error
     except (OSError, ValueError) as error:
         raise FileError(f"{file} cannot be read: {reason(error)}.") from error
