@@ -13,6 +13,7 @@ import torch
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 
 
 def user_line(error: BaseException) -> str:
@@ -26,9 +27,12 @@ def user_line(error: BaseException) -> str:
 
 @cache
 def user_file(name: str) -> str | None:
-    """Return the name of a file without its folder, if it is neither torch's nor ours."""
+    """Return the name of a file without its folder; None if it is torch's, Python's or ours."""
     ours = name.startswith(_PACKAGE) and not name.startswith(_PACKAGE + "models")
-    return None if ours or name.startswith(_TORCH) or not Path(name).is_file() else Path(name).name
+    pythons = name.startswith(_STANDARD_LIBRARY) and "site-packages" not in name
+    if ours or pythons or name.startswith(_TORCH) or not Path(name).is_file():
+        return None
+    return Path(name).name
 
 
 def describe_error(error: BaseException) -> str:
