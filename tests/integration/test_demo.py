@@ -33,7 +33,7 @@ def test_it_ends_by_naming_the_report(
     assert "onnxruntime, batch 64" in said
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "91.5% →" in page  # the original's accuracy, from the first step
-    assert 'ONNX Runtime</th><td data-label="Batch">64</td>' in page  # what the third one measured
+    assert 'PyTorch</th><td data-label="Batch">64</td>' in page  # what the third one measured
 
 
 def test_a_step_that_fails_ends_it(tmp_path: Path) -> None:
