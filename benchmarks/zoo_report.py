@@ -53,9 +53,14 @@ def write_report(cases: Sequence[Case], rate: float, name: str = "zoo") -> None:
     }
     text = json.dumps({"about": about, "rows": rows}, indent=1)
     (HERE / f"{name}.json").write_text(text + "\n")
-    (HERE / f"{name}.md").write_text("\n".join(_markdown(about, rows)) + "\n")
+    title = _TITLES.get(name, name)
+    (HERE / f"{name}.md").write_text("\n".join(_markdown(title, about, rows)) + "\n")
 
 
+_TITLES = {
+    "zoo": "The zoo: every model pruned and verified",
+    "planning_time": "Time to plan and compact, with Torch-Pruning for comparison",
+}
 _PRIVATE = {"key", "tool", "run", "source", "time", "command"}
 _PACKAGES = ("torch", "torchvision", "timm", "torch-pruning")
 
@@ -99,9 +104,9 @@ def _floor(ours: Record | None, peer: Record | None) -> float | None:
     return round(int(stopped[1]) / float(ours["seconds"]), 2) if stopped else None
 
 
-def _markdown(about: Record, rows: Sequence[Record]) -> Iterator[str]:
+def _markdown(title: str, about: Record, rows: Sequence[Record]) -> Iterator[str]:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    yield "# The zoo: every model pruned and verified"
+    yield f"# {title}"
     yield ""
     commands = [f"`{name}` ({count} models)" for name, count in about["commands"].items()]
     yield f"Made by {', then '.join(commands)} with {versions} on {about['machine']}."
