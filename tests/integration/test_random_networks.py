@@ -318,6 +318,9 @@ def case(*blocks: B, rate: float = 0.5, residual: str = "coupled", **net: Any) -
 
 
 ONCE_WRONG = {
+    "weights of a layer norm were counted for channels along two dims": case(
+        B("interleave", how="behind"), B("layer_norm")
+    ),
     "a bias makes a silent unit speak before its neighbours read it": case(
         B("token_mix"), B("eca"), B("conv")
     ),

@@ -89,7 +89,8 @@ def _layer_norm(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out:
             one_axis = len(shape) == 1 and lb.axes(f) == [x.ndim - 1]
             has_weight = len(args) > 2 and args[2] is not None
             tracer.freeze([f], _OVER, soft=one_axis and has_weight)
-            rows.append(f)
+            # Channels that change along other dims too do not belong to single weights.
+            rows += [f] if one_axis else []
     roles: tuple[Role, Role] = ("scale", "shift")
     for tensor, role in zip(args[2:4], roles, strict=False):
         if tensor is not None and len(shape) == 1:
