@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def test_imports_go_up_the_architecture_page(module: str) -> None:
 def test_no_package_has_the_name_of_a_public_function() -> None:
     first = {module.split(".")[1] for module in FILES if module != "fpgm"}
     assert first & set(fpgm.__all__) == set()
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES.values()]
+    names = Counter(n.name for tree in trees for n in tree.body if isinstance(n, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("package", [m for m in FILES if FILES[m].name == "__init__.py"])

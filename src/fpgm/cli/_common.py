@@ -95,7 +95,7 @@ class Command(_PlainHelp, TyperCommand):
     """A command with plain help."""
 
 
-class Group(_PlainHelp, TyperGroup):
+class CommandGroup(_PlainHelp, TyperGroup):
     """A group of commands with plain help."""
 
 

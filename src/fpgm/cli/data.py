@@ -16,7 +16,7 @@ from fpgm.data import cifar10 as images
 from fpgm.data.cifar10_fetch import Source, fetch
 from fpgm.workflow.original_model import shape_text
 
-data = typer.Typer(cls=common.Group)
+data = typer.Typer(cls=common.CommandGroup)
 
 
 @data.callback()

@@ -46,7 +46,7 @@ class _SignalStop(Exception):  # noqa: N818  (no error: it was asked for)
     """The user pressed Ctrl-C."""
 
 
-class _CommandGroup(common.Group):
+class _MainCommand(common.CommandGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -91,7 +91,7 @@ _SHARED = ("prune", "recover", "reproduce", "sensitivity", "train")
 """Commands whose work the processes of a launcher divide, or that refuse a launcher themselves."""
 
 app = typer.Typer(
-    cls=_CommandGroup,
+    cls=_MainCommand,
     add_completion=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
