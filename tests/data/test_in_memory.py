@@ -121,9 +121,9 @@ def test_a_limit_keeps_the_first_images() -> None:
     assert sum(b.total for b in sets.train.epoch(0)) == 40
 
 
-def test_an_image_with_impossible_size(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_with_impossible_size(image_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    batches = FolderBatches(pictures / "val", 6, IMAGENET, size=16, workers=0)
+    batches = FolderBatches(image_root / "val", 6, IMAGENET, size=16, workers=0)
     with pytest.raises(FileError, match=r"\.png is not a readable image: remove it\.$"):
         next(batches.epoch(0))
 
@@ -138,7 +138,7 @@ def test_an_unknown_data_set_is_named() -> None:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def image_root(tmp_path: Path) -> Path:
     """A folder of six small images in two classes, each of one color."""
     for part in ("train", "val"):
         for number in range(6):
@@ -149,9 +149,9 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folders_of_images(pictures: Path) -> None:
+def test_folders_of_images(image_root: Path) -> None:
     wanted = DataSpec(
-        "folder", 4, str(pictures), size=16, workers=0, mean=(0.0,) * 3, std=(1.0,) * 3
+        "folder", 4, str(image_root), size=16, workers=0, mean=(0.0,) * 3, std=(1.0,) * 3
     )
     sets = open_splits(wanted, 0, ProcessShare(), "cpu")
     assert sets.shape == (3, 16, 16)
@@ -165,11 +165,11 @@ def test_folders_of_images(pictures: Path) -> None:
     assert len({tuple(order) for order in orders}) > 1
 
 
-def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
+def test_shares_of_a_folder_are_disjoint_and_complete(image_root: Path) -> None:
     def reds(share: ProcessShare) -> list[float]:
         look = Normalization((0.0,) * 3, (1.0,) * 3)
         batches = FolderBatches(
-            pictures / "train", 4, look, size=16, seed=0, share=share, workers=0
+            image_root / "train", 4, look, size=16, seed=0, share=share, workers=0
         )
         results = torch.cat([b.images[:, 0, 8, 8] for b in batches.epoch(1)]) * 255
         return [round(x) for x in results.tolist()]
@@ -179,39 +179,41 @@ def test_shares_of_a_folder_are_disjoint_and_complete(pictures: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_process_without_images_gets_an_empty_batch(pictures: Path, workers: int) -> None:
+def test_a_process_without_images_gets_an_empty_batch(image_root: Path, workers: int) -> None:
     """Six images by five are five and one, which only the first of two processes sees."""
     look = Normalization((0.0,) * 3, (1.0,) * 3)
     options = {"size": 16, "share": ProcessShare(1, 2), "workers": workers}
-    batches = FolderBatches(pictures / "val", 5, look, **options)  # type: ignore[arg-type]
+    batches = FolderBatches(image_root / "val", 5, look, **options)  # type: ignore[arg-type]
     assert [(len(b.labels), b.total) for b in batches.epoch(0)] == [(2, 5), (0, 1)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_is_not_an_image_is_named(pictures: Path, workers: int) -> None:
-    (pictures / "val/cats/1.png").write_bytes(b"none")
+def test_a_file_that_is_not_an_image_is_named(image_root: Path, workers: int) -> None:
+    (image_root / "val/cats/1.png").write_bytes(b"none")
     sets = open_splits(
-        DataSpec("folder", 4, str(pictures), size=16, workers=workers), 0, ProcessShare(), "cpu"
+        DataSpec("folder", 4, str(image_root), size=16, workers=workers), 0, ProcessShare(), "cpu"
     )
     with pytest.raises(FileError) as caught:
         list(sets.test.epoch(0))
-    assert str(caught.value) == (f"{pictures}/val/cats/1.png is not a readable image: remove it.")
+    assert str(caught.value) == (f"{image_root}/val/cats/1.png is not a readable image: remove it.")
 
 
-def test_folders_must_hold_the_same_classes(pictures: Path) -> None:
-    assert open_splits(DataSpec("folder", 4, str(pictures)), 0, ProcessShare(), "cpu").classes == 2
-    (pictures / "train/bats").mkdir()
-    Image.new("RGB", (40, 30)).save(pictures / "train/bats/0.png")
+def test_folders_must_hold_the_same_classes(image_root: Path) -> None:
+    assert (
+        open_splits(DataSpec("folder", 4, str(image_root)), 0, ProcessShare(), "cpu").classes == 2
+    )
+    (image_root / "train/bats").mkdir()
+    Image.new("RGB", (40, 30)).save(image_root / "train/bats/0.png")
     with pytest.raises(FileError, match="have different classes: 'bats' is in one of them only"):
-        open_splits(DataSpec("folder", 4, str(pictures)), 0, ProcessShare(), "cpu")
+        open_splits(DataSpec("folder", 4, str(image_root)), 0, ProcessShare(), "cpu")
 
 
 @pytest.mark.parametrize("given", [{"limit": 3}, {"flip": True}, {"crop": 1}])
 def test_options_that_folders_do_not_have_are_refused(
-    pictures: Path, given: dict[str, Any]
+    image_root: Path, given: dict[str, Any]
 ) -> None:
     with pytest.raises(RequestError, match="are for data sets in memory: leave them out"):
-        open_splits(DataSpec("folder", 4, str(pictures), **given), 0, ProcessShare(), "cpu")
+        open_splits(DataSpec("folder", 4, str(image_root), **given), 0, ProcessShare(), "cpu")
 
 
 def test_folders_that_are_invalid(tmp_path: Path) -> None:
