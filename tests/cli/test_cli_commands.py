@@ -224,7 +224,7 @@ def test_a_model_from_a_file(tmp_path: Path) -> None:
     for command in ("verify", "bench", "export"):
         assert refused(command, tmp_path / "out") == (
             f"{tmp_path}/out was made from {spec}, which is code that would be run: if you trust "
-            f"it, give --model {spec}."
+            f"it, pass --model {spec}."
         )
     run("verify", tmp_path / "out", "--model", spec)
     run("export", tmp_path / "out", "--model", spec, "--to", "pt2")
@@ -234,7 +234,7 @@ def test_a_model_from_a_file(tmp_path: Path) -> None:
     run("prune", spec, "--rate", 0.5, *both)
     assert refused("verify", tmp_path / "both") == (
         f"{tmp_path}/both was made from {spec}, which is code that would be run: if you trust it, "
-        f"give --model {spec}; {tmp_path}/both was made from mine.pt: give that file with "
+        f"pass --model {spec}; {tmp_path}/both was made from mine.pt: pass that file with "
         "--weights."
     )
     run("prune", spec, "--rate", 0.5, "--input", "1x3x8x8", "--out", tmp_path / "out", "--force")

@@ -103,7 +103,7 @@ def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
     said, _ = run(*given, tmp_path / "a", "--methods", "all")
     assert (
         "Skipped because they need training: fpgm-soft, fpgm-mix-soft, sfp, rethinking, mil, "
-        "slimming, group-norm; give --steps 2 or more.\n"
+        "slimming, group-norm; pass --steps 2 or more.\n"
     ) in said
     document = json.loads((tmp_path / "a/compare.json").read_text())
     rows = document["rows"]
@@ -111,7 +111,7 @@ def test_methods_that_train_need_steps(model: str, tmp_path: Path) -> None:
     assert {METHODS[row["method"]].needs for row in rows} == {"weights", "inputs", "labels"}
     two = ("--methods", "sfp,fpgm", "--steps")
     assert refused(*given, tmp_path / "b", *two, 1) == (
-        "sfp trains before pruning: give --steps 2 or more."
+        "sfp trains before pruning: pass --steps 2 or more."
     )
     run(*given, tmp_path / "b", *two, 2)
     sfp, fpgm = json.loads((tmp_path / "b/compare.json").read_text())["rows"]

@@ -93,9 +93,9 @@ def test_sensitivity_and_rates_from_it(model: tuple[Any, ...], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--recover", "solve"), "--recover solve needs images: give --data."),
+        (("--recover", "solve"), "--recover solve needs images: pass --data."),
         (("--recover", "x"), "--recover is 'x': give one of solve, norms, weights."),
-        (("--allocate", "sensitivity"), "--allocate sensitivity needs images: give --data."),
+        (("--allocate", "sensitivity"), "--allocate sensitivity needs images: pass --data."),
         (("--distil", 5), "--distil starts from a recovered model: add --recover solve."),
         (("--recover", "solve", *LOOK, "--mean", "a", "--std", "1"), "--mean is 'a': write"),
         (("--distil", "nan", "--recover", "solve", *LOOK), "--distil is nan: give a number"),
@@ -121,7 +121,7 @@ def test_refusals(
 
 
 def test_sensitivity_needs_data(model: tuple[Any, ...]) -> None:
-    assert "give --data" in refused("sensitivity", *model)
+    assert "pass --data" in refused("sensitivity", *model)
 
 
 def test_a_recovered_model_is_trained_on_with_labels(tmp_path: Path) -> None:

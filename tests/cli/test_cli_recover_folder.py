@@ -75,7 +75,7 @@ def test_recovered_further_from_the_weights_that_are_there(tmp_path: Path) -> No
     once = results(pruned)
     message = refused("recover", pruned, *LOOK)
     assert message == (
-        f"{pruned} was recovered before: give --distil SECONDS to train it further, or a --method "
+        f"{pruned} was recovered before: pass --distil SECONDS to train it further, or a --method "
         "to apply again."
     )
     result = json.loads(run("recover", pruned, "--distil", 3, *LOOK, "--json")[0])
@@ -181,9 +181,9 @@ def test_a_damaged_folder_stays_as_it_is(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "--method solve needs images: give --data."),
-        (("--method", "norms"), "--method norms needs images: give --data."),
-        (("--method", "weights", "--distil", 1), "--distil needs images: give --data."),
+        ((), "--method solve needs images: pass --data."),
+        (("--method", "norms"), "--method norms needs images: pass --data."),
+        (("--method", "weights", "--distil", 1), "--distil needs images: pass --data."),
         (("--method", "x", *LOOK), "--method is 'x': give one of solve, norms, weights."),
         (("--distil", -1, *LOOK), "--distil is -1.0: give a number of seconds, 0 or more."),
         ((*LOOK, "--images", 0), "--images is 0: give an integer of at least 1."),
@@ -213,7 +213,7 @@ def test_code_is_run_only_if_it_is_named(tmp_path: Path) -> None:
     run("prune", spec, "--input", "1x1x8x8", "--rate", 0.5, "--out", out)
     message = refused("recover", out, *LOOK)
     assert message == (
-        f"{out} was made from {spec}, which is code that would be run: if you trust it, give "
+        f"{out} was made from {spec}, which is code that would be run: if you trust it, pass "
         f"--model {spec}."
     )
     run("recover", out, *LOOK, "--model", spec)

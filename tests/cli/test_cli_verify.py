@@ -79,7 +79,7 @@ def test_trained_weights_are_required_again_and_recognized(tmp_path: Path) -> No
     run("prune", "digits", "--rate", 0.4, "--weights", weights, "--out", out)
     output = json.loads((out / "results.json").read_text())
     assert output["weights"] == {"file": "mine.pt", "sha256": file_sha256(weights)}
-    assert refused("verify", out) == f"{out} was made from mine.pt: give that file with --weights."
+    assert refused("verify", out) == f"{out} was made from mine.pt: pass that file with --weights."
     assert refused("verify", out, "--weights", other) == (
         f"{other} is not the mine.pt that {out} was made from: its sha256 differs."
     )

@@ -500,9 +500,9 @@ class TestCommand:
         )
 
     def test_bad_requests(self, folder: Path) -> None:
-        assert "go with --to onnx" in refused("export", folder, "--to", "pt2", "--low-rank", 0.1)
+        assert "need --to onnx" in refused("export", folder, "--to", "pt2", "--low-rank", 0.1)
         assert "--to is 'tflite'" in refused("export", folder, "--to", "tflite")
         assert "use a suffix (.onnx, .pt2, .pt)" in refused(
             "export", folder, "--out", folder / "a.foo"
         )
-        assert "give --data" in refused("export", folder, "--int8")
+        assert "pass --data" in refused("export", folder, "--int8")

@@ -445,7 +445,7 @@ class TestCommand:
             (("table1", "--scale", "full", "--steps", 3), "--steps, --epochs, --images and --test"),
             (
                 ("table1", "--scale", "full", "--set", "model.weights=x"),
-                "has no effect here: give --weights.",
+                "has no effect here: pass --weights.",
             ),
             (("table1", "--scale", "full", "--set", "train.epoch=3"), "no 'train.epoch': did you"),
             (("table2", "--scale", "full", "--rows", "*101*"), "needs ImageNet: give the folder"),

@@ -112,7 +112,9 @@ class TestAttributes:
 
     def test_something_is_left_of_a_layer(self, plan: Plan) -> None:
         emptied = tuple(replace(a, after=0) for a in plan.attributes if a.name == "out_channels")
-        assert "leaves nothing of out_channels" in refusal(replace(plan, attributes=emptied))
+        message = refusal(replace(plan, attributes=emptied))
+        assert "reduces out_channels" in message
+        assert message.endswith(" to 0.")
 
     def test_a_user_s_own_sizes_follow(self, plan: Plan) -> None:
         item = (Attribute("", "width", 8, 4), Attribute("", "parts", (4, 4), (2, 2)))

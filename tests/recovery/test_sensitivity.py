@@ -118,7 +118,7 @@ def test_curves_of_other_sizes_and_of_what_was_not_measured() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"allocate": "sensitivity"}, "allocate='sensitivity' is measured on data: give loader=."),
+        ({"allocate": "sensitivity"}, "allocate='sensitivity' needs data: pass loader=."),
         ({"allocate": "x"}, "allocate is 'x': give 'uniform', 'sensitivity' or a result."),
     ],
 )

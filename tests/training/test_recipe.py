@@ -171,7 +171,7 @@ def test_a_recipe_from_trained_weights_needs_them(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_recipe(file)
     assert str(caught.value) == (
-        f"{file}: it starts from trained weights: give --set model.weights=FILE."
+        f"{file}: it starts from trained weights: pass --set model.weights=FILE."
     )
     assert read_recipe(file, ["model.weights=a.safetensors"]).model.weights == "a.safetensors"
 
@@ -352,7 +352,7 @@ class TestCode:
     def test_a_file_that_names_code_is_refused(self, place: Path, file: str, key: str) -> None:
         line = (
             f"{file}.toml: {key} is 'net.py:make', which is code that would be run: if you trust "
-            "it, give --allow-code (in Python: allow_code=True)."
+            "it, pass --allow-code (in Python: allow_code=True)."
         )
         with pytest.raises(RequestError) as caught:
             read_recipe(f"{file}.toml")

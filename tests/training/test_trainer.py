@@ -134,6 +134,6 @@ def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:
 
 def test_a_batch_that_cannot_be_shared_is_refused(tiny: str) -> None:
     with pytest.raises(
-        RequestError, match=r"^data\.batch is 32, which 3 processes cannot share equally\.$"
+        RequestError, match=r"^data\.batch is 32: it must be divisible by the 3 processes\.$"
     ):
         _open_data(recipe(tiny), ProcessShare(0, 3), torch.device("cpu"))

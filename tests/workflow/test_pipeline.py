@@ -122,5 +122,5 @@ class TestRecoverFurther:
 
     def test_no_method_needs_time_to_distil(self, net: nn.Module) -> None:
         x = torch.randn(8, 3, 8, 8)
-        with pytest.raises(fpgm.RequestError, match="give distil="):
+        with pytest.raises(fpgm.RequestError, match="pass distil="):
             fpgm.recover(net, fpgm.plan(net, x, rate=0.5), [x], method=None)

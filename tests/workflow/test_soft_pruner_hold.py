@@ -155,6 +155,6 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     state = pruner.state_dict()
     without = fpgm.SoftPruner(net, X, rate=0.5, align=1)
     before = without.state_dict()
-    with pytest.raises(fpgm.RequestError, match="holds units at zero: give optimizer="):
+    with pytest.raises(fpgm.RequestError, match="holds units at zero: pass optimizer="):
         without.load_state_dict(state)
     assert without.state_dict() == before

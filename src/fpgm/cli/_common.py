@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
+from fpgm.criteria import NAMES
 from fpgm.errors import ForwardError, FpgmError, RankError, RequestError, VerificationError
 from fpgm.latency.backends import BACKENDS
 from fpgm.models.checkpoint import weights_file
@@ -58,7 +59,7 @@ Weights = Annotated[
 Input = Annotated[
     str | None,
     typer.Option(
-        "--input", metavar="1x3x224x224", help="Set the shape of the input, batch included."
+        "--input", metavar="1x3x224x224", help="Set the input shape, including the batch size."
     ),
 ]
 Backend = Annotated[
@@ -67,14 +68,24 @@ Backend = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Use this many threads; default: as many as PyTorch does."),
+    typer.Option(metavar="N", help="Use this many threads; default: PyTorch's number."),
 ]
 Trusted = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
         metavar="FILE.py:NAME",
-        help="Allow this code to run, if the folder was made from it.",
+        help="Allow this code to run; needed if the folder's model comes from a Python file.",
+    ),
+]
+Criterion = Annotated[
+    str, typer.Option(metavar="NAME", help=f"Rank filters by one of {', '.join(NAMES)}.")
+]
+Residual = Annotated[
+    str,
+    typer.Option(
+        metavar="POLICY",
+        help="coupled: prune the layers of a residual stream together; independent: separately.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]

@@ -43,7 +43,7 @@ def check_images(images: int) -> None:
 def check_data(data: str | None, option: str, *, needed: bool) -> None:
     """Refuse an option that needs images if --data is not given."""
     if needed and data is None:
-        raise RequestError(f"{option} needs images: give --data.")
+        raise RequestError(f"{option} needs images: pass --data.")
 
 
 def recovery_request(

@@ -16,9 +16,7 @@ from fpgm.workflow.original_model import build_model, example_input
 def analyze(
     model: common.Model,
     weights: common.Weights = None,
-    rate: Annotated[
-        float, typer.Option(help="Compare criteria at this fraction of filters.")
-    ] = 0.4,
+    rate: Annotated[float, typer.Option(help="Compare criteria at this pruning rate.")] = 0.4,
     figures: Annotated[
         Path | None,
         typer.Option(
@@ -32,7 +30,7 @@ def analyze(
     all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
-    """Show every layer's norms, redundancy and fraction of the cost, and how far criteria agree."""
+    """Show the filter norms, redundancy and cost of each layer, and how much criteria agree."""
     shape = common.input_shape(input, model)
     if figures is not None:
         from fpgm.report.charts.image_files import check_format

@@ -29,13 +29,13 @@ def bench(
         list[str],
         typer.Argument(
             metavar="A [B …]",
-            help="Folders of `fpgm prune`, or models; the first is the baseline. A single folder "
-            "is compared with its original model.",
+            help="Folders written by `fpgm prune`, or models; the first is the baseline. A single "
+            "folder is compared with its original model.",
         ),
     ],
     backend: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUNTIME", help=f"One of {', '.join(BACKENDS)}; may be repeated."),
+        typer.Option(metavar="RUNTIME", help=f"Time in {', '.join(BACKENDS)}; may be repeated."),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Set the batch size; may be repeated.")

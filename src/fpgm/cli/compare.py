@@ -49,7 +49,7 @@ def compare(
     context: typer.Context,
     model: common.Model,
     data: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="Data to select, train and test with.")
+        str, typer.Option(metavar="NAME|DIR", help="Select filters, train and test on this data.")
     ],
     macs: Annotated[
         float,
@@ -61,17 +61,15 @@ def compare(
         Path, typer.Option(metavar="DIR", help="Write to this folder, or resume its run.")
     ],
     methods: Annotated[
-        str, typer.Option(metavar="A,B,…", help=f"Methods: {', '.join(METHODS)}; or all.")
+        str, typer.Option(metavar="A,B,…", help=f"Compare some of {', '.join(METHODS)}; or all.")
     ] = ",".join(USUAL),
     steps: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Train each method for this many steps; 0: none."),
     ] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate for --steps.")] = 0.01,
+    lr: Annotated[float, typer.Option(help="Set the learning rate of --steps.")] = 0.01,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repeat with N seeds.")] = 1,
-    residual: Annotated[
-        str, typer.Option(help="Prune residual streams coupled or independent.")
-    ] = "coupled",
+    residual: common.Residual = "coupled",
     align: Annotated[int, typer.Option(metavar="N", help="Round widths to multiples of this.")] = 1,
     images: pic.Images = 512,
     test: pic.RequiredTest = 2000,
@@ -178,7 +176,7 @@ def compare(
                 typer.echo(f"\n{row['method']}: {escape_text(note)}")
         if idle:
             typer.echo(
-                f"\nSkipped because they need training: {', '.join(idle)}; give --steps {LEAST} or "
+                f"\nSkipped because they need training: {', '.join(idle)}; pass --steps {LEAST} or "
                 "more."
             )
         typer.echo(f"\nWritten to {out}: {NAME}.json, {NAME}.md, {NAME}.tex")
@@ -195,7 +193,7 @@ def _choose_methods(methods: str, steps: int) -> tuple[list[str], list[str]]:
     idle = [name for name in chosen if get_method(name).needs == "training" and steps < LEAST]
     if idle and methods != "all":
         problem = f"{', '.join(idle)} {'train' if len(idle) > 1 else 'trains'} before pruning"
-        raise RequestError(f"{problem}: give --steps {LEAST} or more.")
+        raise RequestError(f"{problem}: pass --steps {LEAST} or more.")
     return [name for name in chosen if name not in idle], idle
 
 

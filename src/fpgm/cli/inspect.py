@@ -23,16 +23,17 @@ from fpgm.workflow.original_model import build_model, example_input, shape_text
 def inspect(
     model: common.Model,
     input: common.Input = None,  # noqa: A002  (the option's name)
-    residual: Annotated[
-        str, typer.Option(metavar="POLICY", help="Prune residual streams coupled or independent.")
-    ] = "coupled",
+    residual: common.Residual = "coupled",
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Include groups that a norm over channels reads.")
+        bool,
+        typer.Option(
+            "--approximate", help="Include the inputs of norms over channels (LayerNorm)."
+        ),
     ] = False,
     all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
-    """Show the groups of a model, the frozen layers, and the costs; change nothing."""
+    """Show a model's channel groups, frozen layers and cost, without pruning anything."""
     shape = common.input_shape(input, model)
     with common.StepBar(3) as steps:
         with steps.step("build"):

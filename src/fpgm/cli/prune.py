@@ -24,7 +24,7 @@ from fpgm.cli._outcome import (
     show_outcome,
     show_untrained,
 )
-from fpgm.criteria import DISTANCES, NAMES
+from fpgm.criteria import DISTANCES
 from fpgm.errors import RequestError
 from fpgm.models.registry import has_guessed_shape
 from fpgm.planning.width_rounding import ALIGN, Rounding
@@ -75,7 +75,7 @@ def prune(
         typer.Option(
             parser=common.read_fraction,
             metavar="FRACTION",
-            help="Remove this fraction of the time, measured in --backend.",
+            help="Remove this fraction of the latency, measured in --backend.",
         ),
     ] = None,
     backend: common.Backend = "eager",
@@ -84,11 +84,12 @@ def prune(
         list[str] | None,
         typer.Option(metavar="PATTERN=RATE", help="Set the rate of some layers; may be repeated."),
     ] = None,
-    criterion: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "fpgm",
-    distance: Annotated[str, typer.Option(help=f"One of {', '.join(DISTANCES)}.")] = "l2",
-    residual: Annotated[
-        str, typer.Option(metavar="POLICY", help="Prune residual streams coupled or independent.")
-    ] = "coupled",
+    criterion: common.Criterion = "fpgm",
+    distance: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"Measure distances by one of {', '.join(DISTANCES)}."),
+    ] = "l2",
+    residual: common.Residual = "coupled",
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Do not prune these layers; may be repeated."),
@@ -101,20 +102,24 @@ def prune(
         ),
     ] = str(ALIGN),
     rounding: Annotated[
-        str, typer.Option(help="nearest, or paper: remove int(n · rate) units.")
+        str, typer.Option(help="nearest multiple, or paper: remove int(n · rate) units.")
     ] = "nearest",
     min_channels: Annotated[
         int, typer.Option(help="Keep at least this many channels in a layer.")
     ] = 1,
     approximate: Annotated[
         bool,
-        typer.Option("--approximate", help="Also prune groups that a norm over channels reads."),
+        typer.Option(
+            "--approximate",
+            help="Also prune inputs of norms over channels (LayerNorm), whose statistics change.",
+        ),
     ] = False,
     allocate: Annotated[
         str,
         typer.Option(
             metavar="NAME|FILE",
-            help="Set rates: uniform, sensitivity (needs --data), or a file of fpgm sensitivity.",
+            help="Set rates: uniform, by sensitivity (needs --data), or by a file that fpgm "
+            "sensitivity wrote.",
         ),
     ] = "uniform",
     recover: Annotated[

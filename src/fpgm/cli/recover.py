@@ -38,7 +38,8 @@ from fpgm.workflow.pruned_folder import check_sources, has_own_weights, open_pru
 def recover(
     context: typer.Context,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of `fpgm prune` or `fpgm recover`.")
+        Path,
+        typer.Argument(metavar="DIR", help="A folder written by `fpgm prune` or `fpgm recover`."),
     ],
     method: Annotated[
         str | None,
@@ -120,7 +121,7 @@ def _options(
         chosen = "solve"
     if chosen is None and not distil:
         raise RequestError(
-            f"{folder} was recovered before: give --distil SECONDS to train it further, or a "
+            f"{folder} was recovered before: pass --distil SECONDS to train it further, or a "
             "--method to apply again."
         )
     return RecoveryOptions(chosen, images, distil)

@@ -17,7 +17,8 @@ from fpgm.utils.run_files import restore_interrupted
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="A folder of `fpgm prune` or `fpgm train`.")
+        list[Path],
+        typer.Argument(metavar="DIR", help="A folder written by `fpgm prune` or `fpgm train`."),
     ],
     out: Annotated[
         Path | None,
@@ -79,7 +80,7 @@ def _serve(folder: Path, port: int, show: bool) -> None:
         raise
     except OSError as error:
         raise RequestError(
-            f"Port {port} cannot be used ({error.strerror}): give --port."
+            f"Port {port} cannot be used ({error.strerror}): pass --port."
         ) from error
     address = f"http://{HOST}:{running.server_address[1]}/"
     typer.echo(f"Serving {folder} at {address}; press Ctrl-C to stop.")

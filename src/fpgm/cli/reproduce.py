@@ -82,9 +82,11 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="quick, or full (the paper's schedule).")] = "quick",
     rows: Annotated[
         str,
-        typer.Option(metavar="PATTERN", help="Only rows whose key matches, such as resnet20-*."),
+        typer.Option(
+            metavar="PATTERN", help="Run only rows with a matching key, such as resnet20-*."
+        ),
     ] = "*",
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds 0 to N-1.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Run seeds 0 to N-1.")] = 1,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Store rows in this folder.")] = Path(
         "runs/reproduce"
     ),
@@ -97,13 +99,16 @@ def reproduce(
         ),
     ] = Path("weights"),
     data: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="As for fpgm prune, or ImageNet's folder.")
+        str,
+        typer.Option(
+            metavar="NAME|DIR", help="A data set as in fpgm prune, or the folder of ImageNet."
+        ),
     ] = CIFAR10,
     steps: Annotated[
-        int, typer.Option(min=1, help="Training steps of a quick row.")
+        int, typer.Option(min=1, help="Train a quick row for this many steps.")
     ] = QuickBudget.steps,
     epochs: Annotated[
-        int, typer.Option(min=1, help="Epochs of a quick row from scratch.")
+        int, typer.Option(min=1, help="Train a quick row from scratch for this many epochs.")
     ] = QuickBudget.epochs,
     images: pic.Images = QuickBudget.images,
     test: pic.RequiredTest = TEST,
@@ -179,7 +184,7 @@ def _check(options: ReproduceOptions) -> None:
     if options.weights.suffix in SUFFIXES and not options.weights.exists():
         raise RequestError(f"--weights {options.weights} does not exist.")
     if any(change.startswith("model.weights") for change in options.changes):
-        raise RequestError("--set model.weights has no effect here: give --weights.")
+        raise RequestError("--set model.weights has no effect here: pass --weights.")
 
 
 def _tables(
@@ -190,10 +195,19 @@ def _tables(
     command: str,
     json: bool,
 ) -> None:
-    """Compute missing rows, write the table and show it."""
+    """Compute missing rows, write the table and show it.
+
+    Args:
+        table: The table.
+        chosen: Those of its rows to compute.
+        seeds: How many seeds of each row.
+        options: The other options of the command.
+        command: The command line, which is stored with the results.
+        json: Print JSON instead of a table.
+    """
     one_process = options.scale == "quick" or table is TABLE5  # latency needs no training
     if one_process and launch.world_size() > 1:
-        raise RequestError(f"{table.name} runs in one process here: do not use a launcher.")
+        raise RequestError(f"{table.name} runs in one process here: start it without a launcher.")
     if options.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
     with common.explain_missing_extra("train", "fpgm reproduce"):

@@ -10,7 +10,6 @@ import typer
 
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as pic
-from fpgm.criteria import NAMES
 from fpgm.errors import FileError, RequestError
 from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
@@ -27,10 +26,8 @@ def sensitivity(
     model: common.Model,
     data: pic.Data = None,
     images: pic.Images = 512,
-    criterion: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "fpgm",
-    residual: Annotated[
-        str, typer.Option(metavar="POLICY", help="Prune residual streams coupled or independent.")
-    ] = "coupled",
+    criterion: common.Criterion = "fpgm",
+    residual: common.Residual = "coupled",
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
     mean: pic.Mean = None,
@@ -43,18 +40,20 @@ def sensitivity(
         ),
     ] = None,
     accuracy: Annotated[
-        bool, typer.Option(help="Also measure accuracy on those images, group by group.")
+        bool, typer.Option(help="Also measure the accuracy with each group pruned.")
     ] = True,
     trials: Annotated[
         bool,
-        typer.Option(help="Also measure the actual error; use --no-trials if training follows."),
+        typer.Option(
+            help="Correct estimates by trial prunings; use --no-trials if training follows."
+        ),
     ] = True,
     all_rows: common.All = False,
     json: common.AsJson = False,
 ) -> None:
-    """Measure the output error with a fraction of each group removed and its consumers solved."""
+    """Measure how much the outputs change if a fraction of each group is removed."""
     if data is None:
-        raise RequestError("Sensitivity is measured on images: give --data.")
+        raise RequestError("Sensitivity is measured on images: pass --data.")
     shape = common.input_shape(input, model)
     options: dict[str, Any] = {"criterion": criterion, "residual": residual}
     net = build_model(model, weights)

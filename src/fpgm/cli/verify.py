@@ -18,7 +18,8 @@ from fpgm.workflow.pruned_folder import certificate_dict, check_sources, costs_d
 
 def verify(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of `fpgm prune` or `fpgm compare`.")
+        Path,
+        typer.Argument(metavar="DIR", help="A folder written by `fpgm prune` or `fpgm compare`."),
     ],
     weights: common.Weights = None,
     trusted: common.Trusted = None,

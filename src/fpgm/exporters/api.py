@@ -127,7 +127,7 @@ def export(
     if to not in get_args(Format):
         raise RequestError(f"to is {to!r}: give {', '.join(map(repr, get_args(Format)))}.")
     if int8 and (to != "onnx" or loader is None):
-        raise RequestError("int8=True needs to='onnx' and inputs to calibrate with: give loader=.")
+        raise RequestError("int8=True needs to='onnx' and inputs to calibrate with: pass loader=.")
     if low_rank is not None:
         check_fraction("low_rank", low_rank)
         if to != "onnx":
@@ -288,7 +288,7 @@ def _run_model(model: nn.Module, example: Example, given: Example) -> list[Tenso
         if example is not given:
             _run_model(model, given, given)  # if that fails too, the size is not the cause
             where = f"{batch_size(example)} inputs"
-            hint = "; if it takes only one batch size, give any_batch=False"
+            hint = "; if it takes only one batch size, pass any_batch=False"
         raise ForwardError(
             f"The model's own forward fails on {where}: {reason(error)}{hint}."
         ) from error

@@ -259,7 +259,17 @@ def _measure(
     seconds: float,
     layers: Sequence[LayerTime],
 ) -> BenchRow:
-    """Time all models in one setting."""
+    """Time all models in one setting.
+
+    Args:
+        named: The models by name; the first is the baseline.
+        example: An input of the batch size to time.
+        macs: MACs of each model, in the same order.
+        backend: The runtime.
+        threads: Number of threads.
+        seconds: Time to spend.
+        layers: Layer times in PyTorch, which explain a small speedup.
+    """
     loaded = [backend.load(model, example, threads) for model in named.values()]
     load = MachineLoad()
     timings = time_interleaved([runnable.run for runnable in loaded], seconds)

@@ -76,7 +76,7 @@ class TimedModel:
         if any(p.is_cuda for p in model.parameters()) and not backend.name.startswith("cuda"):
             raise RequestError(
                 f"The model is on a CUDA device, but {backend.name} is timed on the CPU: move the "
-                "model to the CPU, or give backend='cuda'."
+                "model to the CPU, or pass backend='cuda'."
             )
         original = copy_model(model).eval()  # timing has no side effects on the model
         with runtime_errors(backend):

@@ -92,7 +92,16 @@ def predict_ratio(
 
 
 class Predictor:
-    """Predicts seconds from the kept fraction of every group; has the interface of `Costs`."""
+    """Predicts seconds from the kept fraction of every group; has the interface of `Costs`.
+
+    Args:
+        structure: The channel groups of the original.
+        called: Its layer calls.
+        table: Times layers, or looks their times up.
+        total: Measured seconds of the whole original.
+        rounder: Rounds widths; only widths it can return are timed.
+        progress: Reports progress.
+    """
 
     def __init__(
         self,

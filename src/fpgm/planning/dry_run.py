@@ -79,6 +79,16 @@ def _dry_run(
     tolerated: Set[tuple[Place, int]],
     values: bool,
 ) -> tuple[list[Adapter], MismatchError | None]:
+    """Run the compact model once.
+
+    Args:
+        model: The original model.
+        structure: Its channel groups and trace.
+        plan: The plan to check.
+        removed: The classes that it removes.
+        tolerated: Operators whose sizes may differ from the prediction.
+        values: Compute with real values; otherwise heavy operators run on shapes alone.
+    """
     small = rebuild(model, plan, values=values)
     with cache_modules(small):
         tracer = ValidatingTracer(small, structure, plan, removed, tolerated, values)

@@ -33,7 +33,14 @@ from fpgm.utils.tracebacks import source_line
 
 
 class MismatchError(Exception):
-    """The compact model does not behave as the labels predict; carries the classes involved."""
+    """The compact model does not behave as the labels predict; carries the classes involved.
+
+    Args:
+        reason: What is wrong, and where in the model's code.
+        classes: The classes to freeze if it cannot be fixed.
+        place: The fixed-size operator that caused it, if one did.
+        may_wait: See the attribute, like the following ones.
+    """
 
     def __init__(
         self,
@@ -62,7 +69,16 @@ class MismatchError(Exception):
 
 
 class ValidatingTracer(AdapterChecks):
-    """A tracer that checks labels instead of recording them."""
+    """A tracer that checks labels instead of recording them.
+
+    Args:
+        small: The compact model.
+        structure: The channel groups and trace of the original.
+        plan: The plan that the compact model was made with.
+        removed: The classes that it removes.
+        tolerated: Operators whose sizes may differ from the prediction.
+        values: Compute with real values; otherwise heavy operators run on shapes alone.
+    """
 
     trusts_positions = True
     may_assume_sizes = False

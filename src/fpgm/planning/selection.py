@@ -50,7 +50,14 @@ class Choice:
 
 
 class Selector:
-    """Turns a budget into a choice."""
+    """Turns a budget into a choice of units to remove.
+
+    Args:
+        structure: The channel groups.
+        scores: Scores of their units; the lowest are removed first.
+        rounder: Rounds widths.
+        cost_of: See the attribute, like `first` and `error_of`.
+    """
 
     def __init__(
         self,

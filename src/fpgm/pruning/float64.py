@@ -120,7 +120,10 @@ def _expected_value(name: str, args: tuple[Any, ...]) -> Any:
 def _leaky(
     name: str, x: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1 / 3, *_: Any
 ) -> Any:
-    """Return a randomized leaky ReLU with its mean slope, and leave that slope as its noise."""
+    """Return a randomized leaky ReLU with its mean slope, and leave that slope as its noise.
+
+    Arguments are those of `aten.rrelu_with_noise`; `name` tells its variants apart.
+    """
     slope = (lower + upper) / 2
     slopes = torch.where(x > 0, 1.0, slope).to(x)
     out = x * slopes

@@ -86,6 +86,7 @@ class _KeptNorms(TorchDispatchMode):
     def _layer_norm(
         self, func: Any, x: Tensor, _: Any, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, ...]:
+        """Run `aten.native_layer_norm`, whose arguments these are, over the kept channels only."""
         keep = torch.tensor(self.scales[id(weight)].keep, device=x.device)
         shift = None if bias is None else bias[keep]
         out, mean, rstd = func(x.index_select(-1, keep), [len(keep)], weight[keep], shift, eps)

@@ -70,6 +70,16 @@ def _cut_state(
     successor: Tensor,
     cuts: Mapping[str, Sequence[Cut]],
 ) -> Any:
+    """Cut one entry of the optimizer's state like the parameter it belongs to.
+
+    Args:
+        name: Name of the parameter.
+        key: Name of the entry, such as "momentum_buffer".
+        value: The entry; only tensors with dims are cut.
+        parameter: The parameter before pruning.
+        successor: The parameter of the compact model.
+        cuts: The plan's cuts by parameter name.
+    """
     if not isinstance(value, Tensor) or value.ndim == 0 or name not in cuts:
         return value.clone() if isinstance(value, Tensor) else value
     if value.shape != parameter.shape:

@@ -97,7 +97,7 @@ def _check_attributes(attributes: Iterable[Attribute], modules: Mapping[str, nn.
         if not any(a.after if isinstance(a.after, tuple) else (a.after,)) and _is_torchs(
             type(module)
         ):
-            raise PlanError(f"The plan is damaged: it leaves nothing of {a.name} of '{a.module}'.")
+            raise PlanError(f"The plan is damaged: it reduces {a.name} of '{a.module}' to 0.")
         if (a.module, a.name) in once:
             raise PlanError(f"The plan is damaged: it changes {a.name} of '{a.module}' twice.")
         once.add((a.module, a.name))
@@ -127,7 +127,8 @@ def _check_layers(
             )
         if a.name in ("groups", "num_groups") and (type(a.after) is not int or left[0] % a.after):
             raise PlanError(
-                f"The plan is damaged: '{a.module}' cannot have {a.after} groups of its channels."
+                f"The plan is damaged: the channels of '{a.module}' do not divide into {a.after} "
+                "groups."
             )
 
 

@@ -160,7 +160,7 @@ class ActivationOffload:
         except OSError as error:
             raise FileError(
                 f"Activations cannot be kept in {tempfile.gettempdir()}: {reason(error)}. Use "
-                "fewer images, or let TMPDIR name a folder with more room."
+                "fewer images, or set TMPDIR to a folder with more space."
             ) from error
         self.file_bytes = max(self.file_bytes, place + values.nbytes)
         return place

@@ -186,9 +186,11 @@ def recover(
     if not isinstance(distil, int | float) or not 0 <= distil < math.inf:
         raise RequestError(f"distil is {distil!r}: give a number of seconds, 0 or more.")
     if distil > 0 and torch.is_inference_mode_enabled():
-        raise RequestError("distil trains: call recover outside of torch.inference_mode().")
+        raise RequestError(
+            "distil= trains the model: call recover outside of torch.inference_mode()."
+        )
     if method is None and not distil:
-        raise RequestError("method=None runs only distillation: give distil=, in seconds.")
+        raise RequestError("method=None runs only distillation: pass distil= (seconds).")
     began = time.perf_counter()
     model = unwrap_model(model)
     plain = _start(model, plan, start)
@@ -297,7 +299,18 @@ def _add_candidates(
     cache: SolveCache | None,
     progress: Progress | None,
 ) -> None:
-    """Add the models that a method makes; `small` may be changed."""
+    """Add the models that a method makes.
+
+    Args:
+        result: Gets the models, and notes about layers that were not solved.
+        model: The original model.
+        small: The compact model; it may be changed.
+        plan: The plan it was made with.
+        inputs: Inputs to solve with.
+        method: The method; None adds nothing.
+        cache: Where solved layers are stored, if anywhere.
+        progress: Reports progress.
+    """
     nets = result.nets
     if method == "weights":
         full, changed = compensate(model, plan, inputs.first)
@@ -408,7 +421,16 @@ def _solve_(
 ) -> tuple[list[SolvedLayer], dict[str, str]]:
     """Solve for all layers in execution order, each with the inputs it gets from solved ones.
 
-    Returns them, and those that cannot be solved with the reason.
+    Args:
+        model: The original model, whose outputs are the targets.
+        small: The compact model, which is changed.
+        plan: The plan it was made with.
+        inputs: Inputs to solve with.
+        cache: Layers solved before an interruption, if any.
+        progress: Reports progress.
+
+    Returns:
+        The solved layers, and the reason for each layer that cannot be solved.
     """
     layers, largest, unsolvable = _find_layers(model, small, inputs)
     ranks = inputs.ranks

@@ -63,8 +63,8 @@ def distil_(
 ) -> DistillationResult:
     """Train the compact model towards the original for a number of seconds.
 
-    Products are in bfloat16 where the hardware has it, and inputs in channels-last order, unless
-    the model does not run that way.
+    It runs in bfloat16 (autocast) where the hardware supports it, and in channels-last order,
+    unless the model does not run that way.
     Batch norms keep their statistics: batches may be small, and the statistics are already right.
     Frozen weights (`requires_grad=False`) are trained too, as recovery also solves for them.
 
@@ -106,7 +106,19 @@ def _train(
     progress: Progress | None,
     ranks: Ranks,
 ) -> None:
-    """Take steps until the time is up, and count them in `result`."""
+    """Take steps until the time is up, and count them in `result`.
+
+    Args:
+        small: The compact model, which is trained.
+        model: The original model, the teacher.
+        plan: The plan; it tells which features of both models correspond.
+        batches: Training inputs, as many as are needed.
+        seconds: Time limit, by rank 0's clock.
+        parameters: The parameters to train.
+        result: Counts the steps.
+        progress: Reports progress.
+        ranks: The processes that divide the batches.
+    """
     first = next(batches)
     plain = _FastForward(channels_last=False, bfloat16=False, device=parameters[0].device)
     everyone = ranks.gather(_FastForward.choose([small, model], first, plain))

@@ -88,7 +88,10 @@ def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None,
     variance: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
-    """Normalize zeros; the statistics of the batch have no values either."""
+    """Infer the results of `aten.native_batch_norm`, whose arguments these are, as zeros.
+
+    None if it cannot run on them.
+    """
     given = [t for t in (weight, bias, mean, variance) if t is not None]
     fits = x.ndim > 1 and _is_plain(x) and _alike(x, *given)
     if not fits or any(t.shape != x.shape[1:2] for t in given):
@@ -124,6 +127,7 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> list[int] | None:
+    """Infer the output shape of `aten.convolution`, whose arguments these are; None if invalid."""
     reads, writes = weight.shape[1] * groups, weight.shape[0]
     if transposed:
         reads, writes = writes, reads
@@ -167,7 +171,10 @@ def _max_pool(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> list[int] | None:
-    """Compute sizes like torch's `pooling_output_shape`; None where torch raises or warns."""
+    """Infer the output shape of `aten.max_pool2d`, whose arguments these are.
+
+    Sizes are those of torch's `pooling_output_shape`; None where torch raises or warns.
+    """
     lists = [_both(numbers) for numbers in (kernel, stride or kernel, padding, dilation)]
     if x.ndim != 4 or not x.is_floating_point() or any(len(numbers) != 2 for numbers in lists):
         return None

@@ -242,7 +242,7 @@ def _refuse_code(own: Mapping[str, Any], changes: Sequence[str], where: str) -> 
         if isinstance(spec, str) and names_code(spec) and f"{part}.{name}" not in changed:
             raise RequestError(
                 f"{where}: {part}.{name} is {spec!r}, which is code that would be run: if you "
-                "trust it, give --allow-code (in Python: allow_code=True)."
+                "trust it, pass --allow-code (in Python: allow_code=True)."
             )
 
 
@@ -307,7 +307,7 @@ def _check(recipe: Recipe, where: str) -> None:
     rules = [
         (
             recipe.model.weights == "",
-            "it starts from trained weights: give --set model.weights=FILE",
+            "it starts from trained weights: pass --set model.weights=FILE",
         ),
         (
             recipe.prune is not None and recipe.prune.first > train.epochs,

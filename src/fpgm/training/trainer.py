@@ -337,7 +337,7 @@ def _open_data(recipe: Recipe, share: ProcessShare, device: torch.device) -> Dat
     data = recipe.data
     if data.batch % share.world:
         raise RequestError(
-            f"data.batch is {data.batch}, which {share.world} processes cannot share equally."
+            f"data.batch is {data.batch}: it must be divisible by the {share.world} processes."
         )
     return open_splits(data, recipe.seed, share, device)
 

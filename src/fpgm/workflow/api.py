@@ -150,7 +150,7 @@ def _allocate(planner: Planner, request: PlanRequest) -> None:
         allocate_by(planner, allocate)
     elif allocate == "sensitivity":
         if request.loader is None:
-            raise RequestError("allocate='sensitivity' is measured on data: give loader=.")
+            raise RequestError("allocate='sensitivity' needs data: pass loader=.")
         allocate_by(
             planner, measure_sensitivity(planner, request.loader, progress=request.progress)
         )
@@ -215,8 +215,7 @@ def check_prunes(plan: Plan) -> None:
     """Refuse a plan that removes nothing."""
     if not plan.cuts and plan.groups and all(group.units == 1 for group in plan.groups):
         raise ModelError(
-            "There is nothing to prune: all channels that could be removed depend on each other, "
-            "so that none can go without the others."
+            "There is nothing to prune: in every group, all channels can only be removed together."
         )
     if not plan.cuts:
         raise RequestError("This would remove no unit: request more, or use align=1.")

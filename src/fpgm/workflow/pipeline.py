@@ -396,8 +396,20 @@ def _recover(
     start: nn.Module | None = None,
     cache: Path | None = None,
 ) -> nn.Module:
+    """Recover a compact model.
+
+    Args:
+        model: The original model.
+        plan: The plan.
+        example: An example input, for methods that need no data.
+        data: Inputs to solve and distill with; labels are not used.
+        options: Method, number of images and duration.
+        steps: Reports progress.
+        start: A compact model whose weights to start from, instead of the original's.
+        cache: Where solved layers are stored, to resume an interrupted recovery.
+    """
     if data is None and options.needs_data:
-        raise RequestError("This recovery method needs inputs: give data.")
+        raise RequestError("This recovery method needs inputs: pass data.")
     return recover(
         model, plan, [example] if data is None else data,
         method=options.method, images=options.images, distil=options.distil, start=start,

@@ -124,7 +124,7 @@ def untrusted_code(folder: Path, results: RunResults, allowed: Sequence[str]) ->
     if not names_code(model) or model in allowed:
         return None
     return (
-        f"{folder} was made from {model}, which is code that would be run: if you trust it, give "
+        f"{folder} was made from {model}, which is code that would be run: if you trust it, pass "
         f"--model {quote(model)}"
     )
 
@@ -183,7 +183,7 @@ def _missing_weights(folder: Path, results: RunResults, weights: Path | None) ->
     used = results["weights"]
     if used is None or weights is not None or used["sha256"] == file_sha256(assets.WEIGHTS):
         return None
-    return f"{folder} was made from {used['file']}: give that file with --weights"
+    return f"{folder} was made from {used['file']}: pass that file with --weights"
 
 
 def _build_original(folder: Path, results: RunResults, weights: Path | None) -> nn.Module:

@@ -119,7 +119,7 @@ class SoftPruner:
         self.schedule = PruneSchedule(interval, start, end, ramp, 1 if mode == "hard" else hold)
         holding = "mode='hard'" if mode == "hard" else f"hold={hold}"
         if self.schedule.hold is not None and optimizer is None:
-            raise RequestError(f"{holding} corrects the optimizer's steps: give optimizer=.")
+            raise RequestError(f"{holding} undoes steps of the optimizer: pass optimizer=.")
         if (macs is not None or params is not None) and self.schedule.rises_while_holding():
             raise RequestError(
                 f"{holding} with a ramp needs rate=: on the way to a target in MACs or "
@@ -217,7 +217,8 @@ class SoftPruner:
         """Continue from a saved state; if it does not fit, nothing is changed."""
         if state["mode"] != self.mode:
             raise RequestError(
-                f"The saved state is of mode {state['mode']!r}, this pruner of {self.mode!r}."
+                f"The saved state has mode={state['mode']!r}, but this pruner has "
+                f"mode={self.mode!r}: create it with the same mode."
             )
         plan = None if state["plan"] is None else Plan.from_json(state["plan"])
         if plan is not None:
@@ -225,7 +226,7 @@ class SoftPruner:
         epoch, removed = int(state["epoch"]), torch.tensor(state["gone"], dtype=torch.int64)
         holding = bool(state["holding"])
         if holding and self.optimizer is None:
-            raise RequestError("The saved state holds units at zero: give optimizer=.")
+            raise RequestError("The saved state holds units at zero: pass optimizer=.")
         self.planner.add_constraints(state["frozen"])
         self.epoch, self.plan, self._removed, self._holding = epoch, plan, removed, holding
         self._hold(plan)
@@ -292,8 +293,8 @@ class SoftPruner:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held and p.requires_grad for p in self.model.parameters()):
             raise RequestError(
-                f"{holding} corrects the optimizer's steps: this one holds no parameter of the "
-                "model; give the optimizer that trains it."
+                f"{holding} undoes steps of the optimizer, but this one holds no parameter of the "
+                "model: pass the optimizer that trains it."
             )
 
 

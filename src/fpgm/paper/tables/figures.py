@@ -106,6 +106,14 @@ def figure5(
     """Plot the feature maps of the first pruned inner layer, and the kept channels most like them.
 
     The maps are those of the first image; correlations are over all images.
+
+    Args:
+        model: The trained model.
+        batches: Images, without labels.
+        folder: Where the files are written.
+        name: The model's name, in file names and titles.
+        kind: The image format, such as "svg".
+        rate: Fraction of filters to remove.
     """
     images: Sequence[Tensor] = list(islice((x for batch in batches for x in batch), MAX_IMAGES))
     example = images[0][None]
@@ -115,7 +123,7 @@ def figure5(
     paths = [call.path for call in called_layers(model, as_examples(example)[0])]
     layer = next((path for path in paths[1:] if removed_filters(pruning_plan, path)), None)
     if layer is None:
-        raise RequestError("fig5 needs a layer that loses channels: at this rate none does.")
+        raise RequestError("fig5 shows removed channels, but no layer loses any at this rate.")
     removed = removed_filters(pruning_plan, layer)
     outputs = [layer_output(model, layer, x[None]) for x in images]
     files = [folder / f"fig5-{name}.{kind}", folder / f"fig5-{name}-replaced.{kind}"]

@@ -66,7 +66,19 @@ def _table1_row(
     drop: float | None,
     flops_removed: float,
 ) -> TableRow:
-    """Create a row of Table 1."""
+    """Create a row of Table 1.
+
+    Args:
+        depth: Layers of the ResNet.
+        method: The method, as the paper prints it.
+        rate: Fraction of filters removed; None for values that the paper cites.
+        start: Whether pruning starts from trained or from random weights.
+        baseline: Accuracy of the unpruned network.
+        accuracy: Accuracy of the pruned network.
+        spread: Its standard deviation.
+        drop: The accuracy drop as printed, which may not be their difference.
+        flops_removed: In percent.
+    """
     name = _METHOD_NAMES[method]
     recipe: dict[str, Any]
     if rate is None:
@@ -252,7 +264,17 @@ def _table4_row(
     rate: float | None,
     *changes: str,
 ) -> TableRow:
-    """Create a row of Table 4."""
+    """Create a row of Table 4.
+
+    Args:
+        key: Name of the row.
+        labels: Its first two columns.
+        method: A method or a criterion, as in `TableRow`.
+        accuracy: Mean and standard deviation.
+        saved: FLOPs removed, in percent.
+        rate: Fraction of filters removed.
+        changes: Changes to the recipe, as for `fpgm train --set`.
+    """
     return TableRow(
         key, labels, {"baseline": _VGG_BASELINE[0], "accuracy": accuracy[0], "FLOPs": saved},
         "vgg16", method, saved / 100, rate, "scratch", "cifar10-vgg16-scratch", changes,
@@ -308,7 +330,17 @@ def _ablation_row(
     saved: float | None = 52.3,
     **options: Any,
 ) -> TableRow:
-    """Create a row of the ablations of a ResNet-110 at 40 % from scratch."""
+    """Create a row of the ablations of a ResNet-110 at 40 % from scratch.
+
+    Args:
+        what: The setting that is varied.
+        value: Its value in this row.
+        paper: The printed accuracy and its standard deviation, if there are any.
+        changes: Changes to the recipe, as for `fpgm train --set`.
+        rate: Fraction of filters removed.
+        saved: FLOPs removed, in percent; None for the unpruned network.
+        options: `recipe`, and other fields of `TableRow`.
+    """
     key = f"{what}-{value}".replace(" ", "-").replace("%", "")
     recipe = options.pop("recipe", "cifar10-resnet110-scratch")
     return TableRow(
@@ -368,7 +400,17 @@ def _baseline_row(
     top5: float | None = None,
     spread: float | None = None,
 ) -> TableRow:
-    """Create the row of an unpruned network."""
+    """Create the row of an unpruned network.
+
+    Args:
+        label: The network's name in the table.
+        network: Its name for `load_model`.
+        recipe: Name of its recipe, without "-scratch".
+        epochs: Epochs of that recipe.
+        top1: The paper's top-1 accuracy.
+        top5: The paper's top-5 accuracy, if printed.
+        spread: Standard deviation of the top-1 accuracy, if printed.
+    """
     return TableRow(
         network.replace("torchvision:", "imagenet-"), (label,), {"top-1": top1, "top-5": top5},
         network, "none", 0.0, recipe=f"{recipe}-scratch", epochs=epochs, prunes=False,

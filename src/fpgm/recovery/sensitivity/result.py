@@ -96,7 +96,7 @@ class Sensitivity:
                 )
             result = Decoder().record(cls, content)
         except (ValueError, KeyError, TypeError) as error:
-            raise FileError("This is not a sensitivity written by fpgm.") from error
+            raise FileError("This is not a sensitivity file written by fpgm.") from error
         if not result.groups:
             raise FileError("The sensitivity has no groups: measure it again.")
         if any(len(group.harm) != group.units + 1 for group in result.groups):

@@ -79,7 +79,14 @@ def measure_sensitivity(
 ) -> Sensitivity:
     """Measure the output error that removing each group's units causes, in a planner's order.
 
-    The other arguments are those of `fpgm.sensitivity`.
+    Args:
+    planner: Selects the units of each group and knows the model.
+    loader: Batches, as for `fpgm.sensitivity`.
+    images: Inputs to use.
+    progress: Reports progress.
+    rates: Fractions of each group at which accuracy is measured.
+    cache: A JSON file to resume from, written after every group.
+    trials: Correct the estimate by the measured output error of trial prunings.
     """
     ranks = current_ranks()
     inputs = read_inputs(move_batches(planner.model, loader), images, ranks)

@@ -142,6 +142,19 @@ def _analyze_layer(
     macs_share: float,
     params_share: float,
 ) -> LayerAnalysis:
+    """Analyze the filters of one layer.
+
+    Args:
+        layer: The layer's name.
+        rows: Its filters, [n, d].
+        rate: Pruning rate at which criteria are compared.
+        quick: Do not compare filters with each other in the largest layers.
+        write_groups: Indices of the groups that the layer's filters are in.
+        read_groups: Indices of the groups that the layer reads.
+        groups: Names of all groups.
+        macs_share: The layer's fraction of the model's MACs.
+        params_share: The layer's fraction of the model's parameters.
+    """
     criteria.check_finite(rows, layer)
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     mean = float(norms.mean()) or 1.0

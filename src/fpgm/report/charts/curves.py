@@ -221,6 +221,17 @@ def _line_chart(
     percent_x: bool,
     bands: Bands | None = None,
 ) -> Any:
+    """Draw lines with points.
+
+    Args:
+        lines: Points (x, y) of every line, by name.
+        x_title: Title of the x axis.
+        y_title: Title of the y axis.
+        original: Value of the unpruned model, drawn as a dashed line.
+        width: In pixels.
+        percent_x: x values are fractions, shown in percent; otherwise they are integers.
+        bands: Lower and upper values around every line.
+    """
     alt = load_altair()
     rows = [
         {"line": name, x_title: x, y_title: y} for name, points in lines.items() for x, y in points

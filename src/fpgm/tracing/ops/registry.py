@@ -78,7 +78,16 @@ def apply(
     out: Any,
     inputs: Sequence[Tensor],
 ) -> None:
-    """Let the operator's rule move labels from its arguments (`inputs`: the tensors) to `out`."""
+    """Let the operator's rule move labels from its arguments to `out`.
+
+    Args:
+        tracer: Holds the labels and receives what the rule reports.
+        func: The ATen operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        out: Its result.
+        inputs: All tensors among the arguments.
+    """
     entry = _rules_by_func.get(func)
     if entry is None:
         entry = _rules_by_func[func] = _look_up(func)

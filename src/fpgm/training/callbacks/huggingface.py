@@ -44,7 +44,7 @@ class TrainerPruneCallback(TrainerCallback):
         optimizer: Any = None,
         **others: Any,
     ) -> None:
-        """Create the pruner once the optimizer exists."""
+        """Create the pruner: the optimizer exists now. The Trainer passes these arguments."""
         inputs = to_model_device(model, self.example_inputs)
         self.pruner = SoftPruner(model, inputs, optimizer=optimizer, **self.options)
         if state.global_step > 0:

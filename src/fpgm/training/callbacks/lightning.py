@@ -36,7 +36,7 @@ class PruneCallback(pl.Callback):
         """Create the pruner once the optimizers exist."""
         if len(trainer.optimizers) != 1:
             raise RequestError(
-                f"The callback follows one optimizer; this module has {len(trainer.optimizers)}."
+                f"PruneCallback needs one optimizer; this module has {len(trainer.optimizers)}."
             )
         network = pl_module.get_submodule(self.attribute)
         inputs = to_model_device(network, self.example_inputs)
