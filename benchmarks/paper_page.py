@@ -13,7 +13,7 @@ from fpgm.paper.flops import flops_rows
 from fpgm.paper.tables import TABLES
 from fpgm.paper.tables.full_scale import MACS_PER_SECOND, MIN_EPOCH_SECONDS, gpu_hours, row_command
 from fpgm.paper.tables.quick_scale import LONG_TUNING_FACTOR
-from fpgm.utils.tables import markdown_table, mean_and_spread
+from fpgm.utils.tables import format_mean_std, markdown_table
 
 LEVEL = 0.005
 """Closer accuracies count as equal: on 10,000 images, two standard errors of an accuracy of 90 %
@@ -166,7 +166,7 @@ def _mil(item: dict[str, Any]) -> Iterator[str]:
 def _share(rows: list[dict[str, Any]], key: str) -> str:
     """Format mean and deviation; without deviation if all seeds agree."""
     known = [row[key] for row in rows if row[key] is not None]
-    return mean_and_spread(known[:1] if len(set(known)) == 1 else known)
+    return format_mean_std(known[:1] if len(set(known)) == 1 else known)
 
 
 def _means(setting: dict[str, Any], method: str) -> dict[str, float]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.clocks import Ideal
 from tests.helpers.runs import write_net
 from tests.helpers.shell import run
+from tests.helpers.simulated_backends import Ideal
 from tests.helpers.skips import skip_summary
 from tests.helpers.small_cifar10 import COUNT, Small
 
@@ -21,7 +21,7 @@ from fpgm.errors import RequestError
 from fpgm.latency import backends, budget_search
 from fpgm.latency.backends import BACKENDS
 from fpgm.models.torchvision_import import import_torchvision
-from fpgm.utils import machine_load as neighbours
+from fpgm.utils import machine_load
 from fpgm.utils.timing import time_interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +72,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that run beside each other are not to call the machine busy."""
-    monkeypatch.setattr(neighbours, "_busy_seconds", lambda: None)
+    monkeypatch.setattr(machine_load, "_busy_seconds", lambda: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

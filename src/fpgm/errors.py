@@ -35,7 +35,7 @@ class FpgmError(Exception):
         text = " ".join(line.strip() for line in super().__str__().strip().split("\n"))
         return escape_text(text, self.max_length)
 
-    def uncut(self: Self) -> Self:
+    def keep_full_message(self: Self) -> Self:
         """Return the error with a message of any length."""
         self.max_length = sys.maxsize
         return self

@@ -200,7 +200,7 @@ def real() -> Path:
     return root
 
 
-def test_the_real_one(real: Path) -> None:
+def test_the_official_archive_has_all_images(real: Path) -> None:
     results = cifar10.read(real)
     assert results.train_images.shape == (50_000, 3, 32, 32)
     assert results.test_images.shape == (10_000, 3, 32, 32)

@@ -86,7 +86,7 @@ class TestWithin:
             (96, 72, 128, 72, Counter(Gather=1, Concat=1)),  # 96 read by each of 72
         ],
     )
-    def test_as_much_as_pays(
+    def test_scatters_are_folded_only_as_far_as_it_is_cheaper(
         self, reads: int, kept: int, wide: int, filters: int, left: Counter[str], norm: bool
     ) -> None:
         block = stir(Block(reads, kept, wide, norm=norm)).eval()

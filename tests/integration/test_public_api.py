@@ -67,7 +67,7 @@ SIGNATURES["prune"] = SIGNATURES["plan"].replace("-> 'Plan'", "-> 'nn.Module'")
 ERRORS = ["FileError", "FpgmError", "ModelError", "PlanError", "RequestError", "VerificationError"]
 
 
-def test_the_names() -> None:
+def test_public_names() -> None:
     assert fpgm.__all__ == [
         "Certificate",
         *ERRORS[:3],

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.clocks import CONV, FULL, NET_SECONDS, Ideal, Stepwise, X, macs, net
 from tests.helpers.shell import run
+from tests.helpers.simulated_backends import CONV, FULL, NET_SECONDS, Ideal, Stepwise, X, macs, net
 from torch import nn
 
 import fpgm

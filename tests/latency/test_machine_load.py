@@ -25,10 +25,10 @@ from fpgm.pruning.plan import Latency
 from fpgm.report.headline import cards
 from fpgm.report.run import Run
 from fpgm.tracing.layer_calls import LayerSpec
-from fpgm.utils import machine_load as neighbours
+from fpgm.utils import machine_load
 from fpgm.utils.machine_load import MachineLoad
 
-REAL = neighbours._busy_seconds
+REAL = machine_load._busy_seconds
 CONV = LayerSpec("conv", 1, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1), (1, 1))
 
 
@@ -38,12 +38,12 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     seconds = count()
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(
-        neighbours, "_busy_seconds", lambda: (float(now := next(seconds)), 1.5 * now)
+        machine_load, "_busy_seconds", lambda: (float(now := next(seconds)), 1.5 * now)
     )
     return
 
 
-def test_in_words(crowd: None) -> None:
+def test_load_is_described_in_one_phrase(crowd: None) -> None:
     watched = MachineLoad()
     assert watched.used_cores() == pytest.approx(1.5)
     assert watched.describe_contention(1) == "other processes used 1.5 of 2 cores"
@@ -57,12 +57,12 @@ def test_only_where_cores_are_shared(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     times = iter([(0.0, 0.0), (10.0, 10 * others)])
-    monkeypatch.setattr(neighbours, "_busy_seconds", lambda: next(times))
+    monkeypatch.setattr(machine_load, "_busy_seconds", lambda: next(times))
     assert (MachineLoad().describe_contention(threads) is not None) == reported
 
 
 def test_an_unknown_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "_busy_seconds", lambda: None)
+    monkeypatch.setattr(machine_load, "_busy_seconds", lambda: None)
     assert MachineLoad().describe_contention(8) is None
 
 
@@ -75,7 +75,7 @@ def _spin(seconds: float) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
 def test_another_process_counts_and_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs meanwhile, a busy process adds about a core."""
-    monkeypatch.setattr(neighbours, "_busy_seconds", REAL)
+    monkeypatch.setattr(machine_load, "_busy_seconds", REAL)
     results = REAL()
     assert results is not None
     started = MachineLoad()
@@ -136,7 +136,7 @@ class TestPlan:
             "While times were measured, other processes used 1.5 of 2 cores: they may be wrong."
         )
 
-    def test_so_does_a_refusal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_budget_mentions_the_load(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> fpgm.Plan:
             raise fpgm.RequestError("It cannot be reached.")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers.clocks import CONV, NET_SECONDS, Ideal, X, net
+from tests.helpers.simulated_backends import CONV, NET_SECONDS, Ideal, X, net
 from torch import nn
 
 import fpgm

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.helpers.prunable import Two, data, task_of
+from tests.helpers.baseline_tasks import Two, data, task_of
 from tests.helpers.recoverable import Streams, stir
 from torch import Tensor, nn
 
@@ -112,7 +112,7 @@ class TestContributions:
         assert why["two.0"] == "no layer consumes its output directly"
 
 
-class TestEverywhere:
+class TestGlobalThreshold:
     def chain(self) -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)
@@ -124,7 +124,7 @@ class TestEverywhere:
             result[pool.units] = item.double()
         return result
 
-    def test_one_threshold(self) -> None:
+    def test_all_layers_share_one_threshold(self) -> None:
         planner = Task(self.chain(), torch.zeros(1, 3, 8, 8), 0.5).planner()
         scores = self.scores(planner, torch.arange(8.0) + 1, torch.arange(8.0) + 5)
         result = prune_globally(planner, "mine", scores)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.prunable import Two, data, task_of
+from tests.helpers.baseline_tasks import Two, data, task_of
 from tests.helpers.recoverable import Streams, stir
 from torch import Tensor, nn
 
@@ -100,7 +100,7 @@ class TestTraining:
         assert not net.training
         assert all(p.grad is None for p in net.parameters())
 
-    def test_it_learns(self) -> None:
+    def test_training_lowers_the_loss(self) -> None:
         model = stir(Two()).eval()
         batches = data(2)
         task = Task(model, batches[0][0][:1], 0.4, loader=batches)

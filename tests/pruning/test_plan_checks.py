@@ -185,7 +185,7 @@ class TestAdapters:
             (Adapter("c", "output", "gather", 1, (0, 1), 8), "there is no module 'c'"),
         ],
     )
-    def test_what_no_module_has(self, plan: Plan, adapter: Adapter, why: str) -> None:
+    def test_impossible_adapters_are_refused(self, plan: Plan, adapter: Adapter, why: str) -> None:
         assert why in refusal(replace(plan, adapters=(adapter,)))
 
     def test_more_than_a_module_can_have(self, plan: Plan) -> None:

@@ -176,7 +176,7 @@ def test_recovery_is_the_same_with_little_memory(
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1, residual=residual)
     data = batches(3, 6, 6)
     expected = fpgm.recover(model, plan, data)
-    monkeypatch.setattr(api, "memory_at", lambda _: memory)
+    monkeypatch.setattr(api, "device_memory", lambda _: memory)
     monkeypatch.setattr(api, "PASS_MEMORY_FACTOR", 2**30)
     small = fpgm.recover(model, plan, data)
     x = torch.randn(16, 3, 6, 6)
@@ -186,7 +186,7 @@ def test_recovery_is_the_same_with_little_memory(
 
 def test_features_that_hooks_collect_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 64)
-    monkeypatch.setattr(api, "memory_at", lambda _: 0)
+    monkeypatch.setattr(api, "device_memory", lambda _: 0)
     model = stir(Streams()).eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
     features: list[Tensor] = []
@@ -267,7 +267,7 @@ def test_passes_do_not_grow_with_depth(monkeypatch: pytest.MonkeyPatch, depth: i
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(depth)]
     model = nn.Sequential(Counted(), nn.Conv2d(3, 8, 1), *layers, nn.Conv2d(8, 4, 1)).eval()
     plan = fpgm.plan(model, torch.zeros(1, 3, 6, 6), rate=0.5, align=1)
-    monkeypatch.setattr(api, "memory_at", lambda _: 0)
+    monkeypatch.setattr(api, "device_memory", lambda _: 0)
     monkeypatch.setattr(Counted, "calls", 0)
     fpgm.recover(model, plan, [torch.randn(8, 3, 6, 6) for _ in range(4)])
     assert Counted.calls == CALLS

@@ -76,7 +76,7 @@ def test_layers_in_the_middle_of_custom_forwards_are_solved_exactly(
 ) -> None:
     """The removed filter equals a kept one, so that nothing is lost once readers are solved."""
     if memory is not None:  # offload all activations of paused passes
-        monkeypatch.setattr(recover_module, "memory_at", lambda _: memory)
+        monkeypatch.setattr(recover_module, "device_memory", lambda _: memory)
     torch.manual_seed(0)
     model = stir(nn.Sequential(kind(3, 8, 3), kind(8, 8, 3), kind(8, 4, 3)))
     with torch.no_grad():

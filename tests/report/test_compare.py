@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.pages import Parts, embedded, plan_of
+from tests.helpers.report_pages import Parts, embedded, plan_of
 from tests.helpers.shell import refused, run
 
 import fpgm

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from tests.helpers.pages import Parts
+from tests.helpers.report_pages import Parts
 
 import fpgm
 from fpgm.pruning.plan import Group, Latency

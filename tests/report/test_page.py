@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.pages import Parts, embedded, plan_of
+from tests.helpers.report_pages import Parts, embedded, plan_of
 from tests.helpers.shell import run
 from tests.report.test_analysis import BUILT
 from torch import nn

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.pages import Parts
+from tests.helpers.report_pages import Parts
 from tests.helpers.shell import run
 
 from fpgm.pruning.plan import Plan

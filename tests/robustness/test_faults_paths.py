@@ -11,10 +11,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tests.helpers.clocks import CONV, Ideal
 from tests.helpers.faults import command, mostly_swept
 from tests.helpers.runs import write_net, write_recipe
 from tests.helpers.shell import refused, run
+from tests.helpers.simulated_backends import CONV, Ideal
 
 import fpgm
 from fpgm.cli.main import _shorten_warnings
@@ -38,7 +38,7 @@ BYTES = os.fsdecode(b"\xff\xfe")
 
 
 @pytest.mark.parametrize("kind", mostly_swept(NAMES, ("quotes", "letters", "long")))
-def test_every_name_will_do(kind: str, tmp_path: Path) -> None:
+def test_odd_file_names_work(kind: str, tmp_path: Path) -> None:
     name = NAMES[kind]
     place = tmp_path / name
     place.mkdir()
@@ -151,7 +151,7 @@ def own_parents(path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("home", mostly_swept(HOMES, ("of nobody",)))
-def test_homes(home: str, tmp_path: Path) -> None:
+def test_a_latency_cache_is_optional(home: str, tmp_path: Path) -> None:
     """Times of layers are kept elsewhere, or not, and one line says so: the plan is made."""
     place, before = HOMES[home]
     if before and os.geteuid():

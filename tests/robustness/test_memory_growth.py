@@ -57,7 +57,7 @@ def _only_new() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_only_new")
-def test_nothing_stays(tmp_path: Path) -> None:
+def test_repeated_pruning_does_not_leak_memory(tmp_path: Path) -> None:
     counts, sizes = [], []
     for number in range(PRUNINGS):
         links = once(tmp_path, number)

@@ -40,7 +40,7 @@ def hold(file: Path, how: str = "") -> tuple[subprocess.Popen[str], int]:
     return other, int(other.stdout.readline())
 
 
-def test_one_has_it(tmp_path: Path) -> None:
+def test_only_one_lock_holds_the_file(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     first, second = ProcessLock(file), ProcessLock(file)
     assert first.acquire() is True

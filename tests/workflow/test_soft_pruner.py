@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.softly import Block, X, train, zeroed_filters
+from tests.helpers.soft_pruning import Block, X, train, zeroed_filters
 from torch import Tensor, nn
 
 import fpgm
@@ -193,7 +193,7 @@ def test_a_state_of_the_other_mode_is_refused() -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     state = fpgm.SoftPruner(net, X, rate=0.5).state_dict()
     hard = fpgm.SoftPruner(net, X, rate=0.5, mode="hard", optimizer=optimizer)
-    with pytest.raises(fpgm.RequestError, match="of mode 'soft', this pruner of 'hard'"):
+    with pytest.raises(fpgm.RequestError, match="has mode='soft', but this pruner has mode='hard'"):
         hard.load_state_dict(state)
 
 

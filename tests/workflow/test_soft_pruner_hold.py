@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.softly import Block, X, batches, train, zeroed_filters
+from tests.helpers.soft_pruning import Block, X, batches, train, zeroed_filters
 from torch import Tensor, nn
 
 import fpgm

@@ -14,7 +14,7 @@ import typer
 
 from fpgm._version import __version__
 from fpgm.cli import _common as common
-from fpgm.cli import _data_options as pic
+from fpgm.cli import _data_options as data_opts
 from fpgm.cli._outcome import show_untrained
 from fpgm.data.loaders import Epochs
 from fpgm.errors import FileError, FpgmError, RequestError
@@ -30,7 +30,7 @@ from fpgm.utils.plain_json import to_json
 from fpgm.utils.run_files import FORMAT, RESULTS
 from fpgm.utils.safe_read import read_json
 from fpgm.utils.safetensors_io import read_head
-from fpgm.utils.tables import latex_table, markdown_table, mean_and_spread
+from fpgm.utils.tables import format_mean_std, latex_table, markdown_table
 from fpgm.utils.text import escape_text, reason
 from fpgm.workflow.original_model import build_model, example_input
 from fpgm.workflow.pipeline import Origin
@@ -71,10 +71,10 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Repeat with N seeds.")] = 1,
     residual: common.Residual = "coupled",
     align: Annotated[int, typer.Option(metavar="N", help="Round widths to multiples of this.")] = 1,
-    images: pic.Images = 512,
-    test: pic.RequiredTest = 2000,
-    mean: pic.Mean = None,
-    std: pic.Std = None,
+    images: data_opts.Images = 512,
+    test: data_opts.RequiredTest = 2000,
+    mean: data_opts.Mean = None,
+    std: data_opts.Std = None,
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
     json: common.AsJson = False,
@@ -105,7 +105,7 @@ def compare(
         net = build_model(model, weights)
         asked["original_sha256"] = digest = tensors_sha256(net)
         calibration, training = (
-            pic.open_images(data, mean, std, shape[-1], augment=augmented)
+            data_opts.open_images(data, mean, std, shape[-1], augment=augmented)
             for augmented in (False, True)
         )
         calibration.check(net, data, model)
@@ -199,7 +199,7 @@ def _choose_methods(methods: str, steps: int) -> tuple[list[str], list[str]]:
 
 @torch.no_grad()
 def _check_classes(
-    net: torch.nn.Module, calibration: pic.LabelledImages, data: str, model: str
+    net: torch.nn.Module, calibration: data_opts.LabelledImages, data: str, model: str
 ) -> None:
     """Check that the model has an output for every class of the data."""
     outputs = net(next(iter(calibration))[0][:1]).shape[1]
@@ -227,7 +227,7 @@ def format_table(
             lines.append((title, "failed", "–", "–", "–", "–"))
             continue
         shares = [
-            mean_and_spread([row[key] for row in matches if row[key] is not None])
+            format_mean_std([row[key] for row in matches if row[key] is not None])
             for key in ("once", "recovered", "tuned")
         ]
         removed = statistics.mean(row["macs_removed"] for row in matches)

@@ -10,7 +10,7 @@ import typer
 from torch import Tensor, nn
 
 from fpgm.cli import _common as common
-from fpgm.cli import _data_options as pic
+from fpgm.cli import _data_options as data_opts
 from fpgm.cli._outcome import Outcome, next_command, show_outcome
 from fpgm.errors import RequestError
 from fpgm.exporters.api import SUFFIXES as KNOWN
@@ -50,11 +50,11 @@ def export(
     fixed_batch: Annotated[
         bool, typer.Option("--fixed-batch", help="Fix the batch size to that of --input.")
     ] = False,
-    data: pic.Data = None,
-    images: pic.Images = 256,
-    test: pic.Test = 2000,
-    mean: pic.Mean = None,
-    std: pic.Std = None,
+    data: data_opts.Data = None,
+    images: data_opts.Images = 256,
+    test: data_opts.Test = 2000,
+    mean: data_opts.Mean = None,
+    std: data_opts.Std = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
     trusted: common.Trusted = None,
     json: common.AsJson = False,
@@ -76,7 +76,7 @@ def export(
     with common.StepBar(2 + (data is not None)) as steps:
         with steps.step("load"):
             small = load_small(folder, summary).eval()
-            image_data = None if data is None else pic.open_images(data, mean, std, shape[-1])
+            image_data = None if data is None else data_opts.open_images(data, mean, std, shape[-1])
             if image_data is not None and data is not None:
                 image_data.check(small, data, str(folder))
         with steps.step("export and compare"):
@@ -97,7 +97,7 @@ def export(
 
 
 def _count_accuracies(
-    data: pic.LabelledImages, count: int, small: nn.Module, done: Exported, batch: int | None
+    data: data_opts.LabelledImages, count: int, small: nn.Module, done: Exported, batch: int | None
 ) -> dict[str, float]:
     """Measure the accuracy of the model in PyTorch and of the file in ONNX Runtime.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fpgm.cli import _common as common
-from fpgm.cli import _data_options as pic
+from fpgm.cli import _data_options as data_opts
 from fpgm.cli import _recovery_options as opt
 from fpgm.cli import sensitivity as sensitivity_command
 from fpgm.cli._outcome import (
@@ -130,11 +130,11 @@ def prune(
         ),
     ] = None,
     distil: opt.Distil = 0.0,
-    data: pic.Data = None,
-    images: pic.Images = 1024,
-    test: pic.Test = 2000,
-    mean: pic.Mean = None,
-    std: pic.Std = None,
+    data: data_opts.Data = None,
+    images: data_opts.Images = 1024,
+    test: data_opts.Test = 2000,
+    mean: data_opts.Mean = None,
+    std: data_opts.Std = None,
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
     force: Annotated[
@@ -167,7 +167,7 @@ def prune(
         with steps.step("build"):
             net = build_model(model, weights)
             x = example_input(shape)
-            image_data = None if data is None else pic.open_images(data, mean, std, shape[-1])
+            image_data = None if data is None else data_opts.open_images(data, mean, std, shape[-1])
             if image_data is not None and data is not None:
                 image_data.check(net, data, model)
         if allocate == "sensitivity":

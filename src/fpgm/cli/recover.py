@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fpgm.cli import _common as common
-from fpgm.cli import _data_options as pic
+from fpgm.cli import _data_options as data_opts
 from fpgm.cli import _recovery_options as opt
 from fpgm.cli._outcome import (
     Outcome,
@@ -49,11 +49,11 @@ def recover(
         ),
     ] = None,
     distil: opt.Distil = 0.0,
-    data: pic.Data = None,
-    images: pic.Images = 1024,
-    test: pic.Test = 2000,
-    mean: pic.Mean = None,
-    std: pic.Std = None,
+    data: data_opts.Data = None,
+    images: data_opts.Images = 1024,
+    test: data_opts.Test = 2000,
+    mean: data_opts.Mean = None,
+    std: data_opts.Std = None,
     weights: common.Weights = None,
     trusted: common.Trusted = None,
     out: Annotated[
@@ -79,7 +79,7 @@ def recover(
     with common.StepBar(3 + (data is not None)) as steps:
         pruned = open_pruned(folder, results, weights, steps)
         size = results["input"][-1]
-        image_data = None if data is None else pic.open_images(data, mean, std, size)
+        image_data = None if data is None else data_opts.open_images(data, mean, std, size)
         if image_data is not None and data is not None:
             image_data.check(pruned.original, data, str(folder))
         run = run_recovery(pruned, options, data=image_data, test=test, steps=steps)

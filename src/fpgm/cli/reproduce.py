@@ -17,7 +17,7 @@ import typer
 from torch import nn
 
 from fpgm.cli import _common as common
-from fpgm.cli import _data_options as pic
+from fpgm.cli import _data_options as data_opts
 from fpgm.cli.train import TrainingBar
 from fpgm.data.loaders import Epochs
 from fpgm.errors import BusyError, FpgmError, RequestError
@@ -35,7 +35,7 @@ from fpgm.paper.tables.quick_scale import (
 )
 from fpgm.paper.tables.row_files import WEIGHTS
 from fpgm.paper.tables.trained_weights import SUFFIXES, find_weights, weights_digest, weights_name
-from fpgm.utils import distributed as launch
+from fpgm.utils import distributed
 from fpgm.utils.text import format_shape, shorten
 from fpgm.workflow.original_model import build_model
 
@@ -110,10 +110,10 @@ def reproduce(
     epochs: Annotated[
         int, typer.Option(min=1, help="Train a quick row from scratch for this many epochs.")
     ] = QuickBudget.epochs,
-    images: pic.Images = QuickBudget.images,
-    test: pic.RequiredTest = TEST,
-    mean: pic.Mean = None,
-    std: pic.Std = None,
+    images: data_opts.Images = QuickBudget.images,
+    test: data_opts.RequiredTest = TEST,
+    mean: data_opts.Mean = None,
+    std: data_opts.Std = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Replace a value of a full recipe."),
@@ -206,7 +206,7 @@ def _tables(
         json: Print JSON instead of a table.
     """
     one_process = options.scale == "quick" or table is TABLE5  # latency needs no training
-    if one_process and launch.world_size() > 1:
+    if one_process and distributed.world_size() > 1:
         raise RequestError(f"{table.name} runs in one process here: start it without a launcher.")
     if options.scale == "full" and table is TABLE5 and not torch.cuda.is_available():
         raise RequestError("table5 at full scale needs a CUDA device, and this machine has none.")
@@ -218,10 +218,10 @@ def _tables(
             notes, failed = _fill(results, chosen, seeds, maker, command)
             processes.destroy_processes()
         except KeyboardInterrupt:
-            if launch.is_main_process():
+            if distributed.is_main_process():
                 typer.echo("fpgm: stopped; run the same command to continue.", err=True)
             raise typer.Exit(130) from None
-    if launch.is_main_process():  # only one process prints
+    if distributed.is_main_process():  # only one process prints
         files = page.write_table(results, lambda row: full.row_command(table, row, options.out))
         _show(results, chosen, notes, files, json)
     if failed:
@@ -306,7 +306,7 @@ def _fill(
     busy: list[tuple[RowStore, TableRow, int]] = []
     failed = False
     for place, row, seed in _rows_to_compute(results, chosen, seeds):
-        claim = place.claim(row, seed) if launch.is_main_process() else nullcontext(True)
+        claim = place.claim(row, seed) if distributed.is_main_process() else nullcontext(True)
         with claim as free:
             base = (
                 (BASELINES.name, baseline_row(row.network).key, seed) if row.needs_weights else None
@@ -332,7 +332,7 @@ def _fill(
                              "run the same command again afterwards.")  # fmt: skip
                 continue
             except FpgmError as error:
-                if launch.world_size() > 1:
+                if distributed.world_size() > 1:
                     raise  # other processes may be waiting for this one: end them all
                 notes.append(f"{row.key}, seed {seed}, failed: {error}")
                 failed = True
@@ -341,10 +341,10 @@ def _fill(
                 assert isinstance(maker, _QuickRows)
                 missing.setdefault(maker.missing_reason(row), {})[row.key] = None
                 failed = failed or not row.imagenet  # weights could have been given
-            elif launch.is_main_process():
+            elif distributed.is_main_process():
                 place.save(row, seed, result, command)
     for place, row, seed in taken:
-        if launch.is_main_process() and place.load(row, seed) is None:
+        if distributed.is_main_process() and place.load(row, seed) is None:
             notes.append(f"{row.key}, seed {seed}, is being computed by another process.")
     notes += [f"Missing: {shorten(list(keys))}: {why}." for why, keys in missing.items()]
     return notes, failed
@@ -395,7 +395,7 @@ def _show(
 def _open(data: str, test: int, mean: str | None, std: str | None) -> QuickData:
     """Open the data for quick rows."""
     calibration, training = (
-        pic.open_images(data, mean, std, SHAPE[-1], augment=augmented)
+        data_opts.open_images(data, mean, std, SHAPE[-1], augment=augmented)
         for augmented in (False, True)
     )
     if tuple(calibration.sets.shape) != SHAPE:
@@ -479,7 +479,9 @@ def _draw(name: str, options: ReproduceOptions, json: bool) -> None:
                         "fig5 at full scale needs images of ImageNet: give the folder that "
                         "contains train and val with --data."
                     )
-                sets = pic.open_images(options.data, options.mean, options.std, shape[-1]).sets
+                sets = data_opts.open_images(
+                    options.data, options.mean, options.std, shape[-1]
+                ).sets
                 images = (batch.images for batch in sets.test.epoch(0))
                 rate = paper_figures.MAP_NETWORKS[options.scale][1]
                 files += paper_figures.figure5(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fpgm.cli import _common as common
-from fpgm.cli import _data_options as pic
+from fpgm.cli import _data_options as data_opts
 from fpgm.errors import FileError, RequestError
 from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
@@ -24,14 +24,14 @@ RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 @common.divide_work
 def sensitivity(
     model: common.Model,
-    data: pic.Data = None,
-    images: pic.Images = 512,
+    data: data_opts.Data = None,
+    images: data_opts.Images = 512,
     criterion: common.Criterion = "fpgm",
     residual: common.Residual = "coupled",
     weights: common.Weights = None,
     input: common.Input = None,  # noqa: A002  (the option's name)
-    mean: pic.Mean = None,
-    std: pic.Std = None,
+    mean: data_opts.Mean = None,
+    std: data_opts.Std = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -57,7 +57,7 @@ def sensitivity(
     shape = common.input_shape(input, model)
     options: dict[str, Any] = {"criterion": criterion, "residual": residual}
     net = build_model(model, weights)
-    image_data = pic.open_images(data, mean, std, shape[-1])
+    image_data = data_opts.open_images(data, mean, std, shape[-1])
     image_data.check(net, data, model)
     with common.explain_assumed_shape(shape, input), common.LayerBar() as bar:
         result = measure(

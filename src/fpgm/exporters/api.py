@@ -248,7 +248,7 @@ class _Job:
         except Exception as error:  # each runtime raises its own kinds of errors
             raise ModelError(
                 f"The exported model cannot be loaded: {full_reason(error)}."
-            ).uncut() from error
+            ).keep_full_message() from error
         return data, _check_outputs(run, self.checked, outputs)
 
 
@@ -313,7 +313,7 @@ def _check_outputs(
     except Exception as error:  # each runtime raises its own kinds of errors
         raise ModelError(
             f"The exported model does not run: {full_reason(error)}."
-        ).uncut() from error
+        ).keep_full_message() from error
     difference = max(relative_difference(o, e) for o, e in zip(outputs, expected, strict=True))
     if not difference <= TOLERANCE:
         raise VerificationError(
@@ -365,7 +365,7 @@ def _write_pt2(
         except Exception as error:
             raise ModelError(
                 f"PyTorch cannot export this model: {full_reason(error)}."
-            ).uncut() from error
+            ).keep_full_message() from error
         stream = io.BytesIO()
         torch.export.save(program, stream, extra_files=dict(metadata))
         stream.seek(0)
@@ -384,7 +384,7 @@ def _write_torchscript(
         except Exception as error:
             raise ModelError(
                 f"PyTorch cannot trace this model: {full_reason(error)}."
-            ).uncut() from error
+            ).keep_full_message() from error
         stream = io.BytesIO()
         torch.jit.save(traced, stream, _extra_files=dict(metadata))
         stream.seek(0)

@@ -122,7 +122,7 @@ def _run_exporter(model: nn.Module, example: Example, any_batch: bool) -> Any:
         except Exception as error:
             raise ModelError(
                 f"PyTorch cannot export this model to ONNX: {_root_cause(error)}."
-            ).uncut() from error
+            ).keep_full_message() from error
 
 
 def input_arrays(data: bytes, example: Example) -> dict[str, Any]:

@@ -399,7 +399,7 @@ def _describe(distilled: DistillationResult, seconds: float, *, kept: bool) -> s
     return f"{text}."
 
 
-def memory_at(x: Tensor | None) -> int:
+def device_memory(x: Tensor | None) -> int:
     """Return bytes of memory where a tensor is: free on a GPU, else what this process may use."""
     if x is not None and x.device.type == "cuda":
         return int(torch.cuda.mem_get_info(x.device)[0])
@@ -464,7 +464,7 @@ def _available_memory(inputs: Inputs) -> float:
     """Return the bytes that this rank's paused passes may hold."""
     x = next(iter(tensors_in((inputs.first.args,))), None)
     shares = x is None or x.device.type != "cuda"  # every rank has a GPU of its own
-    return MEMORY_FRACTION * memory_at(x) / (inputs.ranks.local_size if shares else 1)
+    return MEMORY_FRACTION * device_memory(x) / (inputs.ranks.local_size if shares else 1)
 
 
 def _find_layers(

@@ -44,10 +44,10 @@ def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int 
     )  # fmt: skip
 
 
-def mean_and_spread(values: Sequence[float], form: str = ".2%") -> str:
+def format_mean_std(values: Sequence[float], form: str = ".2%") -> str:
     """Format a mean, and the standard deviation if there are several values.
 
-    >>> mean_and_spread([0.5]), mean_and_spread([0.4, 0.6]), mean_and_spread([])
+    >>> format_mean_std([0.5]), format_mean_std([0.4, 0.6]), format_mean_std([])
     ('50.00%', '50.00% ± 14.14%', '–')
     """
     if not values:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fpgm.errors import RequestError
 from fpgm.models.checkpoint import load_weights
 from fpgm.models.registry import load_model
-from fpgm.recovery.api import memory_at
+from fpgm.recovery.api import device_memory
 from fpgm.utils.rng import seed_everything
 
 SEED = 0
@@ -29,7 +29,7 @@ def build_model(spec: str, weights: Path | None) -> nn.Module:
 def example_input(shape: Sequence[int]) -> Tensor:
     """Return noise of a shape, the same in every run."""
     size = 4 * math.prod(shape)
-    if size > memory_at(None):
+    if size > device_memory(None):
         raise RequestError(f"An input of {shape_text(shape)} is larger than this machine's memory.")
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(SEED))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fpgm.utils.tables import mean_and_spread
+from fpgm.utils.tables import format_mean_std
 
 Start = Literal["scratch", "trained"]
 
@@ -54,7 +54,7 @@ class Column:
         """
         deterministic = self.deterministic and len(set(values)) == 1
         return _shorten_exponent(
-            mean_and_spread(values[:1] if deterministic else values, self.format_spec)
+            format_mean_std(values[:1] if deterministic else values, self.format_spec)
         )
 
     def format_difference(self, paper: float | None, values: Sequence[float]) -> str:
