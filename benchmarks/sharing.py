@@ -164,7 +164,7 @@ def _markdown(about: Row, rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"{about['model']} ({about['weights']} weights), {about['macs']:.0%} of MACs removed, "
         f"{about['images']} CIFAR-10 images of {about['size']}×{about['size']} in batches of "
-        f"{about['batch']}; one thread a process, "
+        f"{about['batch']}; one thread per process, "
         f"{about['cores']} cores, load average before the start {about['load_before']}, best of "
         f"{about['repeats']}. *Difference* is the largest one of any tensor, relative to its "
         "largest value."
@@ -172,7 +172,7 @@ def _markdown(about: Row, rows: Sequence[Row]) -> Iterator[str]:
     if about["load_before"] > about["cores"] / 2:
         yield ""
         yield (
-            "Other work ran on the machine at the same time, so the times on the clock say little."
+            "Other work ran on the machine at the same time, so the wall times are not reliable."
         )
     yield ""
     yield "| | one process s | two s | ratio | CPU s | busiest of two | ratio | difference |"

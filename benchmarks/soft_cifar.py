@@ -3,7 +3,8 @@
     FPGM_WEIGHTS=DIR python benchmarks/soft_cifar.py               # 90 minutes; resumes
     FPGM_WEIGHTS=DIR python benchmarks/soft_cifar.py --part 1/2 --threads 1    # and 2/2 in parallel
 
-With --part a run only trains; without it, missing rows are trained and the table is written.
+With --part only that part is trained. Without it, missing rows are trained and the table is
+written.
 
 Every variant has the same budget, seed and recipe (`cifar10-resnet20-quick` with the normalization
 the weights were trained with, ImageNet's). Accuracy is that of the compact model on all 10,000

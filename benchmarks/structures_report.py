@@ -172,7 +172,7 @@ def _frozen(records: list[Record]) -> list[str]:
 
 
 def _blind(records: list[Record]) -> list[str]:
-    """Count prunings whose outputs do not depend on the removed units, so they show nothing."""
+    """Count prunings that no test can judge: the outputs do not depend on the removed units."""
     rows = sorted(
         {
             n

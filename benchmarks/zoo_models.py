@@ -203,9 +203,10 @@ _NO_BACKBONE: dict[str, Any] = {"weights_backbone": None}
 def randomise_(model: Any, shape: tuple[int, ...]) -> None:
     """Randomize constant parameters and batch-norm statistics in place.
 
-    Fresh models hide mistakes: layer scales of 1e-6 and zero gains silence whole branches, and a
-    norm that has seen no data is the identity. Constants are spread around one (scales) or zero
-    (shifts); then two images set the norms' statistics, so that signals neither die nor explode.
+    Freshly initialized models hide mistakes: layer scales of 1e-6 and zero gains switch whole
+    branches off, and a norm without collected statistics is the identity. Constants are spread
+    around one (scales) or zero (shifts). Then two images set the norms' statistics, so that signals
+    neither die nor explode.
     """
     import torch
     from torch import nn

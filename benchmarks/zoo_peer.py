@@ -63,7 +63,7 @@ def output_layers(model: Any, inputs: tuple[Any, ...]) -> list[Any]:
     """List layers whose channels are the model's output channels, which must not be pruned.
 
     Walks the autograd graph back from the outputs to the first convolution or linear layer on
-    every path; a grouped one passes its channels through, so the walk goes on behind it.
+    every path; a grouped one passes its channels through, so the walk continues behind it.
     """
     import torch
     from torch import nn
@@ -108,9 +108,9 @@ def _error(
 ) -> float | None:
     """Measure the relative error of Torch-Pruning's model against the original without those units.
 
-    In the reference every reader ignores the inputs that went, by the tool's own account of what
-    went. None where that account cannot be replayed: norms over channels (approximate by nature)
-    and layers other than convolution and linear.
+    In the reference, every consumer ignores the inputs that the tool reports as removed. None where
+    that report cannot be applied to the original: norms over channels (approximate by nature), and
+    layers other than convolution and linear.
     """
     import torch
     from torch import nn

@@ -3,9 +3,9 @@
     pip install ".[hf]"    # from the clone
     python examples/with_transformers.py
 
-Nothing is downloaded: the network is small and starts from scratch, the 1,900 CIFAR-10 images
-come with the package. So few images do not train it well; the point is that the compact network
-is as accurate as the masked one. Takes half a minute on two cores. Writes small.safetensors.
+Nothing is downloaded: the network is small and starts from scratch, and 1,900 CIFAR-10 images
+come with the package. So few images do not train it well, but the compact network is as accurate
+as the masked one. Takes half a minute on two cores. Writes small.safetensors.
 """
 
 import argparse
