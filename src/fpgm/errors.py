@@ -7,7 +7,7 @@
     │   └── ForwardError    the model's own forward fails on the example input
     ├── PlanError           the plan was made for another model
     ├── VerificationError   the compact model is not the masked original: never ignored
-    ├── FileError           a file is missing, not ours, truncated or cannot be written
+    ├── FileError           a file is missing, truncated, not written by fpgm, or cannot be written
     │   └── BusyError       another process is writing there
     └── RankError           another process that shares the work has failed or ended
 
@@ -66,7 +66,7 @@ class VerificationError(FpgmError):
 
 
 class FileError(FpgmError, OSError):
-    """A file is missing, not ours, truncated or cannot be written."""
+    """A file is missing, truncated, not written by fpgm, or cannot be written."""
 
 
 class BusyError(FileError):

@@ -118,10 +118,10 @@ class TestGlobalThreshold:
             nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1)
         ).eval()
 
-    def scores(self, planner: Planner, *pools: Tensor) -> Tensor:
+    def scores(self, planner: Planner, *values: Tensor) -> Tensor:
         result = torch.zeros(num_unit_classes(planner), dtype=torch.float64)
-        for pool, item in zip(planner.structure.groups, pools, strict=True):
-            result[pool.units] = item.double()
+        for group, item in zip(planner.structure.groups, values, strict=True):
+            result[group.units] = item.double()
         return result
 
     def test_all_layers_share_one_threshold(self) -> None:
