@@ -17,8 +17,10 @@ def main() -> None:
     if before is signal.default_int_handler:  # what runs in the background need not hear of it
         signal.signal(signal.SIGINT, _stop)
     from fpgm.cli import app
+    from fpgm.utils.allocator import share_memory_among_threads
 
     signal.signal(signal.SIGINT, before)
+    share_memory_among_threads()
     app()
 
 

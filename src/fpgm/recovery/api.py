@@ -31,6 +31,7 @@ from fpgm.recovery.layer_solver import LayerSolver, SolvedLayer
 from fpgm.recovery.solvable_layers import SolvableLayer, find_solvable_layers
 from fpgm.recovery.solve_cache import SolveCache
 from fpgm.recovery.staged_forward import PairedForwards
+from fpgm.utils.allocator import reuse_freed_memory
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_held_out
 from fpgm.utils.copying import copy_model
 from fpgm.utils.distributed import current_ranks, fails_together
@@ -133,6 +134,7 @@ def recovery_of(model: nn.Module) -> Recovery:
 
 
 @torch.no_grad()
+@reuse_freed_memory()
 @fails_together
 def recover(
     model: nn.Module,

@@ -41,6 +41,7 @@ from fpgm.training.output_checks import all_weights_used, check_logits, check_ou
 from fpgm.training.recipe import DistillConfig, Recipe
 from fpgm.training.resume import restore_run_, run_state
 from fpgm.training.run_folder import RunFolder
+from fpgm.utils.allocator import reuse_freed_memory
 from fpgm.utils.rng import seed_everything
 from fpgm.utils.run_files import PLAN, SMALL, WEIGHTS
 from fpgm.utils.safe_read import expand_user
@@ -87,7 +88,8 @@ def train(
     the network in place of `model.name`. A run is resumed if it used the same recipe. `identity`
     replaces the recipe in that comparison, for example if the same weights may have another path.
     """
-    return _TrainingRun(recipe, Path(out), reporter, factory, identity).run()
+    with reuse_freed_memory():
+        return _TrainingRun(recipe, Path(out), reporter, factory, identity).run()
 
 
 class _TrainingRun:
