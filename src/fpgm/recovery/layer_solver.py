@@ -129,12 +129,11 @@ class LayerSolver:
         for batch, compact, original in self.passes.records_at(self.number):
             number, first = inputs.number_of(batch), inputs.offset_of(batch)
             for sample, targets, out in self._samples(compact, original, max_positions, number):
-                rows = sample.rows()
                 is_held_out = (first + sample.images) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
                 for part, chosen in ((fit, ~is_held_out), (held_out, is_held_out)):
                     if bool(chosen.any()):
                         target = targets[:, chosen]
-                        part.add(rows[:, chosen], target, target - out[:, chosen])
+                        part.add(sample.rows(chosen), target, target - out[:, chosen])
         add_over_ranks_((fit, held_out), inputs.ranks)
         if fit.count and held_out.count:
             return fit, held_out

@@ -91,25 +91,33 @@ class OutputSample:
             arguments: of the convolution, if they are not the layer's attributes.
         """
         self.layer = layer
-        self.windows = (
-            _windows(layer, x, out) if arguments is None else _windows_of(x, layer, arguments)
-        )
-        sizes = [out.shape[0], *out.shape[2:]] if isinstance(layer, _ConvNd) else out.shape[:-1]
-        self.index = _sample_positions(sizes, max_positions, seed)
+        self._windows = None
+        if isinstance(layer, _ConvNd):
+            self._windows = _Windows(layer, x, out, arguments)
+        self._x = x
+        sizes = out.shape[:-1] if self._windows is None else [len(out), *out.shape[2:]]
+        positions = torch.Size(sizes[1:]).numel()
+        flat = _sample_positions(sizes[0] * positions, max_positions, seed).to(x.device)
+        self.images, self._places = flat // positions, flat % positions
+        """Index in the batch of the input that each position belongs to; its place in there."""
 
-    @property
-    def images(self) -> Tensor:
-        """Index in the batch of the input that each position belongs to."""
-        return self.index[0]
-
-    def rows(self) -> Tensor:
-        """Return the layer's input at these positions: [groups, positions, fan-in]."""
-        return self.by_group(_take_positions(self.windows, self.index).flatten(1))
+    def rows(self, chosen: Tensor | None = None) -> Tensor:
+        """Return the layer's input at these positions, or some: [groups, positions, fan-in]."""
+        images, places = self.images, self._places
+        if chosen is not None:
+            images, places = images[chosen], places[chosen]
+        if self._windows is None:
+            return self.by_group(_take_rows(self._x, images, places))
+        x = self._windows.x.flatten(2)
+        columns = _take_columns(x, images, self._windows.indices(places)).flatten(0, 1)
+        by_group: Tensor = columns.unflatten(0, (groups_of(self.layer), -1))
+        return by_group.mT
 
     def take(self, out: Tensor) -> Tensor:
         """Return an output at these positions: [positions, channels]."""
-        last = isinstance(self.layer, nn.Linear)
-        return _take_positions(out.movedim(-1, 1) if last else out, self.index)
+        if self._windows is None:
+            return _take_rows(out, self.images, self._places)
+        return _take_columns(out.flatten(2), self.images, self._places[None])[:, 0].T
 
     def by_group(self, values: Tensor) -> Tensor:
         """Split the channels of values at these positions: [groups, positions, channels]."""
@@ -117,33 +125,34 @@ class OutputSample:
         return by_group.transpose(0, 1)
 
 
-def _windows(layer: LinearOrConv, x: Tensor, out: Tensor) -> Tensor:
-    """View the input as the windows a layer multiplies: [batch, channels, positions…, kernel…]."""
-    if isinstance(layer, nn.Linear):
-        return x.movedim(-1, 1)
-    stride: Sequence[int] = layer.stride
-    if isinstance(layer, _ConvTransposeNd):
-        x, stride = _upsample_with_zeros(layer, x, out), [1] * len(layer.stride)
-    else:
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
-    return _unfold(x, layer, stride, layer.dilation)
+class _Windows:
+    """A padded input, and where in it a convolution reads for each output position."""
 
+    def __init__(
+        self, layer: _ConvNd, x: Tensor, out: Tensor, arguments: ConvArguments | None
+    ) -> None:
+        self.kernel, self.out_sizes = layer.kernel_size, out.shape[2:]
+        self.stride: Sequence[int] = layer.stride
+        self.dilation: Sequence[int] = layer.dilation
+        if arguments is not None:
+            padding = [width for width in reversed(arguments.padding) for _ in range(2)]
+            self.x = F.pad(x, padding)
+            self.stride, self.dilation = arguments.stride, arguments.dilation
+        elif isinstance(layer, _ConvTransposeNd):
+            self.x, self.stride = _upsample_with_zeros(layer, x, out), [1] * len(layer.stride)
+        else:
+            mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+            self.x = F.pad(x, layer._reversed_padding_repeated_twice, mode)
 
-def _windows_of(x: Tensor, layer: LinearOrConv, arguments: ConvArguments) -> Tensor:
-    """View the input of a convolution with these arguments as windows."""
-    padding = [width for width in reversed(arguments.padding) for _ in range(2)]
-    return _unfold(F.pad(x, padding), layer, arguments.stride, arguments.dilation)
-
-
-def _unfold(
-    x: Tensor, layer: LinearOrConv, stride: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    assert isinstance(layer, _ConvNd)
-    for i, kernel in enumerate(layer.kernel_size):
-        reach = (kernel - 1) * dilation[i] + 1
-        x = x.unfold(2 + i, reach, stride[i])[..., :: dilation[i]]
-    return x
+    def indices(self, places: Tensor) -> Tensor:
+        """Return where in the flattened x each output place reads: [kernel positions, places]."""
+        index = places.new_zeros(1, len(places))
+        at = torch.unravel_index(places, tuple(self.out_sizes))
+        for dim, size in enumerate(self.x.shape[2:]):
+            offsets = torch.arange(self.kernel[dim], device=places.device) * self.dilation[dim]
+            along = at[dim] * self.stride[dim] + offsets[:, None]
+            index = (index[:, None] * size + along).flatten(0, 1)
+        return index
 
 
 def _upsample_with_zeros(layer: _ConvTransposeNd, x: Tensor, out: Tensor) -> Tensor:
@@ -161,21 +170,36 @@ def _upsample_with_zeros(layer: _ConvTransposeNd, x: Tensor, out: Tensor) -> Ten
     return F.pad(wide, [pad for ends in reversed(pads) for pad in ends])
 
 
-def _sample_positions(sizes: Sequence[int], max_positions: int, seed: int) -> tuple[Tensor, ...]:
-    """Choose positions in an array of these sizes, all of them or a random subset."""
-    count = torch.Size(sizes).numel()
-    chosen = torch.arange(count)
-    if count > max_positions:
-        random = torch.Generator().manual_seed(seed)
-        chosen = torch.randperm(count, generator=random)[:max_positions]
-    return torch.unravel_index(chosen, tuple(sizes))
+def _sample_positions(count: int, max_positions: int, seed: int) -> Tensor:
+    """Choose positions, all of them or a random subset, in ascending order."""
+    if count <= max_positions:
+        return torch.arange(count)
+    random = torch.Generator().manual_seed(seed)
+    return torch.randperm(count, generator=random)[:max_positions].sort().values
 
 
-def _take_positions(x: Tensor, index: tuple[Tensor, ...]) -> Tensor:
-    """Index [batch, channels, positions…, rest…] to [sampled positions, channels, rest…]."""
-    first, *others = (i.to(x.device) for i in index)
-    places: tuple[Any, ...] = (first, slice(None), *others)
-    return x[places]
+def _take_rows(x: Tensor, images: Tensor, places: Tensor) -> Tensor:
+    """Index [batch, positions…, channels] to [samples, channels]."""
+    return x.reshape(len(x), -1, x.shape[-1])[images, places]
+
+
+def _take_columns(x: Tensor, images: Tensor, columns: Tensor) -> Tensor:
+    """Index [batch, channels, positions] to [channels, kernel positions, samples].
+
+    One image at a time, which fits into the processor's cache.
+
+    Args:
+        x: the batch.
+        images: in which image each sample is, in ascending order.
+        columns: the positions to take for each sample: [kernel positions, samples].
+    """
+    counts = torch.bincount(images, minlength=len(x)).tolist()
+    parts = [
+        image.index_select(1, part.reshape(-1)).unflatten(1, part.shape)
+        for image, part in zip(x, columns.split(counts, 1), strict=True)
+        if part.numel()
+    ]
+    return torch.cat(parts, 2) if parts else x.new_zeros(x.shape[1], *columns.shape)
 
 
 def _spatial_dims(weight: Tensor) -> tuple[int, ...]:
