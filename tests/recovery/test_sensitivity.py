@@ -246,7 +246,7 @@ def test_a_file_about_something_else_is_refused_and_kept(tmp_path: Path) -> None
 
 def test_inputs_of_a_consumer_too_wide_for_equations_count_as_independent(monkeypatch: Any) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 4)).eval()
-    data = batches()
+    data = batches(32)  # fewer than weights, and they would be fitted but nothing else
     exact = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
     monkeypatch.setattr("fpgm.recovery.sensitivity.probes.MAX_FAN_IN", 100)
     rough = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
@@ -319,7 +319,7 @@ def test_a_wide_consumer_s_mean_is_that_of_all_batches(monkeypatch: Any) -> None
 
 
 def test_a_consumer_without_bias_is_not_given_a_constant() -> None:
-    net, data = chain(), batches()
+    net, data = chain(), batches(16)
     net[2] = nn.Conv2d(8, 6, 3, padding=1, bias=False)
     net.eval()
     group = fpgm.sensitivity(net, data[0], data, align=1).groups[0]
@@ -455,3 +455,17 @@ def test_without_trials_the_probe_estimate_is_returned(tmp_path: Path, monkeypat
     fpgm.plan(net, data[0], macs=0.3, allocate=estimated, align=1)
     with pytest.raises(fpgm.FileError, match="measured for another way of measuring"):
         fpgm.sensitivity(net, data[0], data, trials=False, cache=tmp_path / "a.json", align=1)
+
+
+def test_a_layer_with_more_weights_than_inputs_does_not_seem_free_to_prune() -> None:
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = nn.Sequential(*features, nn.Linear(64, 16)).eval()
+    few, others = batches(2), torch.randn(256, *SHAPE)
+    group = fpgm.sensitivity(net, few[0], few, align=1, rates=()).groups[0]
+    small = fpgm.recover(net, fpgm.plan(net, few[0], rate=0.6, align=1), few)
+    with torch.no_grad():
+        targets = net(others)
+        error = float((small(others) - targets).square().sum() / targets.square().sum())
+    assert group.at(0.6) > error / 3
+    assert group.at(0.99) >= group.at(0.6)

@@ -51,6 +51,7 @@ class Inputs:
         self._first: Example | None = None
         self._places: list[tuple[int, int]] = []
         """For each batch of this rank, how many batches and inputs of all ranks precede it."""
+        self._sizes: list[int] = []
         self._hash = hashlib.sha256()
         self._labels: list[Tensor | None] = []
         self._bytes = 0
@@ -77,6 +78,10 @@ class Inputs:
         """Return how many inputs of all ranks precede a batch of this rank."""
         return self._places[number][1]
 
+    def size_of(self, number: int) -> int:
+        """Return how many inputs a batch of this rank has."""
+        return self._sizes[number]
+
     def labels(self, number: int) -> Tensor | None:
         """Return a batch's labels, if it has any."""
         return self._labels[number]
@@ -102,6 +107,7 @@ class Inputs:
         if not self.ranks.owns(number):
             return
         self._places.append((number, offset))
+        self._sizes.append(inputs)
         self._labels.append(labels)
         size = sum(t.nbytes for t in tensors_in((example.args, dict(example.kwargs))))
         if self._bytes + size <= MAX_BYTES_IN_MEMORY or not self._kept:

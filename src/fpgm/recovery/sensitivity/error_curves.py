@@ -19,9 +19,6 @@ from fpgm.tracing.grouping import Structure
 
 Floats = npt.NDArray[np.float64]
 
-RIDGE = 1e-4
-"""In units of the mean square of a layer's inputs, as in recovery."""
-
 
 def error_curve(structure: Structure, order: Tensor, statistics: ModelStatistics) -> Floats | None:
     """Estimate the relative output error without the first 0, 1, … units of this order.
@@ -66,15 +63,16 @@ def _consumer_error(consumer: ConsumerStatistics, places: Tensor, units: int) ->
         # Inputs that are removed first come last, and those that are never removed come first.
         order = torch.where(columns < 0, units, columns).argsort(descending=True, stable=True)
         system = gram[order][:, order]
-        errors = (cholesky(system).T @ (matrix[order] * gain.sqrt())).square().sum(1)
+        errors = (
+            (cholesky(system, consumer.ridge).T @ (matrix[order] * gain.sqrt())).square().sum(1)
+        )
         total += _accumulate(errors, columns[order], units)
     return total
 
 
-def cholesky(system: Tensor) -> Tensor:
-    """Factorize a system, with the smallest ridge that makes it positive definite."""
+def cholesky(system: Tensor, ridge: float) -> Tensor:
+    """Factorize a system with this ridge, or the next larger that makes it positive definite."""
     size = system.diagonal().mean().clamp(min=1e-30)
-    ridge = RIDGE
     factor: Tensor
     while ridge < 1:
         regularized = system.clone()

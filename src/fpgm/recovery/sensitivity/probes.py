@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fpgm.recovery.layer_solver import MAX_FAN_IN, WIDE_LAYER_ROWS, can_shift_output, layer_at
+from fpgm.recovery.sensitivity.held_out import other_inputs
 from fpgm.recovery.solvable_layers import (
     ConvolutionCalls,
     SolvableLayer,
@@ -33,6 +34,10 @@ from fpgm.utils.progress import Progress
 ROWS_PER_WEIGHT = 16
 """Positions sampled for each weight of a filter."""
 MIN_ROWS = 8_000
+RIDGE, MAX_RIDGE = 1e-4, 1e-1
+"""In units of the mean square of a layer's inputs, as in recovery."""
+RIDGE_OF_FEW_ROWS = 1e-2
+"""The ridge of a layer that has as many rows as weights."""
 
 
 @dataclass
@@ -53,6 +58,16 @@ class ConsumerStatistics:
     """Input channels, of all groups together."""
     layer: SolvableLayer
     """The layer's path, and the batch norm behind it."""
+    rows: float
+    """Positions that were sampled for `gram`."""
+
+    @property
+    def ridge(self) -> float:
+        """The ridge to solve with, larger if there are few rows for the number of weights.
+
+        With fewer rows than weights, a solution without one fits these rows and no others.
+        """
+        return min(max(RIDGE, RIDGE_OF_FEW_ROWS * len(self.gram[0]) / self.rows), MAX_RIDGE)
 
     def columns(self, channels: Tensor) -> Tensor:
         """Repeat a value of each channel for each column of every group: [groups, fan-in]."""
@@ -93,14 +108,15 @@ class _RunningSums:
     gain: Tensor | None = None
     positions: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     probed: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    rows: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
-    def mean_gram(self, inputs: int, *, constant: bool) -> Tensor | None:
+    def mean_gram(self, inputs: float, *, constant: bool) -> Tensor | None:
         """Average the Gram matrix over inputs; only variances if that is all there is."""
         if self.gram is None:
             return self.mean_variance(inputs)
         return (self.gram if constant else self.gram[:, :-1, :-1]) / inputs
 
-    def mean_variance(self, inputs: int) -> Tensor | None:
+    def mean_variance(self, inputs: float) -> Tensor | None:
         """Average each channel's variance over inputs, summed over an input's positions."""
         if self.sums is None or self.squares is None:
             return None
@@ -108,7 +124,15 @@ class _RunningSums:
 
     def tensors(self) -> list[Tensor]:
         """Return the sums that there are."""
-        values = (self.gram, self.squares, self.sums, self.gain, self.positions, self.probed)
+        values = (
+            self.gram,
+            self.squares,
+            self.sums,
+            self.gain,
+            self.positions,
+            self.probed,
+            self.rows,
+        )
         return [value for value in values if value is not None]
 
     def shapes(self) -> dict[str, torch.Size]:
@@ -176,6 +200,7 @@ class _StatisticsHooks:
             sums.positions += positions
         else:
             sums.add("gram", _gram_with_constant(rows) * times)
+        sums.rows += rows.shape[1]
         self._probe(sums, out, dim)
 
     def _branch_hook(self, path: str, dim: int) -> Callable[[nn.Module, Any, Any], None]:
@@ -206,44 +231,50 @@ def collect_statistics(
     branches: Iterable[tuple[str, int]],
     inputs: Inputs,
     progress: Progress | None = None,
+    *,
+    skip: int = 0,
 ) -> ModelStatistics:
-    """Run all inputs once, forward and backward, and collect statistics of all layers.
+    """Run inputs once, forward and backward, and collect statistics of all layers.
 
     Args:
         model: unchanged.
         branches: modules that add to a residual stream, with the dimension of their channels.
         inputs: all batches.
         progress: called before each batch.
+        skip: how many of the first inputs are left out, to measure errors on.
     """
     net = copy_sharing_weights(model).eval()
     layers = {layer.path: layer for layer in find_solvable_layers(net, inputs.first).layers}
     hooks = _StatisticsHooks(net, layers, list(branches), inputs.batches)
     hooks.register_()
     convolutions = ConvolutionCalls(custom_forwards(net, layers.values()), hooks.add_convolution)
-    size = torch.zeros((), dtype=torch.float64)
-    for number in range(len(inputs)):
+    totals = torch.zeros(2, dtype=torch.float64)  # the outputs' squares, and how many inputs
+    for number, example, count in other_inputs(inputs, skip):
         if progress is not None:
             progress("measuring", number, len(inputs))
         hooks.seed = inputs.number_of(number)  # probes do not depend on who takes which batch
         random = torch.Generator().manual_seed(hooks.seed)
         with convolutions:
-            outputs = _run_probe(net, inputs[number], random)
-        size += sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
-    device = next((p.device for p in net.parameters()), size.device)
-    _add_over_ranks_((hooks.consumer_sums, hooks.branch_sums), size, device, inputs.ranks)
-    scale = inputs.count / (float(size) or 1.0)
+            outputs = _run_probe(net, example, random)
+        squares = sum(float(out[out.isfinite()].double().square().sum()) for out in outputs)
+        totals += torch.tensor([squares, count], dtype=torch.float64)
+    device = next((p.device for p in net.parameters()), totals.device)
+    tables = (hooks.consumer_sums, hooks.branch_sums)
+    _add_over_ranks_(tables, totals, device, inputs.ranks)
+    size, count = totals.tolist()
+    scale = count / (size or 1.0)
     statistics = ModelStatistics({}, {})
     for path, sums in hooks.consumer_sums.items():
         layer = layer_at(net, path)
-        gram = sums.mean_gram(inputs.count, constant=can_shift_output(net, layers[path]))
+        gram = sums.mean_gram(count, constant=can_shift_output(net, layers[path]))
         if sums.gain is not None and gram is not None:  # gradients of an output reach the layer
             width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
             gain = sums.gain / sums.probed * scale
             statistics.consumers[path] = ConsumerStatistics(
-                matrix_of(layer).double(), gram, gain, width, layers[path]
+                matrix_of(layer).double(), gram, gain, width, layers[path], float(sums.rows)
             )
     for path, sums in hooks.branch_sums.items():
-        variance = sums.mean_variance(inputs.count)
+        variance = sums.mean_variance(count)
         if sums.gain is not None and variance is not None:
             gain = sums.gain / sums.probed * scale
             statistics.branches[path] = BranchStatistics(variance, gain)
@@ -251,7 +282,7 @@ def collect_statistics(
 
 
 def _add_over_ranks_(
-    tables: Sequence[dict[str, _RunningSums]], size: Tensor, device: torch.device, ranks: Ranks
+    tables: Sequence[dict[str, _RunningSums]], totals: Tensor, device: torch.device, ranks: Ranks
 ) -> None:
     """Turn the sums of each rank's inputs into those of all inputs, with one all-reduce."""
     if ranks.size == 1:
@@ -266,7 +297,7 @@ def _add_over_ranks_(
                 sums.make_room(own[number].get(path, {}), device)
         table.clear()
         table.update(in_order)
-    ranks.sum_(size, *(t for table in tables for sums in table.values() for t in sums.tensors()))
+    ranks.sum_(totals, *(t for table in tables for sums in table.values() for t in sums.tensors()))
 
 
 @torch.enable_grad()

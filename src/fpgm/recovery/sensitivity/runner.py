@@ -25,7 +25,7 @@ from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.error_curves import Floats, error_curve
 from fpgm.recovery.sensitivity.probes import ModelStatistics, collect_statistics
 from fpgm.recovery.sensitivity.result import GroupSensitivity, Sensitivity
-from fpgm.recovery.sensitivity.trials import Trials
+from fpgm.recovery.sensitivity.trials import Trials, count_compared
 from fpgm.tracing.grouping import ChannelGroup, Structure
 from fpgm.utils.atomic_io import explain_write_errors, write_text
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_inputs
@@ -140,7 +140,8 @@ class SensitivityRun:
         if result is not None and result.complete and all(g.has(rates) for g in result.groups):
             return result
         branches = [(point.module, point.dim) for point in self.structure.trace.insertion_points]
-        statistics = collect_statistics(self.model, branches, inputs, self.progress)
+        skip = count_compared(inputs) if self.trials else 0
+        statistics = collect_statistics(self.model, branches, inputs, self.progress, skip=skip)
         trials = Trials(self.model, self.structure, statistics, inputs)
         if result is None:
             result = Sensitivity((), self._key(), inputs.count, inputs.digest(), complete=False)

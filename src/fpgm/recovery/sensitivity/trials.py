@@ -6,6 +6,8 @@ is measured on all inputs, which ranks divide.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ from fpgm.planning.selection import Choice
 from fpgm.pruning.masking import MASKED_ROLES, zero_removed_
 from fpgm.recovery.layer_solver import layer_at, shift_output_
 from fpgm.recovery.sensitivity.error_curves import cholesky
+from fpgm.recovery.sensitivity.held_out import first_inputs
 from fpgm.recovery.sensitivity.probes import ConsumerStatistics, ModelStatistics
 from fpgm.recovery.unfold import set_matrix_
 from fpgm.tracing.grouping import Structure
@@ -28,12 +31,12 @@ from fpgm.utils.example_inputs import (
     tensors_in,
 )
 
-COMPARED_EVERY = 4
-"""Every n-th input is run to compare outputs."""
+COMPARED_FRACTION = 0.25
+"""Of the inputs, the first, are run to compare outputs. No layer is solved with them."""
 
 
 class Trials:
-    """Runs the model without some units, on the inputs its statistics were collected on."""
+    """Runs the model without some units, on inputs that no statistics were collected on."""
 
     @torch.no_grad()
     def __init__(
@@ -42,7 +45,7 @@ class Trials:
         self._model, self._structure = model, structure
         self._statistics, self._inputs = statistics, inputs
         self.ranks = inputs.ranks
-        compared = _first_inputs(inputs, -(-inputs.count // COMPARED_EVERY))
+        compared = first_inputs(inputs, count_compared(inputs))
         outputs = [float_outputs(model, example) for example in compared]
         both = _on_all_ranks(list(zip(compared, outputs, strict=True)), inputs)
         self._compared = [example for example, _ in both]
@@ -98,19 +101,9 @@ class Trials:
         return net
 
 
-def _first_inputs(inputs: Inputs, count: int) -> list[Example]:
-    """Return this rank's of the first batches, which have `count` inputs.
-
-    The last one is cut if its shapes allow it.
-    """
-    examples: list[Example] = []
-    for number in range(len(inputs)):
-        left = count - inputs.offset_of(number)
-        if left <= 0:
-            break
-        example = inputs[number]
-        examples.append(_cut(example, slice(left)) if _can_be_cut(example) else example)
-    return examples
+def count_compared(inputs: Inputs) -> int:
+    """Return how many inputs outputs are compared on."""
+    return math.ceil(COMPARED_FRACTION * inputs.count)
 
 
 def _on_all_ranks(
@@ -130,16 +123,6 @@ def _on_all_ranks(
     ]
 
 
-def _can_be_cut(example: Example) -> bool:
-    """Tell whether all tensors of a batch have one row for each input."""
-    return len({t.shape[:1] for t in tensors_in((example.args, dict(example.kwargs)))}) == 1
-
-
-def _cut(example: Example, rows: slice) -> Example:
-    """Keep some inputs of a batch."""
-    return map_tensors(example, lambda tensor: tensor[rows])
-
-
 def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> None:
     """Solve for a consumer's weights, to compensate for removed input channels."""
     if not consumer.has_full_gram:
@@ -153,7 +136,7 @@ def _solve_(net: nn.Module, consumer: ConsumerStatistics, removed: Tensor) -> No
         stays = torch.cat([~off, off.new_ones(constant)])
         system = gram[stays][:, stays]
         missing = gram[stays][:, :fan_in][:, off] @ weights[off]
-        change = torch.cholesky_solve(missing, cholesky(system))
+        change = torch.cholesky_solve(missing, cholesky(system, consumer.ridge))
         weights[~off] += change[: len(change) - constant]
         weights[off] = 0
         if constant:
