@@ -104,7 +104,7 @@ class ValidatingTracer(AdapterChecks):
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._padding = rules.name_of(func) == "constant_pad_nd"
         try:
-            out = None if self.values else shape_inference.infer_shape(func, args)
+            out = None if self.values else shape_inference.infer_shape(func, args, kwargs)
             out = super().call(func, args, kwargs) if out is None else out
         except (RuntimeError, IndexError, ValueError) as error:
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
