@@ -111,11 +111,15 @@ class Tracer(TorchDispatchMode):
         self.parameter_infos = parameter_infos
         self.stack: list[str] = []
         self.runs = 0
+        # A weak reference, so that the model is freed with the tracer, not when cycles are sought.
+        itself: Any = weakref.proxy(self)
         replacements: dict[Any, Callable[..., Any]] = {
-            torch._weight_norm: self.weight_norm,
-            _SET_DATA: self._set_data,
+            torch._weight_norm: lambda *args, **kwargs: itself.weight_norm(*args, **kwargs),
+            _SET_DATA: lambda tensor, value: itself._set_data(tensor, value),
         }
-        self.call_context = CallContext(self.on_values_leave, replacements)
+        self.call_context = CallContext(
+            lambda tensor, method: itself.on_values_leave(tensor, method), replacements
+        )
         self._calls: Counter[str] = Counter()
         self._fixed_size_counts: Counter[str] = Counter()
         self._joins: Counter[tuple[Place, str]] = Counter()
