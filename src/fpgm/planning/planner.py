@@ -356,9 +356,6 @@ class Planner:
         model, structure, examples = self.model, self.structure, self.examples
         plan = attributes.build_plan(choice, requested)
         if needs_dry_run(structure, choice.removed):
-            updated = self._update_all_attributes(plan, choice.removed, attributes, tolerated)
-            if updated is not None:
-                return updated
             result = dry_run(model, structure, plan, choice.removed, tolerated)
             replaced = {(a.module, a.side) for a in result.adapters}
             unchanged = (a for a in plan.adapters if (a.module, a.side) not in replaced)
@@ -367,26 +364,6 @@ class Planner:
                 raise result.doubt
             self._note_dry_run(plan, result)
         return self._update_attributes(plan, choice.removed, attributes, tolerated)
-
-    def _update_all_attributes(
-        self, plan: Plan, removed: Tensor, attributes: SizeAttributes, tolerated: set[Any]
-    ) -> Plan | None:
-        """Update all sizes that modules store, if one dry run shows that nothing else is needed.
-
-        This is how most plans end that have such sizes. Otherwise the plan is dry-run as it is.
-        """
-        together = next(iter(attributes.readable_attributes(plan, removed)), [])
-        if not together or plan.adapters:
-            return None
-        trial = _with_attributes(plan, together)
-        try:
-            result = dry_run(self.model, self.structure, trial, removed, tolerated)
-        except MismatchError:
-            return None
-        if result.doubt is not None or not result.runs_as_traced:
-            return None
-        self._note_dry_run(trial, result)
-        return trial
 
     def _update_attributes(
         self, plan: Plan, removed: Tensor, attributes: SizeAttributes, tolerated: set[Any]
