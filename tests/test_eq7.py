@@ -162,6 +162,9 @@ def test_parameters_are_scored_without_a_graph() -> None:
         assert not criteria.resolve(name)(parameter, 0.4).requires_grad
 
 
+PRODUCT = torch.ops.mkldnn._linear_pointwise.default
+
+
 def test_reduced_precision_does_not_change_scores() -> None:
     filters = normal(160, 128)  # large enough for a product
     expected = criteria.fpgm(filters)
@@ -169,7 +172,7 @@ def test_reduced_precision_does_not_change_scores() -> None:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if func is torch.ops.aten.addmm_.default:
+            if func in (PRODUCT, torch.ops.aten.addmm.default):
                 recorded.append(torch.backends.mkldnn.matmul.fp32_precision)
             return func(*args, **(kwargs or {}))
 

@@ -188,6 +188,88 @@ def test_planning_does_not_initialise_a_model_from_its_first_input(residual: Any
 
     net = FirstInput().eval()
     plan = fpgm.plan(net, X, rate=0.5, align=1, residual=residual)
-    assert float(net.scale) == 1
+    assert float(net.scale.detach()) == 1
     assert not net.started
     assert fpgm.verify(net, plan, X).ok
+
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (ATEN.add.Tensor, (X, torch.randn(2, 3, 1, 1))),
+        (ATEN.mul.Tensor, (torch.randn(2, 3, 1, 1), X)),
+        (ATEN.add_.Tensor, (X.clone(), X)),
+        (ATEN.mean.dim, (X, [-1, -2])),
+        (ATEN.mean.dim, (X, [2, 3], True)),
+        (ATEN.sum.dim_IntList, (X, [1])),
+        (ATEN.cat.default, ([X, X[:, :2].clone()], 1)),
+        (ATEN.cat.default, ([X, X],)),
+        (ATEN.avg_pool2d.default, (X, [3, 3], [2, 2], [1, 1])),
+        (ATEN.avg_pool2d.default, (X, [2], [], [0], True, False)),
+    ],
+)
+def test_an_inferred_result_has_the_layout_of_the_real_one(func: Any, args: Any) -> None:
+    inferred = shape_inference.infer_shape(func, args)
+    real = func(*args)
+    assert isinstance(inferred, Tensor)
+    assert (inferred.shape, inferred.stride(), inferred.dtype) == (
+        real.shape,
+        real.stride(),
+        real.dtype,
+    )
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs"),
+    [
+        (ATEN.add.Tensor, (X, X.double()), {}),
+        (ATEN.add.Tensor, (X, torch.randn(8)), {}),
+        (ATEN.add_.Tensor, (X.clone(), torch.randn(2, 3, 1, 1)), {}),
+        (ATEN.mean.dim, (X, [1]), {"dtype": torch.float64}),
+        (ATEN.mean.dim, (X, [4]), {}),
+        (ATEN.sum.dim_IntList, (X, None), {}),
+        (ATEN.cat.default, ([X, X[:, :2]], 0), {}),
+        (ATEN.cat.default, ([X, torch.empty(0)], 1), {}),
+        (ATEN.avg_pool2d.default, (X.to(memory_format=torch.channels_last), [3, 3]), {}),
+        (ATEN.avg_pool2d.default, (X, [3, 3], [1, 1], [0, 0], False, True, 2), {}),
+    ],
+)
+def test_unusual_calls_are_left_to_the_operator(
+    func: Any, args: Any, kwargs: dict[str, Any]
+) -> None:
+    assert shape_inference.infer_shape(func, args, kwargs) is None
+
+
+class SmallAuxiliary(nn.Module):
+    """An auxiliary head that only training runs, and only on larger inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 8, 3)
+        self.auxiliary = nn.Conv2d(8, 4, 9)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.body(x)
+        return (self.head(x), self.auxiliary(x)) if self.training else self.head(x)
+
+
+def test_an_error_of_shapes_is_not_tried_again_with_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fpgm.tracing import recorder
+
+    ran: list[bool] = []
+    run = recorder._run
+
+    def count(trace: Any, *more: Any) -> None:
+        ran.append(trace.values)
+        run(trace, *more)
+
+    monkeypatch.setattr(recorder, "_run", count)
+    plan = fpgm.plan(SmallAuxiliary(), torch.randn(1, 3, 8, 8), rate=0.5, align=1)
+    assert ran == [False, False]
+    assert "Kernel size" in plan.notes[0]

@@ -7,6 +7,7 @@ The same rules run again, on the compact model, under a `ValidatingTracer`. Cons
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,21 @@ from fpgm.tracing.tracer import RuleError
 from fpgm.utils.adapter_spec import Adapter
 from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.modules import cache_modules, module_at
+from fpgm.utils.outputs import read_outputs
 from fpgm.utils.preserve_state import preserve_state
 from fpgm.utils.thread_lock import with_global_lock
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run found."""
+
+    adapters: tuple[Adapter, ...]
+    """The gathers that the compact model needs."""
+    doubt: MismatchError | None
+    """A mismatch that only comparing outputs can confirm."""
+    runs_as_traced: bool
+    """Whether it surely ran the original's operators, with the same numbers."""
 
 
 def needs_dry_run(structure: Structure, removed: Tensor) -> bool:
@@ -39,11 +53,8 @@ def dry_run(
     plan: Plan,
     removed: Tensor,
     tolerated: Set[tuple[Place, int]] = frozenset(),
-) -> tuple[list[Adapter], MismatchError | None]:
-    """Run the compact model on the traced examples, or raise `MismatchError`.
-
-    Returns the gathers it needs, and a mismatch that only comparing outputs can confirm, if any.
-    """
+) -> DryRun:
+    """Run the compact model on the traced examples, or raise `MismatchError`."""
     try:
         return _dry_run(model, structure, plan, removed, tolerated, values=False)
     except (MismatchError, _UserCodeError, shape_inference.ValuesNeededError) as error:
@@ -78,7 +89,7 @@ def _dry_run(
     removed: Tensor,
     tolerated: Set[tuple[Place, int]],
     values: bool,
-) -> tuple[list[Adapter], MismatchError | None]:
+) -> DryRun:
     """Run the compact model once.
 
     Args:
@@ -95,7 +106,7 @@ def _dry_run(
         return _run_passes(tracer)
 
 
-def _run_passes(tracer: ValidatingTracer) -> tuple[list[Adapter], MismatchError | None]:
+def _run_passes(tracer: ValidatingTracer) -> DryRun:
     small, structure = tracer.model, tracer.structure
     with preserve_state(small, watched=False), tracer.hooks_installed():
         for one in (p for p in structure.trace.passes if not p.repeats_eval):
@@ -103,12 +114,15 @@ def _run_passes(tracer: ValidatingTracer) -> tuple[list[Adapter], MismatchError 
             tracer.runs = one.number - 1
             torch.manual_seed(0)
             _run(tracer, one.example)
-    return list(tracer.adapters.values()), tracer.unresolved_mismatch()
+    adapters = tuple(tracer.adapters.values())
+    return DryRun(adapters, tracer.unresolved_mismatch(), tracer.runs_as_traced())
 
 
 def _run(tracer: ValidatingTracer, example: Example) -> None:
     try:
-        tracer.check_results([t for t in tensors_in(tracer.run(example)) if t.numel()])
+        out = tracer.run(example)
+        tracer.check_results([t for t in tensors_in(out) if t.numel()])
+        tracer.end_log(read_outputs(out))
     except MismatchError as mismatch:
         mismatch.progress = tracer.operator_count
         raise

@@ -25,10 +25,12 @@ from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference
 from fpgm.tracing.grouping import Structure
+from fpgm.tracing.operator_log import OperatorLog
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.trace_values import Factor, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter, Side
 from fpgm.utils.modules import named_tensors
+from fpgm.utils.outputs import Leaf
 from fpgm.utils.tracebacks import source_line
 
 
@@ -110,6 +112,8 @@ class ValidatingTracer(AdapterChecks):
         self._padding = False
         self.tolerated = tolerated
         self.values = values
+        self._logs: dict[int, OperatorLog] = {}
+        """The operators of each run."""
         self._unordered_at = ""
         self.unordered: list[Tensor] = []
         """Labels whose order is not known: parts that shrank to one channel have none, and several
@@ -119,8 +123,12 @@ class ValidatingTracer(AdapterChecks):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._padding = rules.name_of(func) == "constant_pad_nd"
+        log = self._logs.get(self.runs)
+        if log is None:
+            log = self._logs[self.runs] = OperatorLog(self.given)
+        log.add(func, args, kwargs)
         try:
-            out = None if self.values else shape_inference.infer_shape(func, args)
+            out = None if self.values else shape_inference.infer_shape(func, args, kwargs)
             out = super().call(func, args, kwargs) if out is None else out
         except (RuntimeError, IndexError, ValueError) as error:
             self._trail.append([f for x in rules.tensors(args) for f in self.fields(x)])
@@ -133,7 +141,29 @@ class ValidatingTracer(AdapterChecks):
         self._last = self.module or "the model"
         self._latest = list(rules.tensors((*args, *kwargs.values())))
         self._trail.append([f for x in self._latest for f in self.fields(x)])
+        log.add_results([out] if isinstance(out, Tensor) else rules.tensors((out,)))
         return out
+
+    def end_log(self, leaves: Iterable[Leaf]) -> None:
+        """Note what the model returns, at the end of a run."""
+        if self.runs in self._logs:
+            self._logs[self.runs].end(leaves)
+
+    def runs_as_traced(self) -> bool:
+        """Tell whether every run had the trace's operators, with the same numbers.
+
+        Not known where values were read or an adapter moved channels.
+        """
+        before = self.structure.trace.logs
+        return (
+            not self.values
+            and not self.adapters
+            and bool(self._logs)
+            and all(
+                number in before and log.is_same(before[number], sizes_may_differ=True)
+                for number, log in self._logs.items()
+            )
+        )
 
     @property
     def operator_count(self) -> int:

@@ -21,7 +21,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fpgm import criteria
 from fpgm.errors import ForwardError, ModelError, RequestError, VerificationError
 from fpgm.planning.budget import Budget, Measure, check_patterns
-from fpgm.planning.dry_run import dry_run, needs_dry_run
+from fpgm.planning.dry_run import DryRun, dry_run, needs_dry_run
 from fpgm.planning.dry_run_tracer import MismatchError
 from fpgm.planning.equal_split import components
 from fpgm.planning.failing_groups import find_difference, find_failing, runs_alike
@@ -240,6 +240,11 @@ class Planner:
         """Tell whether torch's fused attention may skip modules that a plan gives adapters."""
         return bool(plan.adapters) and _has_fused_attention(self.model)
 
+    def _note_dry_run(self, plan: Plan, result: DryRun) -> None:
+        """Note whether a dry run has shown already what `_runs_as_before` would find out."""
+        if result.runs_as_traced and not plan.adapters:
+            self._runs_alike = plan
+
     @pause_garbage_collection()
     def _runs_as_before(self, plan: Plan) -> bool:
         """Tell whether the compact model runs the original's operators, with the same numbers.
@@ -351,12 +356,13 @@ class Planner:
         model, structure, examples = self.model, self.structure, self.examples
         plan = attributes.build_plan(choice, requested)
         if needs_dry_run(structure, choice.removed):
-            adapters, doubt = dry_run(model, structure, plan, choice.removed, tolerated)
-            replaced = {(a.module, a.side) for a in adapters}
+            result = dry_run(model, structure, plan, choice.removed, tolerated)
+            replaced = {(a.module, a.side) for a in result.adapters}
             unchanged = (a for a in plan.adapters if (a.module, a.side) not in replaced)
-            plan = replace(plan, adapters=(*unchanged, *adapters))
-            if doubt is not None and not certify(model, plan, examples).ok:
-                raise doubt
+            plan = replace(plan, adapters=(*unchanged, *result.adapters))
+            if result.doubt is not None and not certify(model, plan, examples).ok:
+                raise result.doubt
+            self._note_dry_run(plan, result)
         return self._update_attributes(plan, choice.removed, attributes, tolerated)
 
     def _update_attributes(
@@ -366,11 +372,12 @@ class Planner:
 
         def holds(trial: Plan) -> bool:
             try:  # even if it runs the same operators: a changed attribute may be another size
-                adapters, _ = dry_run(self.model, self.structure, trial, removed, tolerated)
+                result = dry_run(self.model, self.structure, trial, removed, tolerated)
             except MismatchError:
                 return False
-            if not set(adapters) <= set(plan.adapters):
+            if not set(result.adapters) <= set(plan.adapters):
                 return False
+            self._note_dry_run(trial, result)
             return self._runs_as_before(trial) or self._find_difference(trial) is None
 
         together, *apart = attributes.readable_attributes(plan, removed) or [[]]

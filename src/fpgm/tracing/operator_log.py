@@ -264,7 +264,9 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = shape_inference.infer_shape(func, args)
+        if makes_nothing(func, args):
+            return func(*args, **kwargs)
+        out = shape_inference.infer_shape(func, args, kwargs)
         self.log.add(func, args, kwargs)
         if out is None:
             if func._schema.is_mutable and args and isinstance(args[0], nn.Parameter):
@@ -272,6 +274,15 @@ class _Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
         self.log.add_results(rules.tensors((out,)))
         return out
+
+
+def makes_nothing(func: Any, args: Sequence[Any]) -> bool:
+    """Tell whether a call only makes an empty tensor, as every batch norm does beside its result.
+
+    >>> makes_nothing(torch.ops.aten.empty.memory_format, ([0],))
+    True
+    """
+    return func is _EMPTY and args[0] == [0]
 
 
 def return_input(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -284,6 +295,7 @@ def _refuse_to_read(tensor: Tensor, method: str) -> None:
     raise shape_inference.ValuesNeededError
 
 
+_EMPTY = torch.ops.aten.empty.memory_format
 _ADD_ = torch.ops.aten.add_.Tensor
 
 

@@ -84,6 +84,8 @@ class TraceRecorder(Tracer):
         """Keeps weights that the model's code writes into."""
         self.values = values
         """Whether heavy operators really run; else their results have a shape and no values."""
+        self.shape_error: Exception | None = None
+        """What an operator has raised that would raise it whatever the values are."""
         self.code = CodeNames(model)
         self.count = 1
         self.pairs: list[tuple[Tensor, Tensor]] = []
@@ -140,12 +142,17 @@ class TraceRecorder(Tracer):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.values:
             return super().call(func, args, kwargs)
-        out = shape_inference.infer_shape(func, args)
+        out = shape_inference.infer_shape(func, args, kwargs)
         if out is not None:
             return out
         if func._schema.is_mutable and self._writes_weights(args):
             raise shape_inference.ValuesNeededError  # initialized from its first input
-        return super().call(func, args, kwargs)
+        try:
+            return super().call(func, args, kwargs)
+        except Exception as error:
+            if shape_inference.depends_on_shapes_only(func):
+                self.shape_error = error
+            raise
 
     def on_rule_error(self, func: Any, args: tuple[Any, ...], out: Any, error: Exception) -> None:
         rules.give_up(self, f"the rule for '{rules.name_of(func)}' failed ({error!r})", args, out)
@@ -509,7 +516,9 @@ def _run_without_values(recorder: TraceRecorder, example: Example, keep_outputs:
         torch.manual_seed(0)
         _run(recorder, example, keep_outputs)
     except (ForwardError, shape_inference.ValuesNeededError) as error:
-        if isinstance(error, ForwardError) and _needs_batch(error):
+        if isinstance(error, ForwardError) and (
+            _needs_batch(error) or error.__cause__ is recorder.shape_error
+        ):
             raise
         recorder.values = True
         torch.manual_seed(0)

@@ -6,7 +6,7 @@ zeros. In that case, and after any other error, the run is repeated with real va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,10 +21,14 @@ class ValuesNeededError(BaseException):
     """The model's own code reads values; not an `Exception`, which that code might catch."""
 
 
+_NO_OPTIONS: Mapping[str, Any] = {}
+
 _LOOKS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
 
-def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
+def infer_shape(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NO_OPTIONS
+) -> Tensor | tuple[Tensor, ...] | None:
     """Return zeros in the shape of a heavy operator's result; None if it has to run.
 
     If arguments do not fit together, the operator itself runs and raises its own error.
@@ -37,10 +41,19 @@ def infer_shape(func: Any, args: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]
     """
     infer = _RESULTS.get(func)
     if infer is not None:
-        return infer(args)
+        return None if kwargs else infer(args)  # which may be another dtype
     if _looks_at_values(func, args):
         raise ValuesNeededError
     return None
+
+
+def depends_on_shapes_only(func: Any) -> bool:
+    """Tell whether an operator whose result is inferred can fail only because of its shapes.
+
+    >>> depends_on_shapes_only(torch.ops.aten.convolution.default)
+    True
+    """
+    return func in _RESULTS
 
 
 def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -190,6 +203,73 @@ def _max_pool(
     return [*x.shape[:2], *sizes] if min(*x.shape, *sizes) > 0 else None
 
 
+def _average_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> list[int] | None:
+    return _max_pool(x, kernel, stride, padding, (1, 1), ceil_mode) if divisor is None else None
+
+
+def _averaged(args: tuple[Any, ...]) -> Tensor | None:
+    shape = _average_pool(*args) if _is_plain(args[0]) else None
+    return None if shape is None else _zeros(args[0], shape)
+
+
+def _joined(args: tuple[Any, ...]) -> Tensor | None:
+    """Join plain tensors; torch leaves out an empty one of another shape."""
+    parts, dim = args[0], args[1] if len(args) > 1 else 0
+    first = parts[0]
+    if not all(_is_plain(x) and x.ndim == first.ndim and x.numel() for x in parts):
+        return None
+    if not _alike(first, *parts) or not -first.ndim <= dim < first.ndim:
+        return None
+    shapes = [list(x.shape) for x in parts]
+    lengths = [shape.pop(dim) for shape in shapes]
+    if any(shape != shapes[0] for shape in shapes):
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(lengths)
+    return _zeros(first, shape)
+
+
+def _reduced(args: tuple[Any, ...]) -> Tensor | None:
+    """Take a mean or a sum over some dims."""
+    x, dims, keep = args[0], args[1] if len(args) > 1 else None, len(args) > 2 and args[2]
+    if not dims or not _is_plain(x) or not all(-x.ndim <= d < x.ndim for d in dims):
+        return None
+    gone = {d % x.ndim for d in dims}
+    if len(gone) < len(dims):
+        return None
+    sizes = enumerate(x.shape)
+    return _zeros(x, [1 if d in gone else n for d, n in sizes if keep or d not in gone])
+
+
+def _combined(args: tuple[Any, ...]) -> Tensor | None:
+    """Add or multiply plain tensors, one of which may be broadcast in space."""
+    x, other = args
+    if not isinstance(x, Tensor) or not isinstance(other, Tensor) or not _alike(x, other):
+        return None
+    if not _is_plain(x) or not _is_plain(other) or x.ndim != other.ndim:
+        return None
+    if x.shape == other.shape:
+        return torch.zeros_like(x)
+    large = x if x.numel() > other.numel() else other
+    small = other if large is x else x
+    fits = large.shape[:2] == small.shape[:2] and all(n == 1 for n in small.shape[2:])
+    return torch.zeros_like(large) if fits else None
+
+
+def _combined_in_place(args: tuple[Any, ...]) -> Tensor | None:
+    x, other = args
+    fits = isinstance(other, Tensor) and x.shape == other.shape and _alike(x, other)
+    return _in_place(args) if fits else None
+
+
 def _both(numbers: Sequence[int]) -> Sequence[int]:
     """Repeat a single number for both dims."""
     return [*numbers, *numbers] if len(numbers) == 1 else numbers
@@ -213,6 +293,11 @@ _IN_PLACE = frozenset(
 _RESULTS: dict[Any, Infer] = {
     **{func: _same_shape for func in _SAME_SHAPE},
     **{func: _in_place for func in _IN_PLACE},
+    **{func: _combined for func in (_ATEN.add.Tensor, _ATEN.mul.Tensor)},
+    **{func: _combined_in_place for func in (_ATEN.add_.Tensor, _ATEN.mul_.Tensor)},
+    **{func: _reduced for func in (_ATEN.mean.dim, _ATEN.sum.dim_IntList)},
+    _ATEN.avg_pool2d.default: _averaged,
+    _ATEN.cat.default: _joined,
     _ATEN.max_pool2d_with_indices.default: _pooled,
     _ATEN.native_batch_norm.default: _normalized,
     _ATEN.convolution.default: _of_shape(_convolution, 9),

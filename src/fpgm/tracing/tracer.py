@@ -23,7 +23,7 @@ from fpgm.tracing import adapter_labels as adapter_labels
 from fpgm.tracing import labels as lb
 from fpgm.tracing.call_context import CallContext
 from fpgm.tracing.labels import Fields
-from fpgm.tracing.operator_log import name_tensors
+from fpgm.tracing.operator_log import makes_nothing, name_tensors
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.trace_values import Join, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter
@@ -111,11 +111,15 @@ class Tracer(TorchDispatchMode):
         self.parameter_infos = parameter_infos
         self.stack: list[str] = []
         self.runs = 0
+        # A weak reference, so that the model is freed with the tracer, not when cycles are sought.
+        itself: Any = weakref.proxy(self)
         replacements: dict[Any, Callable[..., Any]] = {
-            torch._weight_norm: self.weight_norm,
-            _SET_DATA: self._set_data,
+            torch._weight_norm: lambda *args, **kwargs: itself.weight_norm(*args, **kwargs),
+            _SET_DATA: lambda tensor, value: itself._set_data(tensor, value),
         }
-        self.call_context = CallContext(self.on_values_leave, replacements)
+        self.call_context = CallContext(
+            lambda tensor, method: itself.on_values_leave(tensor, method), replacements
+        )
         self._calls: Counter[str] = Counter()
         self._fixed_size_counts: Counter[str] = Counter()
         self._joins: Counter[tuple[Place, str]] = Counter()
@@ -138,7 +142,7 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._in_adapter:
+        if self._in_adapter or makes_nothing(func, args):
             return func(*args, **kwargs)
         given = args
         if not isinstance(func, HigherOrderOperator) and torch.Tag.inplace_view in func.tags:
@@ -592,14 +596,15 @@ class Tracer(TorchDispatchMode):
 
     def _after_module(self, path: str) -> Callable[[nn.Module, Any, Any], Any]:
         def hook(module: nn.Module, args: Any, out: Any) -> Any:
-            if self.stack and self.stack[-1] == path:
-                self.stack.pop()
-                if isinstance(out, Tensor) and out.is_nested:
-                    return None
+            if not self.stack or self.stack[-1] != path:
+                return None
+            self.stack.pop()
+            with torch._C.DisableTorchFunction():  # each look at a tensor would be a call to track
                 if isinstance(out, Tensor):
+                    if out.is_nested:
+                        return None
                     self.recognize([out])
                 return self.on_module_return(path, out)
-            return None
 
         return hook
 

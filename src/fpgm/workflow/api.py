@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from fpgm.utils.example_inputs import as_examples, to_model_device
 from fpgm.utils.keywords import reject_unknown_keywords, with_options_of
 from fpgm.utils.modules import with_cached_modules
 from fpgm.utils.progress import Progress
+from fpgm.utils.thread_lock import pause_garbage_collection
 from fpgm.workflow.plan_request import Allocate, PlanRequest
 
 
@@ -104,8 +106,9 @@ def plan(
         min_channels=min_channels, approximate=approximate, keep_outputs=keep_outputs, seed=seed,
         allocate=allocate, loader=loader, backend=backend, threads=threads, progress=progress,
     )  # fmt: skip
-    result, _ = make_plan(model, example_inputs, request)
-    return result
+    # One pause for all of it: each time it ends, everything that was made is looked through.
+    with nullcontext() if request.measures else pause_garbage_collection():
+        return make_plan(model, example_inputs, request)[0]
 
 
 @with_options_of(plan)

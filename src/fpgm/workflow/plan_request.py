@@ -44,6 +44,12 @@ class PlanRequest(PlanOptions):
         """Return the runtime in which time is measured."""
         return BackendConfig.of(self.backend, self.threads)
 
+    @property
+    def measures(self) -> bool:
+        """Tell whether planning runs the model many times, to measure time or output errors."""
+        measured = self.latency is not None or self.align == "auto"
+        return measured or self.allocate == "sensitivity"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options that decide the plan, as results.json has them."""
         request: dict[str, Any] = {
