@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from fpgm.planning.dry_run_tracer import MismatchError, ValidatingTracer
@@ -24,6 +23,7 @@ from fpgm.utils.example_inputs import Example, tensors_in
 from fpgm.utils.modules import cache_modules, module_at
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.rng import seed_torch
 from fpgm.utils.thread_lock import with_global_lock
 
 
@@ -112,7 +112,7 @@ def _run_passes(tracer: ValidatingTracer) -> DryRun:
         for one in (p for p in structure.trace.passes if not p.repeats_eval):
             small.train(one.training)
             tracer.runs = one.number - 1
-            torch.manual_seed(0)
+            seed_torch(0)
             _run(tracer, one.example)
     adapters = tuple(tracer.adapters.values())
     return DryRun(adapters, tracer.unresolved_mismatch(), tracer.runs_as_traced())

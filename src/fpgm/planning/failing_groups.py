@@ -23,6 +23,7 @@ from fpgm.pruning.verification import certify
 from fpgm.utils.example_inputs import Example, map_tensors
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.preserve_state import preserve_state
+from fpgm.utils.rng import seed_torch
 from fpgm.utils.thread_lock import suppress_warnings, with_global_lock
 
 Part = TypeVar("Part")
@@ -56,7 +57,7 @@ def runs_alike(model: nn.Module, plan: Plan, example: Example) -> bool:
         quietly, double = suppress_warnings(), Float64()  # type: ignore[no-untyped-call]
         with preserve_state(masked), norms_over_kept(masked, plan), quietly, double:
             for net in (masked, small):
-                torch.manual_seed(0)
+                seed_torch(0)
                 outputs.append(list(read_outputs(wide.call(net.eval()))))
     except Exception:  # the model's own code may raise anything
         return False

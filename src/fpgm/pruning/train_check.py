@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fpgm.utils.copying import copy_model
 from fpgm.utils.example_inputs import Example, batch_size, map_tensors, resize_batch, tensors_in
+from fpgm.utils.rng import seed_torch
 from fpgm.utils.thread_lock import suppress_warnings
 from fpgm.utils.tracebacks import describe_error
 
@@ -57,7 +58,7 @@ def _step(model: nn.Module, example: Example) -> None:
     """Run one training step without an optimizer, in a copy."""
     with suppress_warnings(), torch.inference_mode(False), torch.enable_grad():
         copied = copy_model(model).train()
-        torch.manual_seed(0)
+        seed_torch(0)
         out = tensors_in(map_tensors(example, _detach).call(copied))
         losses = [_loss(value) for value in out if _has_gradient(value)]
         if losses:

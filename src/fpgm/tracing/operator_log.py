@@ -33,6 +33,7 @@ from fpgm.utils.modules import (
 )
 from fpgm.utils.outputs import Leaf, read_outputs
 from fpgm.utils.preserve_state import disable_compilation, disable_fused_attention
+from fpgm.utils.rng import seed_torch
 from fpgm.utils.thread_lock import suppress_warnings
 from fpgm.utils.tracebacks import source_line
 
@@ -200,7 +201,7 @@ def record_operators(model: nn.Module, example: Example) -> OperatorLog | None:
     The caller sets the mode and restores what the model's code changes.
     """
     log = OperatorLog(name_tensors(model, example))
-    torch.manual_seed(0)
+    seed_torch(0)
     try:
         with _passing_adapters(model, log), _record_into(log):
             out = example.call(model)

@@ -52,6 +52,7 @@ from fpgm.utils.modules import (
 from fpgm.utils.outputs import read_outputs
 from fpgm.utils.parameter_roles import Role
 from fpgm.utils.preserve_state import ModelState, preserve_state
+from fpgm.utils.rng import seed_torch
 from fpgm.utils.tracebacks import describe_error, source_line
 from fpgm.utils.weight_hooks import weight_hooks
 
@@ -513,7 +514,7 @@ def _run_without_values(recorder: TraceRecorder, example: Example, keep_outputs:
     values = recorder.values
     try:
         recorder.values = False
-        torch.manual_seed(0)
+        seed_torch(0)
         _run(recorder, example, keep_outputs)
     except (ForwardError, shape_inference.ValuesNeededError) as error:
         if isinstance(error, ForwardError) and (
@@ -521,7 +522,7 @@ def _run_without_values(recorder: TraceRecorder, example: Example, keep_outputs:
         ):
             raise
         recorder.values = True
-        torch.manual_seed(0)
+        seed_torch(0)
         _run(recorder, example, keep_outputs)
     finally:
         recorder.values = values
