@@ -129,3 +129,38 @@ def test_the_number_of_groups_follows_under_any_name(name: str) -> None:
     plan = fpgm.plan(net, X, rate=0.5, align=1)
     assert (name, 16, 8) in [(a.name, a.before, a.after) for a in plan.attributes]
     assert fpgm.verify(net, plan, X).ok
+
+
+class WrittenIntoZeros(nn.Module):
+    """Two layers whose channels alternate in a tensor of zeros, flattened with its space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)
+        self.last = nn.Conv2d(16, 16, 1)
+        self.head = nn.Linear(16 * 64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.one(x), self.two(x)
+        y = a.new_zeros(a.shape[0], 2 * a.shape[1], *a.shape[2:])
+        y[:, 0::2], y[:, 1::2] = a, b
+        return self.head((y + self.last(y)).flatten(1))
+
+
+def test_batch_and_space_of_a_tensor_of_zeros_are_no_channels() -> None:
+    net = WrittenIntoZeros()
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert [(g.layers, g.units, g.kept) for g in plan.groups] == [(("one", "two", "last"), 8, 4)]
+    assert fpgm.verify(net, plan, X).ok
+
+
+def test_a_group_keeps_two_channels_where_the_order_of_one_cannot_be_checked() -> None:
+    class Still(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x).view(-1, 8, 64)
+            return F.instance_norm(y).mean(2)  # zero, whatever the layers compute
+
+    net = Still(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1))
+    plan = fpgm.plan(net, X, rate=0.75, align=1)
+    assert [cut.kept for cut in plan.cuts if cut.tensor == "0.weight"] == [2]
+    assert "the order of a single channel cannot be checked" in str(plan)

@@ -25,6 +25,7 @@ from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference
 from fpgm.tracing.grouping import Structure
+from fpgm.tracing.labels import Fields
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.trace_values import Factor, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter, Side
@@ -59,6 +60,8 @@ class MismatchError(Exception):
         """How many operators had run."""
         self.wrong_outputs = wrong_outputs
         """No labels were misaligned, but the outputs differ from the masked model's."""
+        self.one_channel_left = False
+        """Only parts that shrank to one channel are in doubt: with two, labels would tell."""
 
 
 class ValidatingTracer(AdapterChecks):
@@ -226,7 +229,11 @@ class ValidatingTracer(AdapterChecks):
     def unresolved_mismatch(self) -> MismatchError | None:
         """Return the mismatch that labels could neither confirm nor rule out, if any."""
         doubtful = self.unordered or self.single
-        return self._misaligned_error(doubtful, self._unordered_at) if doubtful else None
+        if not doubtful:
+            return None
+        mismatch = self._misaligned_error(doubtful, self._unordered_at)
+        mismatch.one_channel_left = not self.unordered
+        return mismatch
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """Check that the labels frozen in the trace are still there, in the same order."""
@@ -320,11 +327,10 @@ class ValidatingTracer(AdapterChecks):
     ) -> None:
         place = self.next_fixed_size_op()
         expected = self.structure.trace.fixed_size_ops.get(place)
-        if (
-            expected is None
-            or place in self.tolerated
-            or self._fits(expected.out, tuple(out.shape))
-        ):
+        if expected is None or place in self.tolerated:
+            return
+        if self._fits(expected.out, tuple(out.shape)):
+            self._label_constant(out, expected.out.fields)
             return
         raise MismatchError(
             f"a size is fixed in the code in {self.where()}",
@@ -333,6 +339,20 @@ class ValidatingTracer(AdapterChecks):
             # All padding is the same, so the enclosing module may still return the right channels.
             may_wait=self._padding,
         )
+
+    def _label_constant(self, out: Tensor, fields: Fields) -> None:
+        """Give a new tensor of one constant the labels of the trace, which fit it in any order.
+
+        Without them its axes would look like those of no channels, and rules that count the labels
+        along an axis would find fewer than in the trace.
+        """
+        have = self.fields(out)
+        if not have or any(bool((f != lb.ANY).any()) for f in have):
+            return
+        dropped = self.structure.trace.dropped_constants
+        flat = [f for f in fields if len(lb.axes(f)) == 1 and int(f.reshape(-1)[0]) not in dropped]
+        rows = [(lb.axes(f)[0], f.reshape(-1)) for f in flat]
+        self.set(out, [lb.along(row[self.kept[row]], out.ndim, dim) for dim, row in rows])
 
     def _fits(self, expected: Factor, shape: tuple[int, ...]) -> bool:
         """Tell whether a shape is the recorded one without the removed channels."""

@@ -200,6 +200,8 @@ class Planner:
                     continue
                 if left.may_wait:
                     tolerated.add(left.place)
+                elif len(second := _units_to_keep(left, selector, choice)):
+                    structure.freeze(second, "the order of a single channel cannot be checked")
                 else:
                     failing = _units_to_freeze(structure, left.classes)
                     if not len(failing):  # labels cannot tell what is wrong, but outputs can
@@ -450,6 +452,13 @@ def _units_to_freeze(structure: Structure, classes: Tensor) -> Tensor:
         both = units[torch.isin(units, padding)]
         units = both if len(both) else units
     return units
+
+
+def _units_to_keep(mismatch: MismatchError, selector: Selector, choice: Choice) -> Tensor:
+    """Return units to keep in addition, if labels could then tell whether the plan is right."""
+    if not mismatch.one_channel_left:
+        return torch.zeros(0, dtype=torch.int64)
+    return selector.second_units(choice, mismatch.classes)
 
 
 def _group_units(structure: Structure, classes: Tensor) -> Tensor:
