@@ -37,6 +37,7 @@ from fpgm.pruning.plan import Plan
 from fpgm.pruning.train_check import training_problem
 from fpgm.pruning.verification_weights import TINY, Calibration, calibrate_, vary_weights_
 from fpgm.utils.copying import copy_model
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.example_inputs import (
     Example,
     as_examples,
@@ -149,6 +150,7 @@ class Certificate:
         )
 
 
+@cpu_by_default()
 def verify(
     model: nn.Module,
     plan: Plan,

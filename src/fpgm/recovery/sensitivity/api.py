@@ -16,6 +16,7 @@ from fpgm.planning.options import PlanKeywords, PlanOptions
 from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.recovery.sensitivity.runner import IMAGES, measure_sensitivity
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.distributed import fails_together
 from fpgm.utils.keywords import check_keywords
 from fpgm.utils.progress import Progress
@@ -32,6 +33,7 @@ PLACEHOLDER_BUDGET = Budget(rate=0.5)
 """A planner needs a budget, but the measurement covers all rates."""
 
 
+@cpu_by_default()
 @fails_together
 def sensitivity(
     model: nn.Module,
