@@ -164,3 +164,29 @@ def test_a_group_keeps_two_channels_where_the_order_of_one_cannot_be_checked() -
     plan = fpgm.plan(net, X, rate=0.75, align=1)
     assert [cut.kept for cut in plan.cuts if cut.tensor == "0.weight"] == [2]
     assert "the order of a single channel cannot be checked" in str(plan)
+
+
+class BorrowsWidth(nn.Module):
+    """A view whose width is that of another layer, long after that layer ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mid, self.back = (
+            nn.Conv2d(3, 8, 1),
+            nn.Conv2d(8, 16, 1),
+            nn.Conv2d(16, 8, 1),
+        )
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        b, c, h, w = x.shape
+        x = self.back(self.mid(x).relu()).softmax(1)
+        return self.head(x.view(b, c, h, w))
+
+
+def test_the_layer_that_fixes_a_size_is_frozen_and_not_the_one_that_ran_last() -> None:
+    plan = fpgm.plan(net := BorrowsWidth(), X, rate=0.5, align=1)
+    assert [(g.name, g.units, g.kept) for g in plan.groups] == [("mid", 16, 8)]
+    assert "sizes are fixed in the code" in plan.frozen[0].reason
+    assert fpgm.verify(net, plan, X).ok

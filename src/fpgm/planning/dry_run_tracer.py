@@ -56,6 +56,8 @@ class MismatchError(Exception):
         """The enclosing module may still return the right channels."""
         self.of_values = of_values
         """An operator or the model's code raised it, and may not do so with other values."""
+        self.is_guess = False
+        """The classes are those of the last channels before the model's code failed."""
         self.progress = 0
         """How many operators had run."""
         self.wrong_outputs = wrong_outputs
@@ -144,12 +146,14 @@ class ValidatingTracer(AdapterChecks):
         op = self.structure.trace.fixed_size_ops.get(place) if place is not None else None
         if op is not None and op.source is not None:
             trail.insert(len(trail) - 1, list(op.source.fields))
+        mismatch = MismatchError(reason, [], place, of_values=of_values)
         for fields in reversed(trail):
             classes = [self.structure.classes_of(f) for f in fields]
             live = [c for c in classes if self._can_shrink(c)]
             if live:
-                return MismatchError(reason, live[:1], place, of_values=of_values)
-        return MismatchError(reason, [], place, of_values=of_values)
+                mismatch.classes, mismatch.is_guess = live[0].reshape(-1), True
+                break
+        return mismatch
 
     def new_labels(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
