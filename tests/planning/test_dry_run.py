@@ -190,3 +190,44 @@ def test_the_layer_that_fixes_a_size_is_frozen_and_not_the_one_that_ran_last() -
     assert [(g.name, g.units, g.kept) for g in plan.groups] == [("mid", 16, 8)]
     assert "sizes are fixed in the code" in plan.frozen[0].reason
     assert fpgm.verify(net, plan, X).ok
+
+
+class ChangesHalfInPlace(nn.Module):
+    """The first channels are changed in place, by a number in the code or half of the width."""
+
+    def __init__(self, half: int | None) -> None:
+        super().__init__()
+        self.half = [half]  # not an attribute that could be updated
+        self.first, self.head = nn.Conv2d(3, 12, 1), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y[:, : self.half[0] or y.shape[1] // 2].relu_()
+        return self.head(y)
+
+
+def test_a_slice_that_is_left_out_of_a_narrow_model_is_missed() -> None:
+    with pytest.raises(fpgm.ModelError, match="There is nothing to prune"):
+        fpgm.plan(ChangesHalfInPlace(6), X, rate=0.5, align=1)
+    net = ChangesHalfInPlace(None)
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert [(g.units, g.kept) for g in plan.groups] == [(12, 6)]
+    assert fpgm.verify(net, plan, X).ok
+
+
+def test_a_norm_of_which_only_the_statistics_are_used_keeps_its_own_size() -> None:
+    class Standardized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.head = (
+                nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12), nn.Conv2d(12, 4, 1)
+            )  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, var = self.norm.running_mean, self.norm.running_var
+            y = (self.first(x) - mean[:, None, None]) / (var[:, None, None] + 1e-5).sqrt()
+            return self.head(y.relu())
+
+    small = fpgm.prune(Standardized(), X, rate=0.5, align=1)
+    assert (small.first.out_channels, len(small.norm.running_mean)) == (6, 6)
+    assert (small.norm.num_features, len(small.norm.weight)) == (12, 12)

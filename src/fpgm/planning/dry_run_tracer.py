@@ -29,6 +29,7 @@ from fpgm.tracing.labels import Fields
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.trace_values import Factor, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter, Side
+from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import named_tensors
 from fpgm.utils.tracebacks import source_line
 
@@ -84,6 +85,7 @@ class ValidatingTracer(AdapterChecks):
         super().__init__(small, _kept_parameter_infos(small, structure, plan))
         self.structure = structure
         self._frozen: Counter[tuple[Place, str]] = Counter()
+        self._seen_ops: set[tuple[Place, int]] = set()
         self._norm_groups: Counter[tuple[Place, str]] = Counter()
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[tuple[str, Side], Adapter] = {}
@@ -311,12 +313,36 @@ class ValidatingTracer(AdapterChecks):
             reason = f"the number of groups is fixed in the code in {self.where()}"
             raise self._attribute_mismatch(reason, None)
 
+    def run(self, example: Example) -> Any:
+        out = super().run(example)
+        self._mark_missing_ops()
+        return out
+
+    def _mark_missing_ops(self) -> None:
+        """Note channels whose size an operator fixed in the trace that does not run here.
+
+        Torch leaves out a slice that is as large as its input, as `y[:, :6]` is of 6 channels.
+        """
+        classes_of = self.structure.classes_of
+        for key, op in self.structure.trace.fixed_size_ops.items():
+            (run, path, _), _ = key
+            if run == self.runs and key not in self._seen_ops:
+                shrink = [f for f in op.out.fields if self._can_shrink(classes_of(f))]
+                if shrink:
+                    self._unordered_at = self._unordered_at or f"{path or 'the model'} ({op.line})"
+                    self.unordered += shrink
+
     def next_fixed_size_op(self) -> tuple[Place, int]:
         """Return the trace's key for the running operator: the next one of the same line of code.
 
         What a module caches between calls (a grid of anchors, by the size of its input) may have
         been computed in one of the two runs only.
         """
+        key = self._find_fixed_size_op()
+        self._seen_ops.add(key)
+        return key
+
+    def _find_fixed_size_op(self) -> tuple[Place, int]:
         here, line = self.current_call(self.module), source_line()
         number = self._fixed_size_counts[self.module] + 1
         while (op := self.structure.trace.fixed_size_ops.get((here, number))) is not None:
