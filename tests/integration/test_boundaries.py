@@ -208,6 +208,52 @@ def test_a_page_reads_values_and_never_builds_a_model(module: str) -> None:
     assert {u for u in inside(module) if u.startswith("pruning")} <= {"pruning.plan"}
 
 
+HOOKS_WITHOUT_THE_MANAGER = {
+    "tracing.tracer": {"_hook_all": "is passed the manager's list"},
+    "pruning.masked_reference": {"_zero_scattered_": "the reference is a copy"},
+    "pruning.masking": {
+        "hold": "stays for as long as a SoftPruner holds units, which removes it",
+        "_add_gradient_hook": "the same",
+    },
+    "recovery.staged_forward": {"__init__": "a pass has a copy of the model"},
+    "recovery.data_free": {"_find_nonnegative_inputs": "the model is a copy"},
+    "recovery.sensitivity.probes": {
+        "register_": "the model is a copy",
+        "_probe": "an activation of one pass",
+    },
+    "utils.channel_adapters": {"__init__": "part of a layer of our own"},
+}
+"""Functions that add hooks outside of `temporary_hooks`, each with the reason."""
+
+
+def hooks_without_the_manager(tree: ast.AST, function: str = "") -> set[str]:
+    """Functions with a call of `register_…hook` that is not inside `with temporary_hooks()`."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        name = node.name if isinstance(node, ast.FunctionDef) else function
+        if isinstance(node, ast.With) and "temporary_hooks()" in {
+            ast.unparse(item.context_expr) for item in node.items
+        }:
+            continue
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_?register_\w*hook", node.attr):
+            found.add(name)
+        found |= hooks_without_the_manager(node, name)
+    return found
+
+
+def test_hooks_are_removed_by_one_manager() -> None:
+    found = {
+        module.removeprefix("fpgm."): hooks_without_the_manager(ast.parse(path.read_text("utf-8")))
+        for module, path in FILES.items()
+    }
+    allowed = {module: set(functions) for module, functions in HOOKS_WITHOUT_THE_MANAGER.items()}
+    assert {module: functions for module, functions in found.items() if functions} == allowed
+
+
 def test_the_helpers_of_this_file_work() -> None:
+    managed = "with temporary_hooks() as h:\n    h.append(net.register_forward_hook(f))"
+    assert not hooks_without_the_manager(ast.parse(managed))
+    alone = "def run():\n    for m in net:\n        h += [m.register_forward_hook(f)]"
+    assert hooks_without_the_manager(ast.parse(alone)) == {"run"}
     assert "tracing.grouping" in inside("fpgm.planning.planner")
     assert "torch" in outside("fpgm.pruning.compaction")

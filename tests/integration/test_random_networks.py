@@ -359,6 +359,19 @@ ONCE_WRONG = {
     "padding is one unit with a channel that is written beside it": case(
         B("residual", shortcut="pad_lambda"), B("slice_write")
     ),
+    "space of a tensor of zeros is taken for channels": case(
+        B("interleave", how="strided"), B("preact"), head=B("flatten_linear", how="module")
+    ),
+    "the batch of a tensor of zeros shares an axis with channels": case(
+        B("interleave", how="strided"), B("residual", norm="instance")
+    ),
+    "one channel is left, and no output depends on it": case(
+        B("non_local", hidden=4),
+        B("preact", hidden=4),
+        B("channel_softmax"),
+        B("group_norm", groups="each"),
+        rate=0.75,
+    ),
 }
 
 

@@ -129,3 +129,105 @@ def test_the_number_of_groups_follows_under_any_name(name: str) -> None:
     plan = fpgm.plan(net, X, rate=0.5, align=1)
     assert (name, 16, 8) in [(a.name, a.before, a.after) for a in plan.attributes]
     assert fpgm.verify(net, plan, X).ok
+
+
+class WrittenIntoZeros(nn.Module):
+    """Two layers whose channels alternate in a tensor of zeros, flattened with its space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)
+        self.last = nn.Conv2d(16, 16, 1)
+        self.head = nn.Linear(16 * 64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.one(x), self.two(x)
+        y = a.new_zeros(a.shape[0], 2 * a.shape[1], *a.shape[2:])
+        y[:, 0::2], y[:, 1::2] = a, b
+        return self.head((y + self.last(y)).flatten(1))
+
+
+def test_batch_and_space_of_a_tensor_of_zeros_are_no_channels() -> None:
+    net = WrittenIntoZeros()
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert [(g.layers, g.units, g.kept) for g in plan.groups] == [(("one", "two", "last"), 8, 4)]
+    assert fpgm.verify(net, plan, X).ok
+
+
+def test_a_group_keeps_two_channels_where_the_order_of_one_cannot_be_checked() -> None:
+    class Still(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x).view(-1, 8, 64)
+            return F.instance_norm(y).mean(2)  # zero, whatever the layers compute
+
+    net = Still(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1))
+    plan = fpgm.plan(net, X, rate=0.75, align=1)
+    assert [cut.kept for cut in plan.cuts if cut.tensor == "0.weight"] == [2]
+    assert "the order of a single channel cannot be checked" in str(plan)
+
+
+class BorrowsWidth(nn.Module):
+    """A view whose width is that of another layer, long after that layer ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mid, self.back = (
+            nn.Conv2d(3, 8, 1),
+            nn.Conv2d(8, 16, 1),
+            nn.Conv2d(16, 8, 1),
+        )
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        b, c, h, w = x.shape
+        x = self.back(self.mid(x).relu()).softmax(1)
+        return self.head(x.view(b, c, h, w))
+
+
+def test_the_layer_that_fixes_a_size_is_frozen_and_not_the_one_that_ran_last() -> None:
+    plan = fpgm.plan(net := BorrowsWidth(), X, rate=0.5, align=1)
+    assert [(g.name, g.units, g.kept) for g in plan.groups] == [("mid", 16, 8)]
+    assert "sizes are fixed in the code" in plan.frozen[0].reason
+    assert fpgm.verify(net, plan, X).ok
+
+
+class ChangesHalfInPlace(nn.Module):
+    """The first channels are changed in place, by a number in the code or half of the width."""
+
+    def __init__(self, half: int | None) -> None:
+        super().__init__()
+        self.half = [half]  # not an attribute that could be updated
+        self.first, self.head = nn.Conv2d(3, 12, 1), nn.Conv2d(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y[:, : self.half[0] or y.shape[1] // 2].relu_()
+        return self.head(y)
+
+
+def test_a_slice_that_is_left_out_of_a_narrow_model_is_missed() -> None:
+    with pytest.raises(fpgm.ModelError, match="There is nothing to prune"):
+        fpgm.plan(ChangesHalfInPlace(6), X, rate=0.5, align=1)
+    net = ChangesHalfInPlace(None)
+    plan = fpgm.plan(net, X, rate=0.5, align=1)
+    assert [(g.units, g.kept) for g in plan.groups] == [(12, 6)]
+    assert fpgm.verify(net, plan, X).ok
+
+
+def test_a_norm_of_which_only_the_statistics_are_used_keeps_its_own_size() -> None:
+    class Standardized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.head = (
+                nn.Conv2d(3, 12, 1), nn.BatchNorm2d(12), nn.Conv2d(12, 4, 1)
+            )  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, var = self.norm.running_mean, self.norm.running_var
+            y = (self.first(x) - mean[:, None, None]) / (var[:, None, None] + 1e-5).sqrt()
+            return self.head(y.relu())
+
+    small = fpgm.prune(Standardized(), X, rate=0.5, align=1)
+    assert (small.first.out_channels, len(small.norm.running_mean)) == (6, 6)
+    assert (small.norm.num_features, len(small.norm.weight)) == (12, 12)

@@ -428,3 +428,19 @@ def test_a_real_difference_in_such_a_model_is_not_taken_for_rounding() -> None:
     small = fpgm.compact(model, plan)
     small.shift = 1e-13
     assert fpgm.verify(model, plan, X.double(), compacted=small).differs
+
+
+def test_a_buffer_with_two_names_stays_one_in_float64() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+            self.register_buffer("gain", torch.rand(8) + 0.5)
+            self.register_buffer("gate", self.gain, persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last((self.first(x) * self.gain).relu() * self.gate)
+
+    small = fpgm.prune(net := Gated(), X, rate=0.5, align=1)
+    assert small.gain is small.gate
+    assert fpgm.verify(net, fpgm.plan(net, X, rate=0.5, align=1), X).ok

@@ -34,6 +34,7 @@ from fpgm.pruning.serialization import plans_json
 from fpgm.utils.atomic_io import atomic_write_stream, explain_write_errors
 from fpgm.utils.calibration_data import run_batch
 from fpgm.utils.copying import copy_model
+from fpgm.utils.default_device import cpu_by_default, users_default_device
 from fpgm.utils.example_inputs import (
     Example,
     as_examples,
@@ -86,6 +87,7 @@ class Exported:
         return {**asdict(self), "path": str(self.path)}
 
 
+@cpu_by_default()
 def export(
     model: nn.Module,
     example_inputs: Any,
@@ -357,7 +359,7 @@ def _write_pt2(
     model: nn.Module, example: Example, any_batch: bool, metadata: dict[str, str]
 ) -> tuple[bytes, Runner]:
     shapes = batch_dims(example) if any_batch else None
-    with suppress_warnings():
+    with suppress_warnings(), users_default_device():
         try:
             program = torch.export.export(
                 model, tuple(example.args), dict(example.kwargs), dynamic_shapes=shapes
@@ -378,7 +380,7 @@ def _write_torchscript(
 ) -> tuple[bytes, Runner]:
     if example.kwargs:
         raise RequestError("TorchScript takes inputs by position: give them as a tuple.")
-    with suppress_warnings():
+    with suppress_warnings(), users_default_device():
         try:
             traced = torch.jit.trace(model, tuple(example.args), check_trace=False)
         except Exception as error:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fpgm.errors import ModelError
+from fpgm.utils.default_device import users_default_device
 from fpgm.utils.example_inputs import Example, batch_size
 from fpgm.utils.text import full_reason
 from fpgm.utils.thread_lock import suppress_warnings
@@ -108,7 +109,7 @@ def batch_dims(example: Example) -> Any:
 def _run_exporter(model: nn.Module, example: Example, any_batch: bool) -> Any:
     """Run torch.onnx.export without its output."""
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with suppress_warnings(), quiet, torch.no_grad():
+    with suppress_warnings(), quiet, torch.no_grad(), users_default_device():
         try:
             return torch.onnx.export(
                 model,

@@ -27,6 +27,7 @@ from fpgm.exporters.onnx import create_session, input_arrays, install_hint, laye
 from fpgm.latency.memory import process_bytes, torch_bytes
 from fpgm.tracing.layer_calls import LayerSpec
 from fpgm.utils.copying import copy_model
+from fpgm.utils.default_device import users_default_device
 from fpgm.utils.example_inputs import Example
 from fpgm.utils.text import reason
 from fpgm.utils.timing import time_interleaved
@@ -110,7 +111,7 @@ class TorchBackend:
         call = _compile(net) if self.compiled else net
 
         def run() -> None:
-            with torch.no_grad(), torch_threads(threads):
+            with torch.no_grad(), torch_threads(threads), users_default_device():
                 call(*args, **kwargs)
                 if waits:
                     torch.cuda.synchronize()

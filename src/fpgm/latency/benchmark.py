@@ -23,6 +23,7 @@ from fpgm.latency.layer_breakdown import LayerTime, breakdown
 from fpgm.latency.memory import weight_bytes
 from fpgm.latency.speedup_summary import find_contradiction, slowdown_reasons, summarize
 from fpgm.utils.copying import copy_model
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.example_inputs import (
     Example,
     as_examples,
@@ -135,6 +136,7 @@ class Bench:
         return html_table("Bench", header, rows, skipped)
 
 
+@cpu_by_default()
 def bench(
     models: Mapping[str, nn.Module] | Sequence[nn.Module],
     example_inputs: Any,

@@ -25,10 +25,12 @@ from fpgm.pruning.slicing import by_tensor, cut
 from fpgm.tracing import labels as lb
 from fpgm.tracing import shape_inference
 from fpgm.tracing.grouping import Structure
+from fpgm.tracing.labels import Fields
 from fpgm.tracing.operator_log import OperatorLog
 from fpgm.tracing.ops import registry as rules
 from fpgm.tracing.trace_values import Factor, ParameterInfo, Place
 from fpgm.utils.adapter_spec import Adapter, Side
+from fpgm.utils.example_inputs import Example
 from fpgm.utils.modules import named_tensors
 from fpgm.utils.outputs import Leaf
 from fpgm.utils.tracebacks import source_line
@@ -64,10 +66,14 @@ class MismatchError(Exception):
         """The enclosing module may still return the right channels."""
         self.of_values = of_values
         """An operator or the model's code raised it, and may not do so with other values."""
+        self.is_guess = False
+        """The classes are those of the last channels before the model's code failed."""
         self.progress = 0
         """How many operators had run."""
         self.wrong_outputs = wrong_outputs
         """No labels were misaligned, but the outputs differ from the masked model's."""
+        self.one_channel_left = False
+        """Only parts that shrank to one channel are in doubt: with two, labels would tell."""
 
 
 class ValidatingTracer(AdapterChecks):
@@ -97,6 +103,7 @@ class ValidatingTracer(AdapterChecks):
         super().__init__(small, _kept_parameter_infos(small, structure, plan))
         self.structure = structure
         self._frozen: Counter[tuple[Place, str]] = Counter()
+        self._seen_ops: set[tuple[Place, int]] = set()
         self._norm_groups: Counter[tuple[Place, str]] = Counter()
         self.kept = structure.kept_labels(removed)
         self.adapters: dict[tuple[str, Side], Adapter] = {}
@@ -187,12 +194,14 @@ class ValidatingTracer(AdapterChecks):
         op = self.structure.trace.fixed_size_ops.get(place) if place is not None else None
         if op is not None and op.source is not None:
             trail.insert(len(trail) - 1, list(op.source.fields))
+        mismatch = MismatchError(reason, [], place, of_values=of_values)
         for fields in reversed(trail):
             classes = [self.structure.classes_of(f) for f in fields]
             live = [c for c in classes if self._can_shrink(c)]
             if live:
-                return MismatchError(reason, live[:1], place, of_values=of_values)
-        return MismatchError(reason, [], place, of_values=of_values)
+                mismatch.classes, mismatch.is_guess = live[0].reshape(-1), True
+                break
+        return mismatch
 
     def new_labels(self, count: int) -> Tensor:
         return torch.full((count,), lb.ANY)
@@ -272,7 +281,11 @@ class ValidatingTracer(AdapterChecks):
     def unresolved_mismatch(self) -> MismatchError | None:
         """Return the mismatch that labels could neither confirm nor rule out, if any."""
         doubtful = self.unordered or self.single
-        return self._misaligned_error(doubtful, self._unordered_at) if doubtful else None
+        if not doubtful:
+            return None
+        mismatch = self._misaligned_error(doubtful, self._unordered_at)
+        mismatch.one_channel_left = not self.unordered
+        return mismatch
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         """Check that the labels frozen in the trace are still there, in the same order."""
@@ -346,12 +359,36 @@ class ValidatingTracer(AdapterChecks):
             reason = f"the number of groups is fixed in the code in {self.where()}"
             raise self._attribute_mismatch(reason, None)
 
+    def run(self, example: Example) -> Any:
+        out = super().run(example)
+        self._mark_missing_ops()
+        return out
+
+    def _mark_missing_ops(self) -> None:
+        """Note channels whose size an operator fixed in the trace that does not run here.
+
+        Torch leaves out a slice that is as large as its input, as `y[:, :6]` is of 6 channels.
+        """
+        classes_of = self.structure.classes_of
+        for key, op in self.structure.trace.fixed_size_ops.items():
+            (run, path, _), _ = key
+            if run == self.runs and key not in self._seen_ops:
+                shrink = [f for f in op.out.fields if self._can_shrink(classes_of(f))]
+                if shrink:
+                    self._unordered_at = self._unordered_at or f"{path or 'the model'} ({op.line})"
+                    self.unordered += shrink
+
     def next_fixed_size_op(self) -> tuple[Place, int]:
         """Return the trace's key for the running operator: the next one of the same line of code.
 
         What a module caches between calls (a grid of anchors, by the size of its input) may have
         been computed in one of the two runs only.
         """
+        key = self._find_fixed_size_op()
+        self._seen_ops.add(key)
+        return key
+
+    def _find_fixed_size_op(self) -> tuple[Place, int]:
         here, line = self.current_call(self.module), source_line()
         number = self._fixed_size_counts[self.module] + 1
         while (op := self.structure.trace.fixed_size_ops.get((here, number))) is not None:
@@ -366,11 +403,10 @@ class ValidatingTracer(AdapterChecks):
     ) -> None:
         place = self.next_fixed_size_op()
         expected = self.structure.trace.fixed_size_ops.get(place)
-        if (
-            expected is None
-            or place in self.tolerated
-            or self._fits(expected.out, tuple(out.shape))
-        ):
+        if expected is None or place in self.tolerated:
+            return
+        if self._fits(expected.out, tuple(out.shape)):
+            self._label_constant(out, expected.out.fields)
             return
         raise MismatchError(
             f"a size is fixed in the code in {self.where()}",
@@ -379,6 +415,20 @@ class ValidatingTracer(AdapterChecks):
             # All padding is the same, so the enclosing module may still return the right channels.
             may_wait=self._padding,
         )
+
+    def _label_constant(self, out: Tensor, fields: Fields) -> None:
+        """Give a new tensor of one constant the labels of the trace, which fit it in any order.
+
+        Without them its axes would look like those of no channels, and rules that count the labels
+        along an axis would find fewer than in the trace.
+        """
+        have = self.fields(out)
+        if not have or any(bool((f != lb.ANY).any()) for f in have):
+            return
+        dropped = self.structure.trace.dropped_constants
+        flat = [f for f in fields if len(lb.axes(f)) == 1 and int(f.reshape(-1)[0]) not in dropped]
+        rows = [(lb.axes(f)[0], f.reshape(-1)) for f in flat]
+        self.set(out, [lb.along(row[self.kept[row]], out.ndim, dim) for dim, row in rows])
 
     def _fits(self, expected: Factor, shape: tuple[int, ...]) -> bool:
         """Tell whether a shape is the recorded one without the removed channels."""

@@ -222,9 +222,14 @@ def _attributes(
             change(grouping.module, name, old, new)
     groups_after = {m: a.after for (m, n), a in changes.items() if n == "groups"}
     shapes = {info.name: info.shape for info in structure.trace.parameter_infos.values()}
-    for tensor, tensor_cuts in by_tensor(cuts).items():
+    names = {key: info.name for key, info in structure.trace.parameter_infos.items()}
+    by_name = by_tensor(cuts)
+    for tensor, tensor_cuts in by_name.items():
         path = layer_of(tensor) if "." in tensor else ""
         module = modules[path]
+        weight = module._parameters.get("weight")
+        if weight is not None and names[id(weight)] not in by_name:
+            continue  # the sizes are those of a weight that nothing uses
         sizes = {c.dim: (c.size, c.kept) for c in tensor_cuts}
         if len(shapes[tensor]) == 1 and module.__dict__.get("transposed"):
             sizes = {1: sizes[0]}  # a bias has a number for each output, as dim 1 of the weight

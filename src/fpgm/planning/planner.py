@@ -69,6 +69,14 @@ class BuiltPlan:
     removed: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Units that can be pruned without the rest, and those of them that a choice removes."""
+
+    units: Tensor
+    removed: Tensor
+
+
 class Planner:
     """Traces a model once and builds plans for it while its weights change.
 
@@ -200,6 +208,8 @@ class Planner:
                     continue
                 if left.may_wait:
                     tolerated.add(left.place)
+                elif len(second := _units_to_keep(left, selector, choice)):
+                    structure.freeze(second, "the order of a single channel cannot be checked")
                 else:
                     failing = _units_to_freeze(structure, left.classes)
                     if not len(failing):  # labels cannot tell what is wrong, but outputs can
@@ -207,6 +217,8 @@ class Planner:
                         if self._find_difference(plan) is None:
                             return BuiltPlan(plan, choice.removed)
                         failing = self._find_failing(choice, check)
+                    elif left.is_guess:
+                        failing = self._confirm_guess(failing, choice, check)
                     structure.freeze(failing, left.reason)
         raise ModelError("No plan fits the model's own code; please report this model.")
 
@@ -273,26 +285,49 @@ class Planner:
 
     def _find_failing(self, choice: Choice, check: Callable[[Choice], Plan]) -> Tensor:
         """Find the units that make outputs differ, trying the groups of a choice separately."""
-        structure = self.structure
         nothing = choice.removed[:0]
 
-        def fails(parts: Sequence[Tensor]) -> bool:
-            try:
-                plan = check(Choice.from_removed(structure, torch.cat([nothing, *parts])))
-            except (MismatchError, EmptyAxisError, UnevenBlocksError):
-                return True
-            return self._find_difference(plan) is not None
+        def fails(parts: Sequence[_Part]) -> bool:
+            plan = self._try_parts(parts, check)
+            return plan is None or self._find_difference(plan) is not None
 
         if fails([]):
-            plan = check(Choice.from_removed(structure, nothing))
+            plan = check(Choice.from_removed(self.structure, nothing))
             raise VerificationError(f"Nothing can be verified: {self._explain(plan)}")
-        units = [part.units for part in components(structure.groups, structure.balances)]
-        chosen = [
-            units_of_part[torch.isin(units_of_part, choice.removed)] for units_of_part in units
-        ]
-        removing = [i for i, units_of_part in enumerate(chosen) if len(units_of_part)]
-        failing = find_failing(removing, lambda some: fails([chosen[i] for i in some]))
-        return torch.cat([units[i] for i in failing])
+        parts = [part for part in self._parts_of(choice) if len(part.removed)]
+        return torch.cat([part.units for part in find_failing(parts, fails)])
+
+    def _confirm_guess(
+        self, guess: Tensor, choice: Choice, check: Callable[[Choice], Plan]
+    ) -> Tensor:
+        """Return the guessed units, unless others alone make the model's code fail, and they not.
+
+        The code may fail long after the size that it fixes: the channels it saw last are a guess.
+        """
+        parts = self._parts_of(choice)
+        guessed = [part for part in parts if bool(torch.isin(part.units, guess).any())]
+        others = [part for part in parts if len(part.removed) and part not in guessed]
+
+        def fails(some: Sequence[_Part]) -> bool:
+            return self._try_parts(some, check) is None
+
+        if fails(guessed) or not fails(others):
+            return guess
+        failing = find_failing(others, fails)
+        return failing[0].units if len(failing) == 1 else guess
+
+    def _parts_of(self, choice: Choice) -> list[_Part]:
+        """Return the groups, joined where they must keep equally many, and what each loses."""
+        parts = components(self.structure.groups, self.structure.balances)
+        return [_Part(p.units, p.units[torch.isin(p.units, choice.removed)]) for p in parts]
+
+    def _try_parts(self, parts: Sequence[_Part], check: Callable[[Choice], Plan]) -> Plan | None:
+        """Build the plan that prunes these parts only; None if the model's code does not fit."""
+        removed = torch.cat([torch.zeros(0, dtype=torch.int64), *(p.removed for p in parts)])
+        try:
+            return check(Choice.from_removed(self.structure, removed))
+        except (MismatchError, EmptyAxisError, UnevenBlocksError):
+            return None
 
     def _explain(self, plan: Plan) -> str:
         """Explain why even a plan that removes nothing is not certified."""
@@ -457,6 +492,13 @@ def _units_to_freeze(structure: Structure, classes: Tensor) -> Tensor:
         both = units[torch.isin(units, padding)]
         units = both if len(both) else units
     return units
+
+
+def _units_to_keep(mismatch: MismatchError, selector: Selector, choice: Choice) -> Tensor:
+    """Return units to keep in addition, if labels could then tell whether the plan is right."""
+    if not mismatch.one_channel_left:
+        return torch.zeros(0, dtype=torch.int64)
+    return selector.second_units(choice, mismatch.classes)
 
 
 def _group_units(structure: Structure, classes: Tensor) -> Tensor:

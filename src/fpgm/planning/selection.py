@@ -101,6 +101,15 @@ class Selector:
         ]
         return torch.tensor([max(ranked)[1]])
 
+    def second_units(self, choice: Choice, classes: Tensor) -> Tensor:
+        """Return a unit to keep in each group with these classes of which the choice keeps one."""
+        narrow = [
+            group.units
+            for group, kept in zip(self.structure.groups, choice.kept, strict=True)
+            if kept == 1 < len(group.units) and bool(torch.isin(group.units, classes).any())
+        ]
+        return torch.cat([_NO_UNITS, *(self.highest_scored(units) for units in narrow)])
+
     def order(self, group: ChannelGroup) -> Tensor:
         """Return a group's units in order of removal."""
         return group.units[ranking(self.scores.group_scores(group, 0.5))]

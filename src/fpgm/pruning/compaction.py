@@ -23,6 +23,7 @@ from fpgm.pruning.plan_checks import check_places
 from fpgm.pruning.slicing import Positions, by_tensor, cut
 from fpgm.utils.channel_adapters import Adapted, buffer_names
 from fpgm.utils.copying import Memo, clone
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.denormals import flush_denormals_
 from fpgm.utils.modules import (
     cache_modules,
@@ -39,6 +40,7 @@ PLANS = "fpgm_plans"
 """Attribute under which a compact model carries the plans that made it, oldest first."""
 
 
+@cpu_by_default()
 @with_global_lock
 @pause_garbage_collection()
 def compact(

@@ -51,6 +51,7 @@ def _zero_scattered_(model: nn.Module, adapter: Adapter) -> None:
     def zero(x: Tensor) -> Tensor:
         return x.index_fill(adapter.dim, removed.to(x.device), 0)
 
+    # Never removed, for the model is our own copy and is not the same without it.
     if adapter.side == "input":
         module.register_forward_pre_hook(lambda _, args: (zero(args[0]), *args[1:]))
     else:

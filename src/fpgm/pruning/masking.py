@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from fpgm.pruning.compaction import check_fits
 from fpgm.pruning.plan import Plan
 from fpgm.pruning.slicing import RemovedSlices
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.modules import named_tensors, unwrap_model
 from fpgm.utils.weight_norm import rescale_gains
 
@@ -26,6 +27,7 @@ MOMENTUM = ("momentum_buffer", "exp_avg")
 """Where optimizers keep momentum."""
 
 
+@cpu_by_default()
 def mask_(model: nn.Module, plan: Plan, *, readers: bool = True) -> None:
     """Zero every slice of the removed units, so that the model computes what the compact one does.
 

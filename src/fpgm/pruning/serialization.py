@@ -25,6 +25,7 @@ from fpgm.pruning.compaction import PLANS, compact, fingerprint
 from fpgm.pruning.plan import Cut, Plan
 from fpgm.pruning.slicing import by_tensor
 from fpgm.utils.atomic_io import atomic_write
+from fpgm.utils.default_device import cpu_by_default, users_default_device
 from fpgm.utils.modules import (
     module_at,
     modules_by_path,
@@ -60,6 +61,7 @@ _PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 """Of files that others read with `torch.load`."""
 
 
+@cpu_by_default()
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a model's weights and the plans that made it; the file is written atomically.
 
@@ -103,6 +105,7 @@ def plans_json(model: nn.Module) -> str:
     )
 
 
+@cpu_by_default()
 def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
     """Rebuild a saved model from a function that returns the original architecture.
 
@@ -117,7 +120,8 @@ def load(path: str | Path, factory: Callable[[], nn.Module]) -> nn.Module:
         )
     stored = _read(path)
     try:
-        model = factory()
+        with users_default_device():
+            model = factory()
     except FpgmError:
         raise
     except Exception as error:

@@ -37,6 +37,7 @@ from fpgm.pruning.plan import Plan
 from fpgm.pruning.train_check import training_problem
 from fpgm.pruning.verification_weights import TINY, Calibration, calibrate_, vary_weights_
 from fpgm.utils.copying import copy_model
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.example_inputs import (
     Example,
     as_examples,
@@ -47,7 +48,7 @@ from fpgm.utils.example_inputs import (
 )
 from fpgm.utils.html_table import html_table
 from fpgm.utils.kept_weights import KeptWeights
-from fpgm.utils.modules import named_tensors, unwrap_model
+from fpgm.utils.modules import keep_tied_buffers, named_tensors, unwrap_model
 from fpgm.utils.outputs import Leaf, find_nan, read_outputs
 from fpgm.utils.preserve_state import ModelState, disable_compilation
 from fpgm.utils.rng import random_state, restore_random_state, seed_everything
@@ -149,6 +150,7 @@ class Certificate:
         )
 
 
+@cpu_by_default()
 def verify(
     model: nn.Module,
     plan: Plan,
@@ -247,9 +249,10 @@ class _Check:
         try:
             with suppress_warnings():  # parameters of a scripted part are not leaves once copied
                 for copied in (self.original, self.small):
-                    copied.double()
-                    if any(tensor.is_complex() for tensor in named_tensors(copied).values()):
-                        copied._apply(to_double)
+                    with keep_tied_buffers(copied):
+                        copied.double()
+                        if any(tensor.is_complex() for tensor in named_tensors(copied).values()):
+                            copied._apply(to_double)
         except Exception as error:
             text = describe_error(error)
             raise _OriginalError(f"The model cannot be cast to float64: {text}.") from error

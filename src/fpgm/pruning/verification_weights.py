@@ -125,7 +125,8 @@ def _norm_hook(calibration: Calibration) -> Callable[[nn.Module, Any], None]:
             calibration.values |= {id(mean): mean, id(var): var}
             # Centered inputs would make all means equal, and hide a mix-up of channels.
             shift, factor = (
-                torch.rand(mean.shape, generator=calibration.generator).to(mean) for _ in range(2)
+                torch.rand(mean.shape, generator=calibration.generator, device="cpu").to(mean)
+                for _ in range(2)
             )
             var.copy_(torch.where(spread > 0, spread.square(), 1.0).expand_as(var))
             mean.copy_(center.expand_as(mean) + _SPREAD * (2 * shift - 1) * var.sqrt())

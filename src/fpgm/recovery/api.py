@@ -34,6 +34,7 @@ from fpgm.recovery.staged_forward import PairedForwards
 from fpgm.utils.allocator import reuse_freed_memory
 from fpgm.utils.calibration_data import Inputs, explain_forward_errors, move_batches, read_held_out
 from fpgm.utils.copying import copy_model
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.distributed import current_ranks, fails_together
 from fpgm.utils.example_inputs import tensors_in
 from fpgm.utils.html_table import html_table
@@ -133,6 +134,7 @@ def recovery_of(model: nn.Module) -> Recovery:
     return recovery
 
 
+@cpu_by_default()
 @torch.no_grad()
 @reuse_freed_memory()
 @fails_together

@@ -183,6 +183,7 @@ def _find_nonnegative_inputs(model: nn.Module, layers: Sequence[str], example: E
             if bool((input_of(args, kwargs) >= 0).all()):
                 nonnegative.add(path)
 
+        # Never removed, for the model is our own copy and runs only once.
         module_at(net, path).register_forward_pre_hook(hook, with_kwargs=True)
     example.call(net)
     return nonnegative

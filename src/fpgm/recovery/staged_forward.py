@@ -34,6 +34,7 @@ from fpgm.recovery.unfold import input_of
 from fpgm.tracing.ops.registry import tensors
 from fpgm.utils.calibration_data import Inputs
 from fpgm.utils.copying import copy_sharing_weights
+from fpgm.utils.default_device import users_default_device
 from fpgm.utils.example_inputs import Example, map_tensors, tensors_in
 from fpgm.utils.modules import module_at
 
@@ -108,6 +109,7 @@ class StagedForward:
         for number, layer in list(enumerate(layers))[first:]:
             if layer.arguments is None:
                 # Before all other hooks: an adapter may gather or scatter channels of the output.
+                # Never removed, for the model is our own copy and ends with the pass.
                 module = module_at(self._model, layer.path)
                 module.register_forward_hook(self._hook(number), prepend=True, with_kwargs=True)
             if layer.addition is not None:
@@ -149,7 +151,8 @@ class StagedForward:
             with torch.no_grad(), RestoreOnAccess(self._live), convolutions, mode:
                 copied = map_tensors(self._example, Tensor.clone)  # some models write into inputs
                 self._example = Example((), {})  # others may be done with it
-                self._model(*copied.args, **copied.kwargs)
+                with users_default_device():
+                    self._model(*copied.args, **copied.kwargs)
         except _PassClosedError:
             pass
         except BaseException as error:  # raised again in the thread that waits

@@ -6,7 +6,7 @@ The model's weights, buffers, attributes, mode and random state are restored at 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -105,6 +105,9 @@ class TraceRecorder(Tracer):
         self.pairings: list[tuple[Tensor, Tensor]] = []
         self.windows: list[InsertionPoint] = []
         self.parts: dict[tuple[Join, int], Tensor] = {}
+        self._unrelated_constants: set[int] = set()
+        self.dropped_constants: set[int] = set()
+        """Labels of axes of constants that turned out to hold no channels."""
         self.pads: list[Tensor] = []
         self._pieces: tuple[Tensor, ...] = ()
         self.insertion_points: list[InsertionPoint] = []
@@ -176,6 +179,29 @@ class TraceRecorder(Tracer):
         self.count += count
         return torch.arange(start, self.count)
 
+    def constant_labels(self, count: int) -> Tensor:
+        labels = self.new_labels(count)
+        self._unrelated_constants.update(labels.tolist())
+        return labels
+
+    def drop_constant(self, field: Tensor) -> bool:
+        labels = set(field.reshape(-1).tolist())
+        if not labels <= self._unrelated_constants:
+            return False
+        self.dropped_constants |= labels
+        for tensor in self._states.live_tensors():
+            fields = self.fields(tensor)
+            kept = [f for f in fields if not labels.issuperset(f.reshape(-1).tolist())]
+            if len(kept) < len(fields):
+                self.set(tensor, kept)
+        return True
+
+    def _note_constants_used(self, fields: Iterable[Tensor]) -> None:
+        """Note that labels met others or were frozen: constants among them are not dropped."""
+        if self._unrelated_constants:
+            for f in fields:
+                self._unrelated_constants.difference_update(f.reshape(-1).tolist())
+
     def fixed_labels(self, number: int, count: int) -> Tensor:
         labels = self.new_labels(count)
         self.freeze([labels], "a part of fixed size is concatenated")
@@ -186,12 +212,14 @@ class TraceRecorder(Tracer):
         if a.shape != b.shape:
             a, b = torch.broadcast_tensors(a, b)
         if a is not b:
+            self._note_constants_used((a, b))
             self.pairs.append((a.reshape(-1), b.reshape(-1)))
             self.meetings.append(self.pairs[-1])
 
     def tie(self, field: Tensor, dims: Sequence[int]) -> None:
         for dim in dims:
             if field.shape[dim] > 1:
+                self._note_constants_used([field])
                 first = field.narrow(dim, 0, 1).expand(field.shape)
                 self.pairs.append((field.reshape(-1), first.reshape(-1)))
 
@@ -207,6 +235,7 @@ class TraceRecorder(Tracer):
 
     def freeze(self, fields: Sequence[Tensor], reason: str, soft: bool = False) -> None:
         if fields:
+            self._note_constants_used(fields)
             where = self.where()
             full_reason = f"{reason} in {where}"
             for f in fields:
@@ -252,6 +281,8 @@ class TraceRecorder(Tracer):
 
     def balance(self, blocks: Tensor, whole: bool = True) -> None:
         if blocks.shape[0] > 1:
+            if not self._unrelated_constants.issuperset(blocks.reshape(-1).tolist()):
+                self._note_constants_used([blocks])
             self.balances.append(Balance(blocks, whole))
 
     def note_role(self, field: Tensor, role: Role, weight: Tensor) -> None:

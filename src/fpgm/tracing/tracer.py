@@ -366,6 +366,14 @@ class Tracer(TorchDispatchMode):
         """Return new labels."""
         raise NotImplementedError
 
+    def constant_labels(self, count: int) -> Tensor:
+        """Return new labels for an axis of a constant, which may turn out to hold no channels."""
+        return self.new_labels(count)
+
+    def drop_constant(self, field: Tensor) -> bool:
+        """Drop an axis of a constant that met one without channels; tell whether it was one."""
+        return False
+
     def fixed_labels(self, number: int, count: int) -> Tensor:
         """Return labels for an unlabelled part of a concatenation, which cannot shrink."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fpgm.errors import FileError, ForwardError, FpgmError, RequestError
+from fpgm.utils.default_device import users_default_device
 from fpgm.utils.distributed import ALONE, Ranks
 from fpgm.utils.example_inputs import (
     Example,
@@ -189,7 +190,18 @@ def move_batches(model: nn.Module, loader: Any) -> Iterator[Any]:
             f"The loader is a {type(loader).__name__}: give batches of inputs, as a list or a "
             "DataLoader."
         )
-    return (to_model_device(model, batch) for batch in loader)
+    return (to_model_device(model, batch) for batch in _read_loader(loader))
+
+
+def _read_loader(loader: Iterable[Any]) -> Iterator[Any]:
+    with users_default_device():
+        batches = iter(loader)
+    while True:
+        with users_default_device():
+            batch = next(batches, _END)
+        if batch is _END:
+            return
+        yield batch
 
 
 def run_batch(model: nn.Module, example: Example) -> Any:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from fpgm.errors import RequestError
+from fpgm.utils.default_device import users_default_device
 from fpgm.utils.modules import check_module
 from fpgm.utils.outputs import find_tensors
 from fpgm.utils.preserve_state import is_plain_object
@@ -33,7 +34,8 @@ class Example:
     def call(self, model: nn.Module) -> Any:
         """Call the model with copies of them: some models write into their input."""
         args, kwargs = tree_map(_copy, (self.args, dict(self.kwargs)))
-        return model(*args, **kwargs)
+        with users_default_device():
+            return model(*args, **kwargs)
 
 
 def _copy(value: Any) -> Any:

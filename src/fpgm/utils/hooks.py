@@ -1,4 +1,8 @@
-"""Temporary hooks on a model."""
+"""Temporary hooks on a model.
+
+Every hook of ours is added here, except those of objects that are our own: a test in
+`tests/integration/test_boundaries.py` lists them.
+"""
 
 from __future__ import annotations
 

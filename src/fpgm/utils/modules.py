@@ -145,6 +145,23 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return named
 
 
+@contextmanager
+def keep_tied_buffers(model: nn.Module) -> Iterator[None]:
+    """Keep a buffer with several names one tensor while the body casts or moves the model.
+
+    Torch does so for parameters only.
+    """
+    names: dict[int, list[tuple[dict[str, Tensor | None], str]]] = {}
+    for module in modules_by_path(model).values():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                names.setdefault(id(buffer), []).append((module._buffers, name))
+    yield
+    for (table, name), *others in names.values():
+        for other_table, other in others:
+            other_table[other] = table[name]
+
+
 def overlapping_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
     """List tensors that share memory with another that is not the same object, and its name.
 

@@ -24,6 +24,7 @@ from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.recovery.sensitivity.runner import measure_sensitivity
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.tracing.residual import Residual
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.denormals import count_denormals
 from fpgm.utils.example_inputs import as_examples, to_model_device
 from fpgm.utils.keywords import reject_unknown_keywords, with_options_of
@@ -34,6 +35,7 @@ from fpgm.workflow.plan_request import Allocate, PlanRequest
 
 
 @reject_unknown_keywords
+@cpu_by_default()
 def plan(
     model: nn.Module,
     example_inputs: Any,
@@ -112,6 +114,7 @@ def plan(
 
 
 @with_options_of(plan)
+@cpu_by_default()
 def prune(model: nn.Module, example_inputs: Any, **options: Any) -> nn.Module:
     """Plan, compact and verify in one call; takes the options of `plan`.
 

@@ -28,6 +28,7 @@ from fpgm.pruning.optimizer_state import check_optimizer, inner_optimizer, move_
 from fpgm.pruning.plan import Group, Plan
 from fpgm.pruning.plan_text import safe_text
 from fpgm.pruning.verification import Certificate, verify
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.html_table import html_table
 from fpgm.utils.keywords import check_keywords
 from fpgm.utils.modules import named_tensors, unwrap_model
@@ -95,6 +96,7 @@ class SoftPruner:
         options: Other options of `fpgm.plan`: `criterion`, `residual`, `align`, …
     """
 
+    @cpu_by_default()
     def __init__(
         self,
         model: nn.Module,
@@ -170,6 +172,7 @@ class SoftPruner:
     def _groups(self) -> tuple[Group, ...]:
         return () if self.plan is None else self.plan.groups
 
+    @cpu_by_default()
     def step(self) -> Step:
         """Select channels by the current weights and zero them; call it after every epoch."""
         epoch = self.epoch + 1
@@ -181,6 +184,7 @@ class SoftPruner:
         self.epoch = epoch
         return step
 
+    @cpu_by_default()
     def compact(self, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
         """Select a last time, at the full amount, and return the verified compact model.
 
@@ -201,6 +205,7 @@ class SoftPruner:
             move_optimizer_(optimizer, self.model, small, self.plan)
         return small
 
+    @cpu_by_default()
     def state_dict(self) -> dict[str, Any]:
         """Return the state of pruning as plain values."""
         plan = None if self.plan is None else self.plan.to_json()
@@ -213,6 +218,7 @@ class SoftPruner:
             "frozen": self.planner.learned_constraints,
         }
 
+    @cpu_by_default()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; if it does not fit, nothing is changed."""
         if state["mode"] != self.mode:

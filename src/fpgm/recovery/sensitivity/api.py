@@ -17,6 +17,7 @@ from fpgm.planning.planner import Planner
 from fpgm.recovery.sensitivity.result import Sensitivity
 from fpgm.recovery.sensitivity.runner import IMAGES, measure_sensitivity
 from fpgm.utils.allocator import reuse_freed_memory
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.distributed import fails_together
 from fpgm.utils.keywords import check_keywords
 from fpgm.utils.progress import Progress
@@ -34,6 +35,7 @@ PLACEHOLDER_BUDGET = Budget(rate=0.5)
 
 
 @reuse_freed_memory()
+@cpu_by_default()
 @fails_together
 def sensitivity(
     model: nn.Module,

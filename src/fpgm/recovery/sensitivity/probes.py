@@ -163,6 +163,7 @@ class _StatisticsHooks:
     seed: int = 0
 
     def register_(self) -> None:
+        """Add the hooks. They are never removed: the copy is not used for anything else."""
         for path, layer in self.consumers.items():
             if layer.arguments is None:
                 module = module_at(self.model, path)
@@ -222,7 +223,7 @@ class _StatisticsHooks:
             sums.add("gain", squares.sum(1))
             sums.probed += squares.shape[1]
 
-        if out.requires_grad:
+        if out.requires_grad:  # an activation of this pass, which the hook ends with
             out.register_hook(hook)
 
 

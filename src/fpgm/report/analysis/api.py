@@ -26,6 +26,7 @@ from fpgm.report.analysis.result import Analysis, LayerAnalysis
 from fpgm.tracing.grouping import Structure
 from fpgm.tracing.layer_calls import called_layers
 from fpgm.tracing.residual import Residual
+from fpgm.utils.default_device import cpu_by_default
 from fpgm.utils.example_inputs import to_model_device
 from fpgm.utils.modules import named_tensors
 from fpgm.utils.parameter_roles import layer_of
@@ -38,6 +39,7 @@ MAX_QUICK_PRODUCTS = 2**33
 """Multiplications that the pairwise comparison of a layer's filters may take in quick mode."""
 
 
+@cpu_by_default()
 def analyze(
     model: nn.Module,
     example_inputs: Any,

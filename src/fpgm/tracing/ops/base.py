@@ -69,6 +69,12 @@ class LabelTracer(Protocol):
     def new_labels(self, count: int) -> Tensor:
         """Return new labels."""
 
+    def constant_labels(self, count: int) -> Tensor:
+        """Return new labels for an axis of a constant, which may turn out to hold no channels."""
+
+    def drop_constant(self, field: Tensor) -> bool:
+        """Drop an axis of a constant that met one without channels; tell whether it was one."""
+
     def fixed_labels(self, number: int, count: int) -> Tensor:
         """Return labels for an unlabelled part of a concatenation, which cannot shrink."""
 

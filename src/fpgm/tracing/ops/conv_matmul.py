@@ -125,7 +125,7 @@ def _relate_weight(
         return _relate_grouped(tracer, weight, reads, groups, transposed)
     for f in fields:
         if lb.varies(f, range(2, weight.ndim)) or len(lb.axes(f)) > 1:
-            tracer.freeze([f], "a weight's labels do not lie along its axes")
+            tracer.freeze([f], _describe_entangled(tracer, weight))
     writes = next((f.reshape(-1) for f in flat if lb.axes(f) == [write_dim]), None)
     read = next((f.reshape(-1) for f in flat if lb.axes(f) == [read_dim]), None)
     if writes is None:
@@ -148,6 +148,13 @@ def _relate_weight(
     elif groups > 1 and reads is not None:
         tracer.freeze([reads], "a grouped convolution with a computed weight reads them")
     return writes
+
+
+def _describe_entangled(tracer: LabelTracer, weight: Tensor) -> str:
+    """Describe why a computed weight does not say which filters and inputs its channels are."""
+    if tracer.is_constant(weight):
+        return "a computed weight does not hold them along one axis"
+    return "a kernel computed from activations is made of them"
 
 
 def _name_lost_filters(tracer: LabelTracer, weight: Tensor, write_dim: int) -> None:

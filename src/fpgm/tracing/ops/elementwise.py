@@ -98,14 +98,19 @@ def combine_fields(
     for _, fields in lifted:
         for field in fields:
             merged = merge(tracer, merged, field)
+    dropped = set()
     for tensor, fields in lifted:
         sizes = (1,) * (ndim - tensor.ndim) + tuple(tensor.shape)
         for field in merged:
             # An operand that shares one of the axes has tied the units along the others.
             shared = any(lb.varies(other, lb.axes(field)) for other in fields)
-            if not shared and any(sizes[dim] > 1 for dim in lb.axes(field)):
+            if shared or id(field) in dropped or all(sizes[dim] == 1 for dim in lb.axes(field)):
+                continue
+            if tracer.drop_constant(field):
+                dropped.add(id(field))
+            else:
                 tracer.freeze([field], "they are combined with a tensor of fixed size")
-    return tuple(merged)
+    return tuple(f for f in merged if id(f) not in dropped)
 
 
 def _is_buffer(tracer: LabelTracer, tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ def _factory(tracer: LabelTracer, name: str, args: Args, kwargs: Kwargs, out: Te
         tracer.set(
             out,
             [
-                lb.along(tracer.new_labels(size), out.ndim, dim)
+                lb.along(tracer.constant_labels(size), out.ndim, dim)
                 for dim, size in enumerate(out.shape)
                 if size > 1
             ],
