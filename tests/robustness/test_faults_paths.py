@@ -97,7 +97,7 @@ def test_what_the_tool_advises_can_be_pasted(tmp_path: Path) -> None:
     place.mkdir()
     net = write_net(place, "", 0.0)
     run("prune", net, "--rate", 0.4, "--input", "1x3x16x16", "--out", place / "out")
-    advice = refused("verify", place / "out").rpartition("give ")[2].rstrip(".")
+    advice = refused("verify", place / "out").rpartition("pass ")[2].rstrip(".")
     run("verify", place / "out", *shlex.split(advice))
     output = shlex.split(cifar10.fetch_command(place))
     assert output == ["fpgm", "data", "cifar10", "--root", str(place)]
