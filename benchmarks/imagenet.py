@@ -290,6 +290,9 @@ def main() -> None:
     parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
+        from fpgm.utils.allocator import share_memory_among_threads
+
+        share_memory_among_threads()  # as the command does
         sys.path.insert(0, str(HERE))
         print(json.dumps(measure(Row(**options.row), options.imagenet)))
         return

@@ -51,8 +51,10 @@ RECOVERY = "fpgm_recovery"
 Method = Literal["solve", "norms", "weights"]
 
 MEMORY_FRACTION = 0.125
-"""Of the machine's memory that paused passes may hold before activations are offloaded, and that
-offloaded ones may take before they go to a file."""
+"""Of the machine's memory that paused passes may hold before activations are offloaded."""
+OFFLOADED_FRACTION = 0.25
+"""Of that memory, what offloaded activations may take before they go to a file: reading it back
+costs little, since the system caches it where memory is free."""
 DEFAULT_MEMORY = 8 * 2**30
 """Bytes of memory to assume where the system does not report them."""
 VALIDATION_INPUTS = 256
@@ -441,7 +443,8 @@ def _solve_(
     available = _available_memory(inputs)
     # By the batches of all ranks, so that offloading does not depend on how many share a machine.
     offload = 2 * PASS_MEMORY_FACTOR * largest * inputs.batches / ranks.size > available
-    passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=int(available))
+    max_bytes = int(OFFLOADED_FRACTION * available)
+    passes = PairedForwards(model, small, layers, inputs, offload=offload, max_bytes=max_bytes)
     paths = [layer.path for layer in layers]
     solved = ranks.on_first(lambda: [] if cache is None else cache.read_(small, paths))
     if solved:
