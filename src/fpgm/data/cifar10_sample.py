@@ -2,7 +2,7 @@
 
 Test images are stored exactly, so that an accuracy on them is the real one. Training images are for
 calibration and are stored as JPEG stores them, by quantized cosine coefficients: a third of the
-size, with an error of 3 of 255 levels, and recovery is as good (`benchmarks/sample_encoding.md`).
+size, with an error of 3 of 255 levels.
 """
 
 from __future__ import annotations
