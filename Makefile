@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo check test lint types docs dist bench zoo clean
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)  ## prune a trained ResNet-20 on real images: recover, verify, time, report
+demo: $(STAMP)  ## prune a trained wide ResNet on real images: recover, verify, time, report
 	$(BIN)/python scripts/demo.py
 
 check: $(STAMP)  ## lint, types and the core's tests: about a minute, for every small change
@@ -55,6 +55,8 @@ bench: $(STAMP)  ## measure the numbers that the documentation quotes
 	$(BIN)/python benchmarks/soft_digits.py
 	$(BIN)/python benchmarks/soft_sweeps.py
 	$(BIN)/python benchmarks/recovery_outputs.py
+	$(BIN)/python benchmarks/demo.py              # needs CIFAR-10
+	$(BIN)/python benchmarks/sample_encoding.py   # needs CIFAR-10
 	$(BIN)/python benchmarks/sharing.py
 	$(BIN)/python benchmarks/median_agreement.py  # needs trained weights: FPGM_WEIGHTS
 	$(BIN)/python benchmarks/figures.py           # needs trained weights

@@ -3,7 +3,7 @@
     python examples/plain_loop.py
     python examples/plain_loop.py --rate 0.4 --mode soft --epochs 8
 
-The trained network and 1,900 CIFAR-10 images come with the package, so nothing is downloaded.
+The trained network and 3,500 CIFAR-10 images come with the package, so nothing is downloaded.
 Takes about a minute on two cores. Writes small.safetensors.
 """
 

@@ -4,7 +4,7 @@
     python examples/prune_recover_export.py
     python examples/prune_recover_export.py --macs 0.6 --distil 60
 
-The trained network and 1,900 CIFAR-10 images come with the package, so nothing is downloaded.
+The trained network and 3,500 CIFAR-10 images come with the package, so nothing is downloaded.
 Labels are used only to measure accuracy. Takes half a minute on two cores. Writes
 small.safetensors and small.onnx.
 """
@@ -32,7 +32,7 @@ options = parser.parse_args()
 
 torch.manual_seed(0)
 train, test = (part.take_first(options.images) for part in read_sample())
-train_batches = CIFAR10.apply(train.images).split(50)  # 900 images
+train_batches = CIFAR10.apply(train.images).split(50)  # 2,500 images
 test_images = CIFAR10.apply(test.images)  # (1000, 3, 32, 32)
 
 

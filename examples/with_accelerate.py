@@ -5,7 +5,7 @@
     accelerate launch --multi_gpu --num_processes 2 examples/with_accelerate.py
 
 On a machine without a GPU the second command starts two processes on the CPU; with --cpu in place
-of --multi_gpu Accelerate would start one. Nothing is downloaded: the trained network and 1,900
+of --multi_gpu Accelerate would start one. Nothing is downloaded: the trained network and 3,500
 CIFAR-10 images come with the package. Takes about a minute on two cores. Writes small.safetensors.
 """
 

@@ -3,7 +3,7 @@
     pip install ".[hf]"    # from the clone
     python examples/with_transformers.py
 
-Nothing is downloaded: the network is small and starts from scratch, and 1,900 CIFAR-10 images
+Nothing is downloaded: the network is small and starts from scratch, and 3,500 CIFAR-10 images
 come with the package. So few images do not train it well, but the compact network is as accurate
 as the masked one. Takes half a minute on two cores. Writes small.safetensors.
 """

@@ -65,7 +65,7 @@ def test_weights_and_code_are_part_of_the_next_command(tmp_path: Path) -> None:
         "def make():\n    return load_model('resnet20')\n"
     )
     own = tmp_path / "own.safetensors"
-    own.write_bytes(assets.WEIGHTS.read_bytes())
+    own.write_bytes(assets.SHIPPED_WEIGHTS["resnet20"].read_bytes())
     spec = f"{tmp_path}/net.py:make"
     out, _ = run("prune", spec, "--weights", own, "--rate", 0.3, "--input", "1x3x32x32",
                  "--out", tmp_path / "a")  # fmt: skip

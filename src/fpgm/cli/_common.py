@@ -30,6 +30,7 @@ from typer.core import TyperCommand, TyperGroup
 from fpgm.criteria import NAMES
 from fpgm.errors import ForwardError, FpgmError, RankError, RequestError, VerificationError
 from fpgm.latency.backends import BACKENDS
+from fpgm.models.assets import SHIPPED_WEIGHTS
 from fpgm.models.checkpoint import weights_file
 from fpgm.models.registry import default_shape
 from fpgm.pruning.plan import Frozen
@@ -53,7 +54,8 @@ Weights = Annotated[
     typer.Option(
         metavar="FILE",
         parser=weights_file,
-        help="Load trained weights: safetensors, a tensor-only checkpoint, or shipped (resnet20).",
+        help="Load trained weights: safetensors, a tensor-only checkpoint, or shipped "
+        f"({', '.join(SHIPPED_WEIGHTS)}).",
     ),
 ]
 Input = Annotated[

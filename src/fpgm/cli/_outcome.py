@@ -96,7 +96,8 @@ def next_command(
     place = quote(str(folder))
     if command == "prune" and not results.get("untrained") and "recovery" not in results:
         data = quote(results["asked"].get("data", "NAME"))
-        file = "" if weights in (None, assets.WEIGHTS) else f" --weights {quote(str(weights))}"
+        known = weights is None or weights in assets.SHIPPED_WEIGHTS.values()
+        file = "" if known else f" --weights {quote(str(weights))}"
         return {"Next": f"fpgm recover {place} --data {data}{file}{trust}"}
     if command == "export":
         return {"Next": f"fpgm report {place} --open"}

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fpgm.cli import _common as common
+from fpgm.models.checkpoint import shipped_file
 from fpgm.report.analysis.api import analyze as look
 from fpgm.report.analysis.result import Analysis
 from fpgm.workflow.original_model import build_model, example_input
@@ -32,6 +33,7 @@ def analyze(
 ) -> None:
     """Show the filter norms, redundancy and cost of each layer, and how much criteria agree."""
     shape = common.input_shape(input, model)
+    weights = shipped_file(weights, model)
     if figures is not None:
         from fpgm.report.charts.image_files import check_format
 

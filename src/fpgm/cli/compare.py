@@ -18,6 +18,7 @@ from fpgm.cli import _data_options as data_opts
 from fpgm.cli._outcome import show_untrained
 from fpgm.data.loaders import Epochs
 from fpgm.errors import FileError, FpgmError, RequestError
+from fpgm.models.checkpoint import shipped_file
 from fpgm.paper.baselines.comparison import ComparisonResult
 from fpgm.paper.baselines.comparison import compare as run_one
 from fpgm.paper.baselines.registry import METHODS, SgdSchedule, Task, get_method
@@ -91,6 +92,7 @@ def compare(
     if test < 1 or images < 1:
         raise RequestError("--test and --images must be at least 1.")
     shape = common.input_shape(input, model)
+    weights = shipped_file(weights, model)
     if weights is not None:
         read_head(weights)  # fail early if it cannot be read
     trained = {"file": weights.name, "sha256": file_sha256(weights)} if weights else None

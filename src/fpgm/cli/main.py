@@ -101,7 +101,7 @@ app = typer.Typer(
 START, MEASURE, RESEARCH = "Start here", "Measure", "Research"
 EXAMPLES: dict[Callable[..., None], tuple[str, str]] = {
     inspect: (START, "inspect resnet56"),
-    prune: (START, "prune resnet20 --weights shipped --macs 0.5 --out runs/small"),
+    prune: (START, "prune resnet11_wide --weights shipped --macs 0.5 --out runs/small"),
     recover: (START, "recover runs/small --data cifar10-sample"),
     verify: (START, "verify runs/small"),
     export: (START, "export runs/small --out small.onnx"),

@@ -26,6 +26,7 @@ from fpgm.cli._outcome import (
 )
 from fpgm.criteria import DISTANCES
 from fpgm.errors import RequestError
+from fpgm.models.checkpoint import shipped_file
 from fpgm.models.registry import has_guessed_shape
 from fpgm.planning.width_rounding import ALIGN, Rounding
 from fpgm.pruning.plan_text import plan_advice
@@ -162,6 +163,7 @@ def prune(
     opt.check_data(data, "--allocate sensitivity", needed=allocate == "sensitivity")
     opt.check_data(data, "--distil", needed=distil > 0)
     shape = common.input_shape(input, model)
+    weights = shipped_file(weights, model)
     further = (allocate == "sensitivity", recovery is not None, data is not None)
     with common.StepBar(4 + sum(further)) as steps:
         with steps.step("build"):

@@ -21,6 +21,7 @@ from fpgm.cli._outcome import (
     show_untrained,
 )
 from fpgm.errors import FileError, RequestError
+from fpgm.models.checkpoint import shipped_file
 from fpgm.utils.distributed import current_ranks
 from fpgm.utils.run_files import SMALL, RunResults, check_out, read_results
 from fpgm.workflow.pipeline import (
@@ -75,6 +76,7 @@ def recover(
     ranks.on_first(lambda: _check_place(folder, results, out, force))
     options = _options(folder, results, method, distil, images)
     opt.check_data(data, _data_option(options), needed=options.needs_data)
+    weights = shipped_file(weights, results["model"])
     check_sources(folder, results, weights, trusted or ())
     with common.StepBar(3 + (data is not None)) as steps:
         pruned = open_pruned(folder, results, weights, steps)

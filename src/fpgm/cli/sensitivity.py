@@ -11,6 +11,7 @@ import typer
 from fpgm.cli import _common as common
 from fpgm.cli import _data_options as data_opts
 from fpgm.errors import FileError, RequestError
+from fpgm.models.checkpoint import shipped_file
 from fpgm.recovery.sensitivity.api import RATES as TRIED
 from fpgm.recovery.sensitivity.api import sensitivity as measure
 from fpgm.recovery.sensitivity.result import Sensitivity
@@ -55,6 +56,7 @@ def sensitivity(
     if data is None:
         raise RequestError("Sensitivity is measured on images: pass --data.")
     shape = common.input_shape(input, model)
+    weights = shipped_file(weights, model)
     options: dict[str, Any] = {"criterion": criterion, "residual": residual}
     net = build_model(model, weights)
     image_data = data_opts.open_images(data, mean, std, shape[-1])

@@ -9,6 +9,7 @@ import typer
 
 from fpgm.cli import _common as common
 from fpgm.cli._outcome import show_certificate, show_untrained
+from fpgm.models.checkpoint import shipped_file
 from fpgm.pruning.verification import verify as certify
 from fpgm.utils.run_files import read_results
 from fpgm.utils.text import escape_text
@@ -27,6 +28,7 @@ def verify(
 ) -> None:
     """Verify that the compact model in a folder matches the masked original."""
     results = read_results(folder)
+    weights = shipped_file(weights, results["model"])
     check_sources(folder, results, weights, trusted or ())
     with common.StepBar(3) as steps:
         pruned = open_pruned(folder, results, weights, steps)

@@ -142,7 +142,7 @@ def _cifar10(spec: DataSpec) -> tuple[Images, Images, Normalization]:
 
 
 def _cifar10_sample(spec: DataSpec) -> tuple[Images, Images, Normalization]:
-    """Read the CIFAR-10 images that come with the package: 900 to train, 1,000 to test."""
+    """Read the CIFAR-10 images that come with the package: 2,500 to calibrate, 1,000 to test."""
     return *read_sample(), CIFAR10
 
 

@@ -57,3 +57,8 @@ def build(name: str, classes: int = 10) -> nn.Module:
 def trained_resnet20() -> nn.Module:
     """Load the ResNet-20 that comes with the package, trained on CIFAR-10, in eval mode."""
     return load_weights(build("resnet20"), SHIPPED).eval()
+
+
+def trained_wide_resnet() -> nn.Module:
+    """Load the wide ResNet that comes with the package, trained on CIFAR-10, in eval mode."""
+    return load_weights(build("resnet11_wide"), SHIPPED).eval()

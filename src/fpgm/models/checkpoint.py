@@ -24,7 +24,7 @@ from fpgm.utils.thread_lock import suppress_warnings
 M = TypeVar("M", bound=nn.Module)
 
 SHIPPED = "shipped"
-"""Stands for the weights that come with the package: a ResNet-20 trained on CIFAR-10."""
+"""Stands for the weights that come with the package, of two networks trained on CIFAR-10."""
 
 WRAPPER_KEYS = ("state_dict", "model")
 """Keys under which training scripts store the weights, next to epoch and optimizer."""
@@ -35,12 +35,25 @@ _OTHER_SHAPE = "with a different shape"
 
 
 def weights_file(name: str | Path) -> Path:
-    """Resolve "shipped" or a path, which may begin with a tilde."""
+    """Resolve a path, which may begin with a tilde; the word "shipped" stays as it is."""
     if str(name) == SHIPPED:
-        return assets.WEIGHTS
+        return Path(SHIPPED)
     if str(name).startswith(("http://", "https://")):
         raise FileError(f"{name} is a URL: download the file and give its path.")
     return expand_user(name)
+
+
+def shipped_file(file: Path | None, model: str) -> Path | None:
+    """Replace the word "shipped" by the file for a built-in network.
+
+    >>> [shipped_file(Path(file), "resnet20").name for file in ("shipped", "own.pt")]
+    ['resnet20.safetensors', 'own.pt']
+    """
+    if file is None or str(file) != SHIPPED:
+        return file
+    if model not in assets.SHIPPED_WEIGHTS:
+        raise _no_shipped_weights()
+    return assets.SHIPPED_WEIGHTS[model]
 
 
 def load_weights(model: M, file: str | Path) -> M:
@@ -48,10 +61,12 @@ def load_weights(model: M, file: str | Path) -> M:
 
     `file` may be "shipped".
     """
+    if str(file) == SHIPPED:
+        file = _find_fitting_weights(model)
     state = read_weights(file)
     if problem := _describe_mismatch(model.state_dict(), state):
-        if str(file) in (SHIPPED, str(assets.WEIGHTS)):
-            raise FileError("The shipped weights fit only resnet20 with 10 classes.")
+        if file in assets.SHIPPED_WEIGHTS.values():
+            raise _no_shipped_weights()
         if _OTHER_SHAPE in problem and _is_pruned(weights_file(file)):
             raise FileError(
                 f"{file} is a pruned model: read it with fpgm.load(file, factory), or give the "
@@ -63,6 +78,19 @@ def load_weights(model: M, file: str | Path) -> M:
     except RuntimeError as error:
         raise FileError(f"{file} does not fit {type(model).__name__}: {reason(error)}.") from error
     return model
+
+
+def _find_fitting_weights(model: nn.Module) -> Path:
+    """Find the shipped weights of a network."""
+    for path in assets.SHIPPED_WEIGHTS.values():
+        if not _describe_mismatch(model.state_dict(), read_weights(path)):
+            return path
+    raise _no_shipped_weights()
+
+
+def _no_shipped_weights() -> FileError:
+    names = " and ".join(assets.SHIPPED_WEIGHTS)
+    return FileError(f"The shipped weights fit only {names} with 10 classes.")
 
 
 def _is_pruned(path: Path) -> bool:

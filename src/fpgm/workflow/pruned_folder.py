@@ -181,9 +181,15 @@ def weights_record(weights: Path | None) -> WeightsFile | None:
 def _missing_weights(folder: Path, results: RunResults, weights: Path | None) -> str | None:
     """Say that a weights file is needed, or None; the one in the package need not be given."""
     used = results["weights"]
-    if used is None or weights is not None or used["sha256"] == file_sha256(assets.WEIGHTS):
+    if used is None or weights is not None or _find_shipped(used) is not None:
         return None
     return f"{folder} was made from {used['file']}: pass that file with --weights"
+
+
+def _find_shipped(used: WeightsFile) -> Path | None:
+    """Find the file in the package that a model was built with."""
+    files = assets.SHIPPED_WEIGHTS.values()
+    return next((file for file in files if file_sha256(file) == used["sha256"]), None)
 
 
 def _build_original(folder: Path, results: RunResults, weights: Path | None) -> nn.Module:
@@ -204,7 +210,7 @@ def _check_weights(folder: Path, results: RunResults, weights: Path | None) -> P
             raise FileError(f"{folder} was made without a weights file: leave out --weights.")
         return None
     if weights is None:
-        return assets.WEIGHTS
+        return _find_shipped(used)
     if weights.is_file() and file_sha256(weights) != used["sha256"]:
         raise FileError(
             f"{weights} is not the {used['file']} that {folder} was made from: its sha256 differs."

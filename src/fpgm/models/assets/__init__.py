@@ -1,8 +1,8 @@
-"""A trained network and real images for use offline; README.md says where they are from.
+"""Trained networks and real images for use offline; README.md says where they are from.
 
 Written by `scripts/assets.py`.
 """
 
-from fpgm.models.assets.paths import FOLDER, SAMPLE_IMAGES, WEIGHTS
+from fpgm.models.assets.paths import FOLDER, SAMPLE_IMAGES, SHIPPED_WEIGHTS
 
-__all__ = ["FOLDER", "SAMPLE_IMAGES", "WEIGHTS"]
+__all__ = ["FOLDER", "SAMPLE_IMAGES", "SHIPPED_WEIGHTS"]
