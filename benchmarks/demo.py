@@ -30,7 +30,6 @@ def record(folder: Path, seconds: float) -> dict[str, Any]:
         "macs_removed": results["achieved"]["macs_removed"],
         "params_removed": results["achieved"]["params_removed"],
         "calibration_images": results["asked"]["images"],
-        "distillation_seconds": results["asked"].get("distil", 0),
         "recovered_by": results["recovery"]["kept"],
         "test_images": results["test_images"],
         "accuracy": results["accuracy"],

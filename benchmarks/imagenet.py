@@ -23,7 +23,6 @@ import math
 import os
 import platform
 import resource
-import shlex
 import subprocess
 import sys
 import time
@@ -239,10 +238,10 @@ def _versions() -> str:
     return f"fpgm {__version__}, torch {torch.__version__}, {platform.machine()}"
 
 
-def markdown(command: str, results: dict[Row, dict[str, Any]]) -> Iterator[str]:
+def markdown(results: dict[Row, dict[str, Any]]) -> Iterator[str]:
     yield "# ImageNet networks, recovered without labels"
     yield ""
-    yield f"    {command}"
+    yield "    FPGM_IMAGENET=DIR python benchmarks/imagenet.py --only ROW"
     yield ""
     photos = max((r["photos"] for r in results.values()), default=0)
     yield (
@@ -262,15 +261,15 @@ def markdown(command: str, results: dict[Row, dict[str, Any]]) -> Iterator[str]:
         yield f"## {net}: {top1}, {top5}"
         yield ""
         yield (
-            "| MACs − | residual | criterion | recovery | photos | top-1 | change | top-5 | agrees "
-            "| params − | seconds | GB |"
+            "| row | MACs − | residual | criterion | recovery | photos | top-1 | change | top-5 "
+            "| agrees | params − | seconds | GB |"
         )
-        yield "|--:|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+        yield "|---|--:|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
         for row, r in of_net.items():
             change = 100 * (r["top1"] - r["original_top1"])
             distil = f", {row.distil // 60} min of distillation" if row.distil else ""
             yield (
-                f"| {r['macs_removed']:.1%} | {row.residual} | {row.criterion} "
+                f"| `{row.name}` | {r['macs_removed']:.1%} | {row.residual} | {row.criterion} "
                 f"| {row.recovery}{distil} | {row.images} | **{r['top1']:.2%}** "
                 f"| {change:+.1f} ± {100 * r['interval']:.1f} | {r['top5']:.2%} "
                 f"| {r['agreement']:.1%} | {r['params_removed']:.1%} | {r['seconds']:.0f} "
@@ -323,10 +322,9 @@ def main() -> None:
         results[Row(**content.pop("row"))] = content
     order = {row.name: number for number, row in enumerate(chosen)}
     results = dict(sorted(results.items(), key=lambda item: order.get(item[0].name, len(order))))
-    command_line = shlex.join(["python", "benchmarks/imagenet.py", *sys.argv[1:]])
     rows_json = [{"row": asdict(row), **r} for row, r in results.items()]
     (HERE / "imagenet.json").write_text(json.dumps(rows_json, indent=1) + "\n")
-    (HERE / "imagenet.md").write_text("\n".join(markdown(command_line, results)) + "\n")
+    (HERE / "imagenet.md").write_text("\n".join(markdown(results)) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,6 @@ parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--macs", type=float, default=0.5, help="fraction of MACs to remove")
 parser.add_argument("--images", type=int, default=2000, help="calibration images, without labels")
 parser.add_argument("--test", type=int, default=1000, help="test images")
-parser.add_argument(
-    "--distil", type=float, default=10, help="seconds of distillation from the original"
-)
 parser.add_argument("--seconds", type=float, default=2, help="seconds of timing per runtime")
 parser.add_argument("--out", type=Path, default=Path("runs/demo"))
 
@@ -34,8 +31,8 @@ def run_steps(wanted: argparse.Namespace) -> None:
     backends = " ".join(f"--backend {name}" for name in RUNTIMES)
     steps = {
         "Prune, verify, and recover accuracy without labels": (
-            f"prune resnet11_wide --weights shipped --macs {wanted.macs:g} --recover solve "
-            f"--distil {wanted.distil:g} --data cifar10-sample --images {wanted.images} "
+            f"prune resnet11_wide --weights shipped --macs {wanted.macs:g} --allocate sensitivity "
+            f"--recover solve --data cifar10-sample --images {wanted.images} "
             f"--test {wanted.test} --force --out"
         ),
         "Verify again, from the files alone": "verify",

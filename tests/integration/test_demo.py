@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.helpers.shell import run
@@ -18,25 +19,29 @@ def test_it_ends_with_the_outcome(
 ) -> None:
     """Its commands run in this process, on few images; the next test runs them as processes."""
 
-    def run_here(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
-        assert command[:3] == [sys.executable, "-m", "fpgm"]
+    real_run = subprocess.run
+
+    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        if command[1:3] != ["-m", "fpgm"]:  # as timing asks the system about the machine
+            return real_run(command, **options)
         sys.stdout.write(run(*command[3:])[0])
         return subprocess.CompletedProcess(command, 0)
 
     out = tmp_path / "demo"
     monkeypatch.setattr(subprocess, "run", run_here)
-    few = ("--images", "64", "--test", "100", "--distil", "0", "--seconds", "0.1")
+    few = ("--images", "64", "--test", "100", "--seconds", "0.1")
     words = (*few, "--out", str(out))
     monkeypatch.setattr(sys, "argv", ["demo.py", *words])
     runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="__main__")
     said = capsys.readouterr().out
     *_, accuracy, work, size, eager, onnx, files, follow = said.splitlines()
     results = json.loads((out / "results.json").read_text())
-    before, after = (results["accuracy"][name] for name in ("original", "recovered"))
-    assert accuracy == f"Accuracy: {before:.1%} before, {after:.1%} after, on 100 test images."
+    before, recovered = (results["accuracy"][name] for name in ("original", "recovered"))
+    assert accuracy == f"Accuracy: {before:.1%} before, {recovered:.1%} after, on 100 test images."
     assert before > 0.9
     assert work == "Work: 172 million MACs before, 86 million after (-50%)."
-    assert size == "Size: 9.4 MB before, 4.4 MB after."
+    after = results["achieved"]["params_after"] * 4 / 1e6
+    assert size == f"Size: 9.4 MB before, {after:.1f} MB after."
     assert re.match(r"Speed: \d\.\d\d times as fast in PyTorch[.,]", eager)
     assert re.match(r"Speed: \d\.\d\d times as fast in ONNX Runtime[.,]", onnx)
     assert str(out / "report.html") in files
