@@ -248,7 +248,7 @@ def markdown(results: dict[Row, dict[str, Any]]) -> Iterator[str]:
         f"Accuracy on {photos:,} validation photos; other photos calibrate, and their labels are "
         "not used. ± is the 95 % interval of the difference to the original on the same photos. "
         "`kept`: narrow groups keep all channels, as the plan advises. `allocated`: rates by "
-        "sensitivity, measured on 256 photos. Both are then solved. Seconds include "
+        "sensitivity, measured on 256 photos. Both are then solved. CPU seconds include "
         f"sensitivity and planning, not the evaluation. {_versions()}."
     )
     for net in MACS:
@@ -262,7 +262,7 @@ def markdown(results: dict[Row, dict[str, Any]]) -> Iterator[str]:
         yield ""
         yield (
             "| row | MACs − | residual | criterion | recovery | photos | top-1 | change | top-5 "
-            "| agrees | params − | seconds | GB |"
+            "| agrees | params − | CPU seconds | GB |"
         )
         yield "|---|--:|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
         for row, r in of_net.items():
@@ -272,7 +272,7 @@ def markdown(results: dict[Row, dict[str, Any]]) -> Iterator[str]:
                 f"| `{row.name}` | {r['macs_removed']:.1%} | {row.residual} | {row.criterion} "
                 f"| {row.recovery}{distil} | {row.images} | **{r['top1']:.2%}** "
                 f"| {change:+.1f} ± {100 * r['interval']:.1f} | {r['top5']:.2%} "
-                f"| {r['agreement']:.1%} | {r['params_removed']:.1%} | {r['seconds']:.0f} "
+                f"| {r['agreement']:.1%} | {r['params_removed']:.1%} | {r['processor_seconds']:.0f} "
                 f"| {r['peak_gigabytes']:.1f} |"
             )
 
