@@ -272,8 +272,8 @@ def markdown(results: dict[Row, dict[str, Any]]) -> Iterator[str]:
                 f"| `{row.name}` | {r['macs_removed']:.1%} | {row.residual} | {row.criterion} "
                 f"| {row.recovery}{distil} | {row.images} | **{r['top1']:.2%}** "
                 f"| {change:+.1f} ± {100 * r['interval']:.1f} | {r['top5']:.2%} "
-                f"| {r['agreement']:.1%} | {r['params_removed']:.1%} | {r['processor_seconds']:.0f} "
-                f"| {r['peak_gigabytes']:.1f} |"
+                f"| {r['agreement']:.1%} | {r['params_removed']:.1%} "
+                f"| {r['processor_seconds']:.0f} | {r['peak_gigabytes']:.1f} |"
             )
 
 
