@@ -47,7 +47,7 @@ def least_error(net: nn.Sequential, dropped: list[int], data: list[Tensor]) -> f
 
 def test_the_curve_is_what_least_squares_leaves() -> None:
     """The outputs are the consumer's own, so no probe is involved."""
-    net, data = chain(), batches()
+    net, data = chain(), batches(16)
     results = fpgm.sensitivity(net, data[0], data, align=1)
     [group] = results.groups
     for count in (1, 3, 6):

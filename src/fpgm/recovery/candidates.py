@@ -103,7 +103,7 @@ def choose_candidate(candidates: list[Candidate], inputs: int) -> int:
     """Return the place of the best candidate; the first is kept unless another is better.
 
     Those with outputs that are not finite are chosen only if all have such outputs. Agreements
-    that differ by less than a standard error count as equal. If all agree on every input, the
+    that differ by less than half a standard error count as equal. If all agree on every input, the
     squared error decides.
 
     >>> pruned = Candidate("pruned", 0.9, 0.1, 2.0)
@@ -119,7 +119,7 @@ def choose_candidate(candidates: list[Candidate], inputs: int) -> int:
     if tells_nothing or all(math.isnan(candidates[i].divergence or 0.0) for i in order):
         return min(order, key=lambda i: _nan_last(candidates[i].error))
     best = max(known)
-    slack = math.sqrt(max(best * (1 - best), 1 / max(inputs, 1)) / max(inputs, 1))
+    slack = math.sqrt(max(best * (1 - best), 1 / max(inputs, 1)) / max(inputs, 1)) / 2
     near = [i for i in order if (agreements[i] or 0.0) >= best - slack]
     return min(near, key=lambda i: _nan_last(candidates[i].divergence))
 

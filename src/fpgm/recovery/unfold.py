@@ -102,7 +102,11 @@ class OutputSample:
         """Index in the batch of the input that each position belongs to; its place in there."""
 
     def rows(self, chosen: Tensor | None = None) -> Tensor:
-        """Return the layer's input at these positions, or some: [groups, positions, fan-in]."""
+        """Return the layer's input at these positions: [groups, positions, fan-in].
+
+        Args:
+            chosen: a mask, if only some positions are wanted; their order must stay.
+        """
         images, places = self.images, self._places
         if chosen is not None:
             images, places = images[chosen], places[chosen]
@@ -180,7 +184,8 @@ def _sample_positions(count: int, max_positions: int, seed: int) -> Tensor:
 
 def _take_rows(x: Tensor, images: Tensor, places: Tensor) -> Tensor:
     """Index [batch, positions…, channels] to [samples, channels]."""
-    return x.reshape(len(x), -1, x.shape[-1])[images, places]
+    rows = x.flatten(1, -2) if x.ndim > 2 else x[:, None]
+    return rows[images.to(x.device), places.to(x.device)]
 
 
 def _take_columns(x: Tensor, images: Tensor, columns: Tensor) -> Tensor:
@@ -193,6 +198,7 @@ def _take_columns(x: Tensor, images: Tensor, columns: Tensor) -> Tensor:
         images: in which image each sample is, in ascending order.
         columns: the positions to take for each sample: [kernel positions, samples].
     """
+    columns = columns.to(x.device)
     counts = torch.bincount(images, minlength=len(x)).tolist()
     parts = [
         image.index_select(1, part.reshape(-1)).unflatten(1, part.shape)

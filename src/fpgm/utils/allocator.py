@@ -2,12 +2,17 @@
 
 The C library on Linux (glibc) maps blocks above 32 MB when they are allocated and unmaps them when
 they are freed. Activations of a batch are often larger, and the kernel clears every page again: a
-third of the time of a training on the CPU. Elsewhere these functions do nothing.
+third of the time of a training on the CPU. Elsewhere, and where the user has set options of glibc's
+allocator, these functions do nothing.
+
+glibc cannot be asked for its settings. After a block, they are what they would be in a process that
+has freed a block of 32 MB before.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,7 +78,9 @@ def _return_free_memory() -> None:
 
 @cache
 def _glibc() -> Any:
-    """Return the C library if it is glibc."""
+    """Return the C library if it is glibc, and if the user has not set its options."""
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return None
     try:
         library = ctypes.CDLL(None)
         version: Callable[[], Any] = library.gnu_get_libc_version

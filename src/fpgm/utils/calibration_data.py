@@ -53,6 +53,8 @@ class Inputs:
         self._places: list[tuple[int, int]] = []
         """For each batch of this rank, how many batches and inputs of all ranks precede it."""
         self._sizes: list[int] = []
+        self.ends: list[int] = []
+        """For each batch of all ranks, how many inputs there are up to its end."""
         self._hash = hashlib.sha256()
         self._labels: list[Tensor | None] = []
         self._bytes = 0
@@ -100,6 +102,7 @@ class Inputs:
         number, offset = self.batches, self.count
         self.batches += 1
         self.count += inputs
+        self.ends.append(self.count)
         self.has_labels |= labels is not None
         if self._first is None:
             self._first = example

@@ -132,7 +132,8 @@ def _sum_l2_by_gram(rows: Tensor, centred: Tensor, norms: Tensor) -> Tensor:
     For pairs much closer to each other than to the origin, the result would be mostly rounding
     error: they are counted as 0 and computed one by one afterwards.
     """
-    squares = norms.square()
+    rows, centred = rows.detach(), centred.detach()  # oneDNN's product has no gradient
+    squares = norms.detach().square()
     sums = torch.zeros_like(squares)
     near_pairs = []
     surely_far = 2 * NEAR_FRACTION * float(squares.max())

@@ -43,7 +43,7 @@ def seed_torch(seed: int) -> None:
 
     `torch.manual_seed` formats a stack trace for every kind of device that there might be.
     """
-    if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
-        torch.manual_seed(seed)
-    else:
+    if torch._C._get_accelerator().type == "cpu":  # there is none
         torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)

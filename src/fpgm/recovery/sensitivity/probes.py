@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fpgm.recovery.layer_solver import MAX_FAN_IN, WIDE_LAYER_ROWS, can_shift_output, layer_at
-from fpgm.recovery.sensitivity.held_out import other_inputs
+from fpgm.recovery.sensitivity.held_out import first_batches, other_inputs
 from fpgm.recovery.solvable_layers import (
     ConvolutionCalls,
     SolvableLayer,
@@ -192,6 +192,8 @@ class _StatisticsHooks:
         arguments = self.consumers[path].arguments
         sample = OutputSample(layer, x.detach(), out.detach(), max_positions, self.seed, arguments)
         rows = sample.rows()
+        if not rows.shape[1]:  # a batch without inputs for this layer, as of a mixture of experts
+            return
         dim = -1 if isinstance(layer, nn.Linear) else 1
         positions = out.numel() // out.shape[dim]
         times = positions / rows.shape[1]
@@ -246,7 +248,8 @@ def collect_statistics(
     """
     net = copy_sharing_weights(model).eval()
     layers = {layer.path: layer for layer in find_solvable_layers(net, inputs.first).layers}
-    hooks = _StatisticsHooks(net, layers, list(branches), inputs.batches)
+    batches = max(inputs.batches - first_batches(inputs, skip), 1)
+    hooks = _StatisticsHooks(net, layers, list(branches), batches)
     hooks.register_()
     convolutions = ConvolutionCalls(custom_forwards(net, layers.values()), hooks.add_convolution)
     totals = torch.zeros(2, dtype=torch.float64)  # the outputs' squares, and how many inputs

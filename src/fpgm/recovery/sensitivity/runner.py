@@ -80,13 +80,13 @@ def measure_sensitivity(
     """Measure the output error that removing each group's units causes, in a planner's order.
 
     Args:
-    planner: Selects the units of each group and knows the model.
-    loader: Batches, as for `fpgm.sensitivity`.
-    images: Inputs to use.
-    progress: Reports progress.
-    rates: Fractions of each group at which accuracy is measured.
-    cache: A JSON file to resume from, written after every group.
-    trials: Correct the estimate by the measured output error of trial prunings.
+        planner: Selects the units of each group and knows the model.
+        loader: Batches, as for `fpgm.sensitivity`.
+        images: Inputs to use.
+        progress: Reports progress.
+        rates: Fractions of each group at which accuracy is measured.
+        cache: A JSON file to resume from, written after every group.
+        trials: Correct the estimate by the measured output error of trial prunings.
     """
     ranks = current_ranks()
     inputs = read_inputs(move_batches(planner.model, loader), images, ranks)
@@ -172,7 +172,7 @@ class SensitivityRun:
         """Describe what is measured: options, groups, and the order of their units."""
         orders = [(p.name, self.order(p).tolist()) for p in self.structure.groups]
         digest = hashlib.sha256(json.dumps(orders).encode()).hexdigest()
-        mode = "probes and trials" if self.trials else "probes"
+        mode = "probes, and trials on other inputs" if self.trials else "probes, few rows damped"
         return {
             **self.score_key,
             "way of measuring": mode,
