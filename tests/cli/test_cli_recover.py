@@ -132,7 +132,7 @@ def test_a_recovered_model_is_trained_on_with_labels(tmp_path: Path) -> None:
     outcome = results(out)
     compact = f"model.compact={out / 'small.safetensors'}"
     run("train", "cifar10-sample-finetune", "--set", compact, "--set", "train.epochs=1",
-        "--set", "data.limit=384", "--out", trained)  # fmt: skip
+        "--set", "data.limit=1000", "--out", trained)  # fmt: skip
     assert results(trained)["accuracy"] > outcome["accuracy"]["recovered"]
     kept = [load_file(folder / "small.safetensors") for folder in (out, trained)]
     assert {k: v.shape for k, v in kept[0].items()} == {k: v.shape for k, v in kept[1].items()}

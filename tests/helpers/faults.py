@@ -124,7 +124,10 @@ class Server:
 
     def files(self) -> tuple[Path, Path]:
         self._count += 1
-        return tuple(Path(self._folder.name) / f"{self._count}.{end}" for end in ("out", "err"))  # type: ignore[return-value]
+        out, err = (Path(self._folder.name) / f"{self._count}.{end}" for end in ("out", "err"))
+        for file in (out, err):
+            file.touch()  # a process may be killed before it opens them
+        return out, err
 
 
 @cache
